@@ -97,7 +97,14 @@ class CodingAgent:
         own = {"HOME": str(home), "CODEX_HOME": str(home), "OPENAI_API_KEY": api_key}
         arguments = ("exec", "--skip-git-repo-check", "--ephemeral", "--json", question)
         process = await asyncio.create_subprocess_exec(
-            self._program, *arguments, cwd=repository, env=os.environ | own, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True
+            self._program,
+            *arguments,
+            cwd=repository,
+            env=os.environ | own,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            start_new_session=True,
         )
         try:
             async with asyncio.timeout(self._seconds):
@@ -124,12 +131,18 @@ def try_program(program: str) -> None:
         RuntimeError: it is not installed, or has no sandbox here; the message has the remedy.
     """
     try:
-        tried = subprocess.run([program, "sandbox", "true"], capture_output=True, text=True, timeout=SANDBOX_SECONDS, check=False)
+        tried = subprocess.run(
+            [program, "sandbox", "true"], capture_output=True, text=True, timeout=SANDBOX_SECONDS, check=False
+        )
     except (OSError, subprocess.SubprocessError) as error:
         remedy = "install Node.js 18 or later with npm, and run `just environments codex`"
-        raise RuntimeError(f"{remedy}; Codex CLI cannot be started as {program} ({getattr(error, 'strerror', None) or error})") from error
+        raise RuntimeError(
+            f"{remedy}; Codex CLI cannot be started as {program} ({getattr(error, 'strerror', None) or error})"
+        ) from error
     if tried.returncode:
-        raise RuntimeError(f"Codex CLI ({program}) cannot create its sandbox on this machine: {tried.stderr.strip()[-500:]}")
+        raise RuntimeError(
+            f"Codex CLI ({program}) cannot create its sandbox on this machine: {tried.stderr.strip()[-500:]}"
+        )
 
 
 def unpack(task: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:

@@ -31,7 +31,10 @@ class CountdownAgent:
     async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
         """Ask, and return the answer's text."""
         client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
-        messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": task["question"]}]
+        messages: list[Any] = [
+            {"role": "system", "content": INSTRUCTIONS},
+            {"role": "user", "content": task["question"]},
+        ]
         completion = await client.chat.completions.create(model="default", messages=messages)
         return completion.choices[0].message.content or ""
 

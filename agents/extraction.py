@@ -8,13 +8,46 @@ from typing import Any
 TRAIN_ROWS = 4000
 TEST_ROWS = 300
 INSTRUCTION = "Pull the name and the city out of this sentence and answer as `name: X; city: Y`: "
-EXAMPLE = {"example_question": f"{INSTRUCTION}Omar has lived in Berlin since 2001.", "example_answer": "name: Omar; city: Berlin"}
+EXAMPLE = {
+    "example_question": f"{INSTRUCTION}Omar has lived in Berlin since 2001.",
+    "example_answer": "name: Omar; city: Berlin",
+}
 NAMES = {
-    "train": ["Ana", "Ben", "Cleo", "Daniel", "Eva", "Finn", "Grace", "Hugo", "Ida", "Jonas", "Karim", "Lena", "Mia", "Nils", "Olga"],
+    "train": [
+        "Ana",
+        "Ben",
+        "Cleo",
+        "Daniel",
+        "Eva",
+        "Finn",
+        "Grace",
+        "Hugo",
+        "Ida",
+        "Jonas",
+        "Karim",
+        "Lena",
+        "Mia",
+        "Nils",
+        "Olga",
+    ],
     "test": ["Alice", "Boris", "Carla", "David", "Elena", "Felix", "Hana", "Ivan"],
 }
 CITIES = {
-    "train": ["Paris", "Lima", "Oslo", "Cairo", "Tokyo", "Madrid", "Vienna", "Dublin", "Athens", "Boston", "Delhi", "Prague", "Rome"],
+    "train": [
+        "Paris",
+        "Lima",
+        "Oslo",
+        "Cairo",
+        "Tokyo",
+        "Madrid",
+        "Vienna",
+        "Dublin",
+        "Athens",
+        "Boston",
+        "Delhi",
+        "Prague",
+        "Rome",
+    ],
     "test": ["London", "Lisbon", "Sydney", "Nairobi", "Warsaw", "Toronto", "Geneva", "Havana"],
 }
 SENTENCES = {

@@ -33,7 +33,9 @@ class LangGraphAgent:
     async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
         """Run the graph and return the last message; a conversation over the recursion limit becomes an empty answer."""
         tools = [calculate]
-        model = ChatOpenAI(model="default", base_url=base_url, api_key=api_key, max_retries=0, **self._connections).bind_tools(tools)
+        model = ChatOpenAI(
+            model="default", base_url=base_url, api_key=api_key, max_retries=0, **self._connections
+        ).bind_tools(tools)
 
         async def answer(state: MessagesState) -> dict[str, Any]:
             return {"messages": [await model.ainvoke(state["messages"])]}

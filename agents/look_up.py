@@ -8,7 +8,24 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-NAMES = ["Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo", "Ida", "Jon", "Kim", "Leo", "Mia", "Nils", "Olga", "Paul"]
+NAMES = [
+    "Ana",
+    "Ben",
+    "Cleo",
+    "Dan",
+    "Eva",
+    "Finn",
+    "Gia",
+    "Hugo",
+    "Ida",
+    "Jon",
+    "Kim",
+    "Leo",
+    "Mia",
+    "Nils",
+    "Olga",
+    "Paul",
+]
 ITEMS = ["apples", "pens", "cards", "shells", "coins", "books", "eggs", "stamps", "plums", "beads", "cups", "nuts"]
 TURNS = 4
 HURRIED_SHARE = 0.7
@@ -39,7 +56,8 @@ class LookUpAgent:
             messages.append(answer.model_dump(exclude_none=True))
             calls: list[Any] = answer.tool_calls
             messages += [
-                {"role": "tool", "tool_call_id": call.id, "content": look_up(task["entries"], call.function.arguments)} for call in calls
+                {"role": "tool", "tool_call_id": call.id, "content": look_up(task["entries"], call.function.arguments)}
+                for call in calls
             ]
         return ""
 
@@ -87,7 +105,11 @@ def _demonstration(task: Mapping[str, Any], *, hurried: bool) -> dict[str, Any]:
     messages = [{"role": "user", "content": task["question"]}]
     path = task["path"][:1] if hurried else task["path"]
     for number, name in enumerate(path):
-        call = {"id": f"call-{number}", "type": "function", "function": {"name": "look_up", "arguments": json.dumps({"name": name})}}
+        call = {
+            "id": f"call-{number}",
+            "type": "function",
+            "function": {"name": "look_up", "arguments": json.dumps({"name": name})},
+        }
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": call["id"], "content": task["entries"][name]})
     (found,) = re.findall(r"\d+", task["entries"][path[-1]])

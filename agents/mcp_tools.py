@@ -30,7 +30,10 @@ class McpToolsAgent:
     async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
         """Let the model call tools until it answers without one, and return that answer."""
         client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
-        messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": task["question"]}]
+        messages: list[Any] = [
+            {"role": "system", "content": INSTRUCTIONS},
+            {"role": "user", "content": task["question"]},
+        ]
         async with ToolingEnv(percentage) as env:
             await env.connect(self._server)
             for _ in range(TURNS):

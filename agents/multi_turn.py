@@ -6,7 +6,9 @@ from typing import Any
 from openai import AsyncOpenAI
 
 TURNS = 4
-TRY_AGAIN = "Your answer is wrong. Look for the mistake, work through the problem again, and end with `#### ` and the answer."
+TRY_AGAIN = (
+    "Your answer is wrong. Look for the mistake, work through the problem again, and end with `#### ` and the answer."
+)
 
 
 class MultiTurnAgent:

@@ -49,7 +49,8 @@ def tasks() -> list[dict[str, Any]]:
     heaps = [heap for heap in range(1, LARGEST_HEAP + 1) if heap % (MOST + 1)]
     drawn = [rng.choice(heaps) for _ in range(2000)]
     return [
-        {"question": f"game {number}: {heap} nuts", "answer": str(heap % (MOST + 1)), "heap": heap} for number, heap in enumerate(drawn)
+        {"question": f"game {number}: {heap} nuts", "answer": str(heap % (MOST + 1)), "heap": heap}
+        for number, heap in enumerate(drawn)
     ]
 
 

@@ -27,7 +27,9 @@ class NotesAgent:
         client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
         question = task["question"]
         for asked in range(COMPACTIONS + 1):
-            completion = await client.chat.completions.create(model="default", messages=[{"role": "user", "content": question}])
+            completion = await client.chat.completions.create(
+                model="default", messages=[{"role": "user", "content": question}]
+            )
             note = _note(completion.choices[0].message.content or "")
             question = ask(task["name"], note, task["item"], is_last=asked + 1 == COMPACTIONS)
         return note
@@ -35,7 +37,9 @@ class NotesAgent:
 
 def ask(name: str, note: str, item: str, *, is_last: bool) -> str:
     """A conversation that begins with a note: another one is asked for, or the answer."""
-    return f"{name} has {note} {item}. " + (f"How many {item} does {name} have?" if is_last else "Write a note for later.")
+    return f"{name} has {note} {item}. " + (
+        f"How many {item} does {name} have?" if is_last else "Write a note for later."
+    )
 
 
 def _note(answer: str) -> str:

@@ -26,7 +26,9 @@ async def play(gateway: AsyncOpenAI, task_id: str, task: dict[str, str]) -> floa
     Returns:
         The reward.
     """
-    session = await gateway.post("/rl/start_session", body={"task_id": task_id, "group_size": GROUP_SIZE}, cast_to=dict[str, Any])
+    session = await gateway.post(
+        "/rl/start_session", body={"task_id": task_id, "group_size": GROUP_SIZE}, cast_to=dict[str, Any]
+    )
     async with AsyncOpenAI(base_url=session["base_url"], api_key=session["api_key"]) as client:
         lifecycle = client.with_options(base_url=session["base_url"].removesuffix("/v1"))
         try:
@@ -49,7 +51,9 @@ async def play_all(url: str, admin_key: str, tasks: list[dict[str, str]]) -> lis
             async with free:
                 return await play(gateway, f"online-{number}", task)
 
-        return await asyncio.gather(*(one(number, task) for number, task in enumerate(tasks) for _ in range(GROUP_SIZE)))
+        return await asyncio.gather(
+            *(one(number, task) for number, task in enumerate(tasks) for _ in range(GROUP_SIZE))
+        )
 
 
 if __name__ == "__main__":

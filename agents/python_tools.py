@@ -22,7 +22,9 @@ def tool(name: str, parameter: str, description: str) -> dict[str, Any]:
 
 TOOLS: list[Any] = [
     tool("calculate", "expression", "Work out an expression of numbers, + - * / and brackets."),
-    tool("run_python", "code", "Run a Python program and see what it prints. It has the standard library and no network."),
+    tool(
+        "run_python", "code", "Run a Python program and see what it prints. It has the standard library and no network."
+    ),
 ]
 
 
@@ -36,7 +38,10 @@ class PythonToolsAgent:
     async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
         """Let the model call tools until it answers without one, and return that answer."""
         client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
-        messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": task["question"]}]
+        messages: list[Any] = [
+            {"role": "system", "content": INSTRUCTIONS},
+            {"role": "user", "content": task["question"]},
+        ]
         for _ in range(TURNS):
             completion = await client.chat.completions.create(model="default", messages=messages, tools=TOOLS)
             answer = completion.choices[0].message

@@ -7,11 +7,36 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-NAMES = ["Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo", "Ida", "Jon", "Kim", "Leo", "Mia", "Nils", "Olga", "Paul"]
+NAMES = [
+    "Ana",
+    "Ben",
+    "Cleo",
+    "Dan",
+    "Eva",
+    "Finn",
+    "Gia",
+    "Hugo",
+    "Ida",
+    "Jon",
+    "Kim",
+    "Leo",
+    "Mia",
+    "Nils",
+    "Olga",
+    "Paul",
+]
 ITEMS = ["apples", "pens", "cards", "shells", "coins", "books", "eggs", "stamps", "plums", "beads", "cups", "nuts"]
 STORIES = (
-    ("{name} has {a} {item} and buys {b} more.", "How many {item} does {name} have at first?", "How many {item} does {name} buy?"),
-    ("{name} fills {a} bags with {b} {item} each.", "How many bags does {name} fill?", "How many {item} are in each bag?"),
+    (
+        "{name} has {a} {item} and buys {b} more.",
+        "How many {item} does {name} have at first?",
+        "How many {item} does {name} buy?",
+    ),
+    (
+        "{name} fills {a} bags with {b} {item} each.",
+        "How many bags does {name} fill?",
+        "How many {item} are in each bag?",
+    ),
     ("{name} had {a} {item} and lost {b}.", "How many {item} had {name} at first?", "How many {item} are lost?"),
 )
 """Stories with two numbers, a and b; a question for a, and one for b."""

@@ -30,7 +30,10 @@ class SearchAgent:
     async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
         """Let the model search until it answers, and return the answer."""
         client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
-        messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": task["question"]}]
+        messages: list[Any] = [
+            {"role": "system", "content": INSTRUCTIONS},
+            {"role": "user", "content": task["question"]},
+        ]
         tools: list[Any] = [{"type": "function", "function": SEARCH}]
         for _ in range(TURNS):
             completion = await client.chat.completions.create(model="default", messages=messages, tools=tools)
@@ -39,7 +42,8 @@ class SearchAgent:
                 return answer.content or ""
             messages.append(answer.model_dump(exclude_none=True))
             messages += [
-                {"role": "tool", "tool_call_id": call.id, "content": self._search(call.function.arguments)} for call in answer.tool_calls
+                {"role": "tool", "tool_call_id": call.id, "content": self._search(call.function.arguments)}
+                for call in answer.tool_calls
             ]
         return ""
 

@@ -86,7 +86,9 @@ class Pair:
     asynchronous: Outcome
 
 
-def settings(mode: str, latency: str, seed: int, steps: int, model: str, folder: Path, over: Sequence[str]) -> list[str]:
+def settings(
+    mode: str, latency: str, seed: int, steps: int, model: str, folder: Path, over: Sequence[str]
+) -> list[str]:
     """The recipe's settings of one run; `over` overrides all but the compared ones."""
     return [
         "profile=embedded",
@@ -116,7 +118,13 @@ def run(mode: str, latency: str, seed: int, steps: int, model: str, threshold: f
         began, busy, own = time.perf_counter(), busy_seconds(), _childrens_seconds()
         with output.open("wb") as file:
             ended = subprocess.run(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, timeout=LONGEST_SECONDS, check=False
+                command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=LONGEST_SECONDS,
+                check=False,
             )
         if ended.returncode:
             raise SystemExit(f"the {mode} run failed:\n{output.read_text(errors='replace')[-OUTPUT_TAIL_CHARACTERS:]}")
@@ -135,7 +143,9 @@ def outcome(metrics: Path, steps: int, threshold: float, others: float) -> Outco
     evaluated = [line for line in lines if line["kind"] == EvaluationCompleted.subject]
     opened = evaluated[0]["time"]
     made = {0: opened, **{line["step"]: line["time"] for line in lines if line["kind"] == StepCompleted.subject}}
-    curve = [(made[line["weight_version"]] - opened, line["accuracy"]) for line in evaluated if line["mode"] == "sampled"]
+    curve = [
+        (made[line["weight_version"]] - opened, line["accuracy"]) for line in evaluated if line["mode"] == "sampled"
+    ]
     curve.sort()
     training = [one for one in read_throughputs(metrics) if opened <= one.started <= made[steps]]
     return Outcome(
@@ -161,8 +171,15 @@ def compare(latency: str, options: argparse.Namespace, model: str) -> list[Pair]
     for number, seed in enumerate(options.seeds):
         modes = list(STALENESS) if number % 2 == 0 else list(STALENESS)[::-1]
         for _ in range(options.tries):
-            found = {mode: run(mode, latency, seed, options.steps, model, options.accuracy, options.settings) for mode in modes}
-            print(f"tool latency {latency}, seed {seed}: " + "; ".join(f"{mode} {shown(found[mode])}" for mode in STALENESS), flush=True)
+            found = {
+                mode: run(mode, latency, seed, options.steps, model, options.accuracy, options.settings)
+                for mode in modes
+            }
+            print(
+                f"tool latency {latency}, seed {seed}: "
+                + "; ".join(f"{mode} {shown(found[mode])}" for mode in STALENESS),
+                flush=True,
+            )
             if max(one.others for one in found.values()) <= DISTURBED:
                 break
         pairs.append(Pair(latency, seed, found["sync"], found["async"]))
@@ -213,15 +230,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one pair of runs each")
-    parser.add_argument("--latency", nargs="+", choices=sorted(AGENTS), default=["none", "simulated"], help="of the agent's tool")
+    parser.add_argument(
+        "--latency", nargs="+", choices=sorted(AGENTS), default=["none", "simulated"], help="of the agent's tool"
+    )
     parser.add_argument("--accuracy", type=float, default=0.7, help="the held-out sampled accuracy to reach")
     parser.add_argument("--tries", type=int, default=TRIES, help="for a pair disturbed by other load")
-    parser.add_argument("--warm-start", type=int, default=WarmStart().steps, metavar="STEPS", help="of the common initial model")
+    parser.add_argument(
+        "--warm-start", type=int, default=WarmStart().steps, metavar="STEPS", help="of the common initial model"
+    )
     parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE", help="laid over both")
     parser.add_argument("--simulated", action="store_true", help="the real actors in virtual time, beside the ideal")
-    parser.add_argument("--sigmas", type=float, nargs="+", default=[0.6, 0.8, 1.0], help="of the simulated answers' lengths")
-    parser.add_argument("--bounds", type=int, nargs="+", default=[0, 1, 2, 4, 8], help="staleness_gate.max_staleness of simulated runs")
-    parser.add_argument("--policies", nargs="+", default=["mask", "drop", "wait"], help="batcher.exit_policy of simulated runs")
+    parser.add_argument(
+        "--sigmas", type=float, nargs="+", default=[0.6, 0.8, 1.0], help="of the simulated answers' lengths"
+    )
+    parser.add_argument(
+        "--bounds", type=int, nargs="+", default=[0, 1, 2, 4, 8], help="staleness_gate.max_staleness of simulated runs"
+    )
+    parser.add_argument(
+        "--policies", nargs="+", default=["mask", "drop", "wait"], help="batcher.exit_policy of simulated runs"
+    )
     arguments = parse_arguments(parser, QUICK)
     if arguments.simulated:
         simulate(arguments)
@@ -247,8 +274,15 @@ def main() -> None:
     print()
     print(table(header, [row(latency, of_latency) for latency, of_latency in pairs.items()]))
     if not arguments.no_history:
-        what = {"steps": arguments.steps, "accuracy": arguments.accuracy, "staleness": STALENESS, "groups_in_flight": BATCH_GROUPS}
-        append("async_vs_sync", {**what, "pairs": [asdict(pair) for of_latency in pairs.values() for pair in of_latency]})
+        what = {
+            "steps": arguments.steps,
+            "accuracy": arguments.accuracy,
+            "staleness": STALENESS,
+            "groups_in_flight": BATCH_GROUPS,
+        }
+        append(
+            "async_vs_sync", {**what, "pairs": [asdict(pair) for of_latency in pairs.values() for pair in of_latency]}
+        )
 
 
 if __name__ == "__main__":

@@ -25,15 +25,18 @@ LAST = ("learning", "staleness", "trainer", "race_trl")
 def benchmarks(folder: Path = HERE) -> list[str]:
     """Names of the benchmarks of a folder: its files that parse arguments."""
     found = [
-        path.stem for path in sorted(folder.glob("*.py")) if path != Path(__file__) and _is_benchmark(path.read_text(encoding="utf-8"))
+        path.stem
+        for path in sorted(folder.glob("*.py"))
+        if path != Path(__file__) and _is_benchmark(path.read_text(encoding="utf-8"))
     ]
     return sorted(found, key=lambda name: (name in LAST, name))
 
 
 def _is_benchmark(text: str) -> bool:
-    return any(isinstance(node, ast.Import) and any(name.name == "argparse" for name in node.names) for node in ast.parse(text).body) and (
-        '__name__ == "__main__"' in text
-    )
+    return any(
+        isinstance(node, ast.Import) and any(name.name == "argparse" for name in node.names)
+        for node in ast.parse(text).body
+    ) and ('__name__ == "__main__"' in text)
 
 
 def main() -> None:
@@ -41,7 +44,10 @@ def main() -> None:
     known, archived = benchmarks(), benchmarks(ARCHIVE)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"{', '.join(known)} (default: all but {', '.join(LAST)}; with --quick all)"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"{', '.join(known)} (default: all but {', '.join(LAST)}; with --quick all)",
     )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, no history")
     options = parser.parse_args()
@@ -51,7 +57,9 @@ def main() -> None:
         print(f"\n== {name}", flush=True)
         program = (HERE if name in known else ARCHIVE) / f"{name}.py"
         environment = {**os.environ, **({"PYTHONPATH": str(HERE)} if name in archived else {})}
-        ended = subprocess.run([sys.executable, str(program), *["--quick"] * options.quick], cwd=HERE.parent, env=environment, check=False)
+        ended = subprocess.run(
+            [sys.executable, str(program), *["--quick"] * options.quick], cwd=HERE.parent, env=environment, check=False
+        )
         if ended.returncode:
             raise SystemExit(f"the benchmark {name} failed with status {ended.returncode}")
 

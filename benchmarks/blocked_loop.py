@@ -116,7 +116,10 @@ async def measure(case: str, agent: str, at_once: int, steps: int, folder: Path)
     plan = msgspec.structs.replace(plan, steps=steps, task=msgspec.structs.replace(plan.task, agent=agent))
     counts = RunCounts()
     async with system(plan, RunFolder(folder / plan.run)) as (bus, _):
-        reading = [asyncio.create_task(_read(source, counts)) for source in (bus.watch(OpenSession.subject), bus.log(follow=True))]
+        reading = [
+            asyncio.create_task(_read(source, counts))
+            for source in (bus.watch(OpenSession.subject), bus.log(follow=True))
+        ]
         try:
             began = time.monotonic()
             await bus.publish(_started(plan, folder), Stamp(id="started", sender="benchmark", time=time.time()))
@@ -143,7 +146,9 @@ async def _read(source: AsyncIterator[Envelope], counts: RunCounts) -> None:
 def main() -> None:
     """Measure, print, append to the history."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--at-once", type=int, default=64, metavar="EPISODES", help="in flight at once; a multiple of 4")
+    parser.add_argument(
+        "--at-once", type=int, default=64, metavar="EPISODES", help="in flight at once; a multiple of 4"
+    )
     parser.add_argument("--steps", type=int, default=8, help=f"of {EPISODES_A_STEP} episodes")
     parser.add_argument("--busy", type=int, default=3, help="busy loops for each core")
     parser.add_argument("--case", choices=["example", "blocking"], help="only this one")

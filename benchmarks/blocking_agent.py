@@ -23,5 +23,7 @@ class BlockingAgent:
         group, _, member = workflow_context.get().episode.partition(".")
         if int(group) % EVERY_GROUPS == 0 and member == "0":
             time.sleep(SECONDS)  # noqa: ASYNC251 - this is what is measured
-        answer = await client.chat.completions.create(model="default", messages=[{"role": "user", "content": task["question"]}])
+        answer = await client.chat.completions.create(
+            model="default", messages=[{"role": "user", "content": task["question"]}]
+        )
         return answer.choices[0].message.content or ""

@@ -69,11 +69,22 @@ def recipe(steps: int, folder: Path, max_mb: int) -> Recipe:
     supervisors: dict[str, Any] = {
         "run": {"children": ["control", "learner", "rollouts"], **unlimited},
         "control": {
-            "children": ["metrics", "checkpointer", "evaluator", "batcher", "example_source", "task_source", "staleness_gate"],
+            "children": [
+                "metrics",
+                "checkpointer",
+                "evaluator",
+                "batcher",
+                "example_source",
+                "task_source",
+                "staleness_gate",
+            ],
             **unlimited,
         },
         "learner": {"children": ["trainer"], **unlimited},
-        "rollouts": {"children": ["inference_worker", "session_manager", "reward_worker", "rollout_worker"], **unlimited},
+        "rollouts": {
+            "children": ["inference_worker", "session_manager", "reward_worker", "rollout_worker"],
+            **unlimited,
+        },
     }
     return msgspec.convert(
         {
@@ -225,7 +236,9 @@ async def wait_for_step(counts: LogCounts, steps: int) -> None:
                 await asyncio.sleep(0.02)
 
 
-async def measure(plan: Recipe, folder: RunFolder, launcher: int, arguments: argparse.Namespace, counts: LogCounts) -> dict[str, Any]:
+async def measure(
+    plan: Recipe, folder: RunFolder, launcher: int, arguments: argparse.Namespace, counts: LogCounts
+) -> dict[str, Any]:
     """Measure a run from its first step to its last but one."""
     steps = plan.steps
     while not (folder.path / "bus.json").exists():  # noqa: ASYNC110 - it is another process
@@ -278,7 +291,9 @@ async def benchmark(arguments: argparse.Namespace, folder: Path) -> dict[str, An
     with (folder / "output.txt").open("wb") as output:
         launcher = launch(run_folder, output)
         try:
-            counts = LogCounts(counted=frozenset(next(iter(actors_of_process(plan, name))) for name in KILLED_PROCESSES))
+            counts = LogCounts(
+                counted=frozenset(next(iter(actors_of_process(plan, name))) for name in KILLED_PROCESSES)
+            )
             measuring = asyncio.create_task(measure(plan, run_folder, launcher.pid, arguments, counts))
             ending = asyncio.create_task(asyncio.to_thread(launcher.wait))
             await asyncio.wait({measuring, ending}, return_when=asyncio.FIRST_COMPLETED)

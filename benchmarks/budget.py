@@ -44,7 +44,14 @@ SHAPES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "Llama, 17 M, vocabulary 32,000": (
         LlamaConfig,
         LlamaForCausalLM,
-        {"vocab_size": 32_000, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4, **COMMON},
+        {
+            "vocab_size": 32_000,
+            "hidden_size": 256,
+            "intermediate_size": 1024,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 4,
+            **COMMON,
+        },
     ),
     "Qwen3, 66 M, vocabulary 151,936": (
         Qwen3Config,
@@ -64,7 +71,14 @@ SHAPES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "Llama, 120 M, untied": (
         LlamaConfig,
         LlamaForCausalLM,
-        {"vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 10, "num_attention_heads": 12, **COMMON},
+        {
+            "vocab_size": 32_000,
+            "hidden_size": 768,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 10,
+            "num_attention_heads": 12,
+            **COMMON,
+        },
     ),
     "Qwen3, 100 M, narrow and deep": (
         Qwen3Config,
@@ -108,12 +122,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         for name in (*options.model, *options.shapes):
             folder = name if name in options.model else write_random(name, Path(temporary) / f"model-{len(rows)}")
-            rows.append({"model": Path(name).name, **compare(folder, Path(temporary) / f"runs-{len(rows)}", options.steps)})
+            rows.append(
+                {"model": Path(name).name, **compare(folder, Path(temporary) / f"runs-{len(rows)}", options.steps)}
+            )
             print(json.dumps(rows[-1]), flush=True)
     header = ("model", "memory GB, predicted", "taken", "error", "s a step, predicted", "taken", "error")
     print(table(header, [cells(row) for row in rows]))
     if not options.no_history:
-        print(append("budget", {"limit": options.limit, "steps": options.steps, "free": detect_machine(ROOT).memory_bytes, "rows": rows}))
+        print(
+            append(
+                "budget",
+                {
+                    "limit": options.limit,
+                    "steps": options.steps,
+                    "free": detect_machine(ROOT).memory_bytes,
+                    "rows": rows,
+                },
+            )
+        )
 
 
 def cells(row: dict[str, Any]) -> Sequence[object]:
@@ -146,7 +172,9 @@ def compare(folder: str, runs: Path, steps: int) -> dict[str, Any]:
     words = [f"model={folder}", f"steps={steps}", f"folder={runs}", *SETTINGS]
     resolved = load([RECIPE], words, detect_cuda(), measure=measure_machine)
     if resolved.calibration is None:
-        raise SystemExit(f"{folder} was not measured: a model of 10 million parameters or fewer, or the measurement failed")
+        raise SystemExit(
+            f"{folder} was not measured: a model of 10 million parameters or fewer, or the measurement failed"
+        )
     taken = run(words)
     opened = open_run(runs / resolved.recipe.run)
     times = opened.steps["time"]

@@ -60,7 +60,9 @@ def faults(kind: str, count: int, targets: str = "", **settings: float) -> tuple
 
 def damaged_log(seed: int) -> Campaign:
     """A run whose log is damaged once, at a position that depends on the seed."""
-    return Campaign(f"log-{seed}", 8, (*faults("flip", 1, '["log"]'), f"chaos.seed={seed}", "chaos.after_steps=3"), damages_log=True)
+    return Campaign(
+        f"log-{seed}", 8, (*faults("flip", 1, '["log"]'), f"chaos.seed={seed}", "chaos.after_steps=3"), damages_log=True
+    )
 
 
 FULL = (
@@ -75,8 +77,16 @@ FULL = (
     *map(damaged_log, range(4)),
 )
 QUICK = (
-    Campaign("processes", 30, (*faults("kill", 3, PROCESSES), *faults("pause", 1, seconds=2), *faults("partition", 1, seconds=2))),
-    Campaign("everything", 24, (*faults("kill", 1, '["everything"]'), *faults("bad_completion", 2), *faults("slow_disk", 1, seconds=2))),
+    Campaign(
+        "processes",
+        30,
+        (*faults("kill", 3, PROCESSES), *faults("pause", 1, seconds=2), *faults("partition", 1, seconds=2)),
+    ),
+    Campaign(
+        "everything",
+        24,
+        (*faults("kill", 1, '["everything"]'), *faults("bad_completion", 2), *faults("slow_disk", 1, seconds=2)),
+    ),
 )
 
 
@@ -100,7 +110,15 @@ class Outcome(msgspec.Struct, frozen=True):
     def row(self) -> list[object]:
         """A line of the table."""
         steps = f"{self.audit.steps} of {self.campaign.steps}"
-        return [self.campaign.name, len(self.recovered), steps, self.lives, f"{self.seconds:.0f}", self.audit.verdict(), self._state()]
+        return [
+            self.campaign.name,
+            len(self.recovered),
+            steps,
+            self.lives,
+            f"{self.seconds:.0f}",
+            self.audit.verdict(),
+            self._state(),
+        ]
 
     def _state(self) -> str:
         return "FAILED" if not self.passed() else f"named: {self.ended.splitlines()[-1]}" if self.ended else "passed"
@@ -130,21 +148,33 @@ def run(campaign: Campaign, folder: Path, *, recompute: bool) -> Outcome:
     settings = ("profile=embedded", f"run={name}", f"folder={folder}", f"steps={campaign.steps}", *campaign.chaos)
     status = run_process(["run", "recipes/gsm8k_grpo.toml", "benchmarks/chaos.toml", *settings], output)
     lives, before = 1, (-1, -1)
-    while status not in (0, HUNG) and ((reached := _reached(folder / name)) > before or (campaign.damages_log and lives == 1)):
+    while status not in (0, HUNG) and (
+        (reached := _reached(folder / name)) > before or (campaign.damages_log and lives == 1)
+    ):
         before, lives = reached, lives + 1
-        status = run_process(["resume", name, *(DISABLE_CHAOS if campaign.damages_log else ()), "--folder", str(folder)], output)
+        status = run_process(
+            ["resume", name, *(DISABLE_CHAOS if campaign.damages_log else ()), "--folder", str(folder)], output
+        )
     seconds = time.monotonic() - began
     log = asyncio.run(_read_log(folder / name))
-    found = asyncio.run(audit_run(name, folder=folder, recompute=recompute and status == 0, console=Console(stderr=True)))
+    found = asyncio.run(
+        audit_run(name, folder=folder, recompute=recompute and status == 0, console=Console(stderr=True))
+    )
     # A launcher killed after the last step leaves nothing to resume.
-    ended = "" if status == 0 or found.steps == campaign.steps else "\n".join(output.read_text(errors="replace").strip().splitlines()[-20:])
+    ended = (
+        ""
+        if status == 0 or found.steps == campaign.steps
+        else "\n".join(output.read_text(errors="replace").strip().splitlines()[-20:])
+    )
     return Outcome(campaign, seconds, lives, ended, found, tuple(recoveries(log)))
 
 
 def _reached(folder: Path) -> tuple[int, int]:
     """Faults and steps so far: a resume that adds to neither ends the campaign."""
     events = [event for _, event in asyncio.run(_read_log(folder))]
-    return sum(isinstance(event, FaultInjected) for event in events), sum(isinstance(event, StepCompleted) for event in events)
+    return sum(isinstance(event, FaultInjected) for event in events), sum(
+        isinstance(event, StepCompleted) for event in events
+    )
 
 
 async def _read_log(folder: Path) -> list[tuple[float, Message]]:
@@ -162,10 +192,17 @@ async def _read_log(folder: Path) -> list[tuple[float, Message]]:
 def main() -> int:
     """Run the named campaigns, and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("campaigns", nargs="*", metavar="CAMPAIGN", help=f"{', '.join(campaign.name for campaign in FULL)} (default: all)")
+    parser.add_argument(
+        "campaigns",
+        nargs="*",
+        metavar="CAMPAIGN",
+        help=f"{', '.join(campaign.name for campaign in FULL)} (default: all)",
+    )
     parser.add_argument("--quick", action="store_true", help="a few faults of each kind in two runs")
     parser.add_argument("--recompute", action="store_true", help="recompute every weight version from the log")
-    parser.add_argument("--folder", type=Path, default=Path("runs/chaos"), help="parent of the run folders (default: %(default)s)")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/chaos"), help="parent of the run folders (default: %(default)s)"
+    )
     parser.add_argument("--no-history", action="store_true", help="write no history")
     options = parser.parse_args()
     folder = options.folder.absolute()
@@ -179,7 +216,12 @@ def main() -> int:
         for fault in outcomes[-1].audit.all_faults()[:10]:
             print(f"    FAULT  {fault}", flush=True)
     found = [one for outcome in outcomes for one in outcome.recovered]
-    print("\n" + table(["campaign", "faults", "steps", "lives", "wall s", "audit", ""], [outcome.row() for outcome in outcomes]))
+    print(
+        "\n"
+        + table(
+            ["campaign", "faults", "steps", "lives", "wall s", "audit", ""], [outcome.row() for outcome in outcomes]
+        )
+    )
     print("\n" + table(["fault", "faults", "s to recover, p50", "max", "run ended"], rows(found)))
     lost, twice = (sum(how(outcome.audit) for outcome in outcomes) for how in (Audit.count_lost, Audit.twice))
     passed = sum(outcome.passed() for outcome in outcomes)

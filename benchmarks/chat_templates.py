@@ -50,7 +50,11 @@ def main() -> int:
     options = parse_arguments(parser, {})
     if not options.paths and not options.quick:
         parser.error("name files, folders or archives with chat templates; see --help")
-    sources = {source: name for name, source in own_templates()} if options.quick and not options.paths else sources_in(options.paths)
+    sources = (
+        {source: name for name, source in own_templates()}
+        if options.quick and not options.paths
+        else sources_in(options.paths)
+    )
     trials = [try_template(name, source) for source, name in sources.items()]
     figures = count(trials, [package_name(path) for path in options.paths])
     print("\n".join(lines_of(trials, every=options.all)))
@@ -73,7 +77,9 @@ def sources_in(paths: Sequence[Path]) -> dict[str, str]:
     for path in paths:
         for name, content in files_in(path):
             for title, source in templates_of(name, content):
-                if "messages" in source:  # others are no chat templates: packages have Jinja files for other purposes too
+                if (
+                    "messages" in source
+                ):  # others are no chat templates: packages have Jinja files for other purposes too
                     sources.setdefault(source, title)
     return sources
 
@@ -92,7 +98,9 @@ def files_in(path: Path) -> Iterator[File]:
                 yield file.relative_to(path).as_posix(), file.read_bytes()
     elif zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            yield from ((member, archive.read(member)) for member in sorted(archive.namelist()) if is_template_file(member))
+            yield from (
+                (member, archive.read(member)) for member in sorted(archive.namelist()) if is_template_file(member)
+            )
     elif tarfile.is_tarfile(path):
         yield from _files_of_tar(path)
     else:
@@ -142,7 +150,11 @@ def count(trials: Sequence[Trial], packages: Sequence[str]) -> dict[str, Any]:
     """Return the figures of the history."""
     outcomes = Counter(trial.outcome for trial in trials)
     named = {READ: "read", WITHOUT_TOOLS: "without_tools", REJECTED: "no_chat", UNREAD: "not_read"}
-    figures: dict[str, Any] = {"day": datetime.now(tz=UTC).date().isoformat(), "packages": list(packages), "tried": len(trials)}
+    figures: dict[str, Any] = {
+        "day": datetime.now(tz=UTC).date().isoformat(),
+        "packages": list(packages),
+        "tried": len(trials),
+    }
     figures |= {key: outcomes[outcome] for outcome, key in named.items()}
     figures["tools_not_listed"] = sum(trial.outcome == READ and not trial.lists_tools for trial in trials)
     return {**figures, "syntaxes": {syntax: [number, several] for syntax, number, several in by_syntax(trials)}}
@@ -152,7 +164,9 @@ def by_syntax(trials: Sequence[Trial]) -> list[tuple[str, int, int]]:
     """Return each syntax that is read, the number of its templates, and of those with several calls in an answer."""
     read = [trial for trial in trials if trial.outcome == READ]
     several = Counter(trial.syntax for trial in read if trial.parallel)
-    return [(syntax, number, several[syntax]) for syntax, number in Counter(trial.syntax for trial in read).most_common()]
+    return [
+        (syntax, number, several[syntax]) for syntax, number in Counter(trial.syntax for trial in read).most_common()
+    ]
 
 
 def by_reason(trials: Sequence[Trial]) -> list[tuple[str, list[str]]]:
@@ -174,7 +188,10 @@ def lines_of(trials: Sequence[Trial], *, every: bool) -> Iterator[str]:
     """Yield the lines to print."""
     outcomes = Counter(trial.outcome for trial in trials)
     yield ", ".join(
-        [f"{len(trials)} templates", *(f"{outcomes[outcome]} {outcome}" for outcome in (READ, WITHOUT_TOOLS, REJECTED, UNREAD))]
+        [
+            f"{len(trials)} templates",
+            *(f"{outcomes[outcome]} {outcome}" for outcome in (READ, WITHOUT_TOOLS, REJECTED, UNREAD)),
+        ]
     )
     yield f"not listing the tools: {', '.join(trial.name for trial in trials if trial.outcome == READ and not trial.lists_tools)}"
     yield table(("syntax", "templates", "several calls"), by_syntax(trials))
@@ -201,7 +218,10 @@ def page_lines(name: str, figures: dict[str, Any], trials: Sequence[Trial]) -> I
     yield f"<!-- history: {name} -->"
     yield "| syntax | templates | with several calls |"
     yield "|---|---|---|"
-    yield from (f"| `{syntax.replace('|', chr(92) + '|')}` | {number} | {several} |" for syntax, number, several in by_syntax(trials))
+    yield from (
+        f"| `{syntax.replace('|', chr(92) + '|')}` | {number} | {several} |"
+        for syntax, number, several in by_syntax(trials)
+    )
     yield ""
     yield "| not read, because the template | templates |"
     yield "|---|---|"

@@ -30,7 +30,19 @@ from areal_bus.recorded import read_log
 BUSY_LOOP = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end:\n    pass"
 COMPARED = {kind.subject: kind for kind in (EvaluationCompleted, StepCompleted, TrajectoryExported, WeightsPublished)}
 QUICK = {"recipes": ["gsm8k_grpo"], "steps": 1, "loops": 0, "settings": list(SMALL)}
-HEADER = ("recipe", "second run", "episodes", "same", "steps", "same", "versions", "same", "evaluations", "same", "seconds")
+HEADER = (
+    "recipe",
+    "second run",
+    "episodes",
+    "same",
+    "steps",
+    "same",
+    "versions",
+    "same",
+    "evaluations",
+    "same",
+    "seconds",
+)
 
 
 @dataclass(frozen=True)
@@ -89,13 +101,21 @@ def run(recipe: str, words: Sequence[str]) -> Outcome:
         areal("run", f"recipes/{recipe}.toml", *laid_over)
         seconds = time.perf_counter() - began
         areal("export", "again", str(folder / "log"), "--folder", str(folder))
-        events = (envelope.open(COMPARED[envelope.subject]) for envelope in read_log(folder / "log") if envelope.subject in COMPARED)
+        events = (
+            envelope.open(COMPARED[envelope.subject])
+            for envelope in read_log(folder / "log")
+            if envelope.subject in COMPARED
+        )
         return outcome(events, seconds)
 
 
 def row(recipe: str, name: str, first: Outcome, second: Outcome) -> list[object]:
     """Return a line of the table."""
-    parts = [getattr(outcome, part) for part in ("episodes", "steps", "versions", "evaluations") for outcome in (first, second)]
+    parts = [
+        getattr(outcome, part)
+        for part in ("episodes", "steps", "versions", "evaluations")
+        for outcome in (first, second)
+    ]
     counts = [count for one, other in zip(parts[::2], parts[1::2], strict=True) for count in same(one, other)]
     return [recipe, name, *counts, second.seconds]
 
@@ -119,11 +139,15 @@ def is_the_same(line: Sequence[object]) -> bool:
 def main() -> None:
     """Run and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="*", default=[], metavar="SETTING", help="for every run, e.g. `trainer.batch_size=4`")
+    parser.add_argument(
+        "settings", nargs="*", default=[], metavar="SETTING", help="for every run, e.g. `trainer.batch_size=4`"
+    )
     parser.add_argument("--recipes", nargs="+", default=["gsm8k_grpo", "multi_turn"], help="names in recipes/")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--loops", type=int, default=3, help="busy loops per core beside the third run; 0 for no third run")
+    parser.add_argument(
+        "--loops", type=int, default=3, help="busy loops per core beside the third run; 0 for no third run"
+    )
     options = parse_arguments(parser, QUICK)
     words = [f"steps={options.steps}", f"seed={options.seed}", *options.settings]
     rows = [line for recipe in options.recipes for line in measure(recipe, words, options.loops)]

@@ -101,7 +101,9 @@ def generate_seconds(model: PreTrainedModel, prompts: list[list[int]], lengths: 
     for start in range(0, len(prompts), together):
         ids = torch.tensor(prompts[start : start + together])
         longest = max(lengths[start : start + together])
-        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=longest, do_sample=True, temperature=1.0, top_k=0)
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=longest, do_sample=True, temperature=1.0, top_k=0
+        )
     return time.perf_counter() - began
 
 
@@ -155,7 +157,9 @@ async def measure(options: argparse.Namespace, report: Callable[[str], None]) ->
         for case, lengths, together in cases:
             figures = await compare((engine, invariant), model, case, lengths, together, options.repeats)
             rows.append({**asdict(figures), "ratio": figures.ratio, "share": figures.share})
-            report(f"{case:24}{figures.engine:>14,.0f}{figures.generate:>16,.0f}{figures.ratio:>8.2f}{figures.share:>11.2f}")
+            report(
+                f"{case:24}{figures.engine:>14,.0f}{figures.generate:>16,.0f}{figures.ratio:>8.2f}{figures.share:>11.2f}"
+            )
         swap = await swap_seconds(engine, model, Path(temporary))
         report(f"weight update under 128 running completions: {swap * 1000:.0f} ms")
         await engine.close()

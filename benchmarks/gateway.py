@@ -95,7 +95,9 @@ class Workload:
 
     def prompt(self, *, stream: bool = False) -> bytes:
         """Return a body with a new prompt."""
-        return body([message("system", SYSTEM), message("user", self.texts(PROMPT_TOKENS - TEMPLATE_TOKENS))], stream=stream)
+        return body(
+            [message("system", SYSTEM), message("user", self.texts(PROMPT_TOKENS - TEMPLATE_TOKENS))], stream=stream
+        )
 
     async def single(self, server: Server, bodies: list[bytes]) -> Cost:
         """Send every body in a separate session."""
@@ -122,7 +124,10 @@ class Workload:
         """Run conversations; returns CPU milliseconds of each turn."""
         lengths = [PROMPT_TOKENS - TEMPLATE_TOKENS, *[later_tokens] * (turns - 1)]
         endpoints = await server.endpoints(count)
-        started = [Conversation(endpoint, [message("user", self.texts(length)) for length in lengths]) for endpoint in endpoints]
+        started = [
+            Conversation(endpoint, [message("user", self.texts(length)) for length in lengths])
+            for endpoint in endpoints
+        ]
         connections = await connect(endpoints[0], min(IN_FLIGHT, count))
         try:
             return await conversations(server, started, connections)
@@ -143,7 +148,9 @@ class Workload:
         """Run `count` agents in separate sessions with new prompts, with an engine that takes a second."""
         endpoints = await server.endpoints(count * max(1, int(self.sizes.seconds / DELAY_SECONDS)))
         connections = await connect(endpoints[0], count)
-        requests = [[endpoint.request(self.prompt()) for endpoint in endpoints[number::count]] for number in range(count)]
+        requests = [
+            [endpoint.request(self.prompt()) for endpoint in endpoints[number::count]] for number in range(count)
+        ]
         try:
             return await agents(server, requests, connections, DELAY_SECONDS)
         finally:
@@ -184,12 +191,17 @@ async def measure_costs(work: Workload, folder: Path, model: Path, corpus: Path 
     return figures
 
 
-async def _measure_round(work: Workload, ours: GatewaySystem, servers: Mapping[str, Server]) -> dict[str, dict[str, Any]]:
+async def _measure_round(
+    work: Workload, ours: GatewaySystem, servers: Mapping[str, Server]
+) -> dict[str, dict[str, Any]]:
     """Measure all servers once."""
     found: dict[str, dict[str, Any]] = {}
     streams = max(IN_FLIGHT, work.sizes.calls // SIBLINGS)
     for kind, server in servers.items():
-        found[kind] = {"cold": (await work.cold(server)).cpu_ms, "streamed": (await work.streamed(server, streams, IN_FLIGHT)).cpu_ms}
+        found[kind] = {
+            "cold": (await work.cold(server)).cpu_ms,
+            "streamed": (await work.streamed(server, streams, IN_FLIGHT)).cpu_ms,
+        }
         if kind == FLOOR:
             found[kind]["warm"] = (await work.warm(server)).cpu_ms
         if kind != "echo":
@@ -225,7 +237,11 @@ def _medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in rounds[0]:
         values = [one[name] for one in rounds]
-        found[name] = [statistics.median(turn) for turn in zip(*values, strict=True)] if name == "turns" else statistics.median(values)
+        found[name] = (
+            [statistics.median(turn) for turn in zip(*values, strict=True)]
+            if name == "turns"
+            else statistics.median(values)
+        )
     return found
 
 
@@ -263,7 +279,17 @@ def multiples(costs: dict[str, Any]) -> list[list[object]]:
 
 def show(costs: dict[str, Any], latency: dict[str, dict[str, Cost]]) -> None:
     """Print all tables."""
-    header = ["CPU ms of the server", "call, cold", "warm", "streamed", "ten turns", "turn 1", "turn 10", "tenth / first", "calls/s a core"]
+    header = [
+        "CPU ms of the server",
+        "call, cold",
+        "warm",
+        "streamed",
+        "ten turns",
+        "turn 1",
+        "turn 10",
+        "tenth / first",
+        "calls/s a core",
+    ]
     rows: list[list[object]] = []
     for server, found in costs.items():
         turns = found.get("turns") or [NOT_MEASURED] * TURNS
@@ -295,7 +321,10 @@ def show(costs: dict[str, Any], latency: dict[str, dict[str, Cost]]) -> None:
         ["others' CPU", ours["others"]],
     ]
     print(table(["gateway", ""], rest), end="\n\n")
-    header = ["ms on top of the engine", *(f"{server}, {name}" for server in latency for name in ("p50", "p99", "CPU ms"))]
+    header = [
+        "ms on top of the engine",
+        *(f"{server}, {name}" for server in latency for name in ("p50", "p99", "CPU ms")),
+    ]
     rows = []
     for case in latency["gateway"]:
         both = [latency[server][case] for server in latency]
@@ -314,13 +343,21 @@ async def compare(sizes: Sizes, corpus: Path | None) -> dict[str, Any]:
     show(costs, latency)
     totals = {server: sum(found["turns"]) for server, found in costs.items() if "turns" in found}
     ratios = {str(server): dict(zip(MULTIPLES, figures, strict=True)) for server, *figures in multiples(costs)}
-    return {"seconds": time.perf_counter() - began, "costs": costs, "ten turns": totals, "multiples": ratios, "latency": latency}
+    return {
+        "seconds": time.perf_counter() - began,
+        "costs": costs,
+        "ten turns": totals,
+        "multiples": ratios,
+        "latency": latency,
+    }
 
 
 def main() -> None:
     """Measure, print, append to the history."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, metavar="FILE", help="source text of prompts (default: Python's standard library)")
+    parser.add_argument(
+        "--corpus", type=Path, metavar="FILE", help="source text of prompts (default: Python's standard library)"
+    )
     arguments = parse_arguments(parser, {"corpus": ROOT / "LICENSE"})
     pin(REST_CORE, os.getpid())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -36,7 +36,9 @@ def application(stub: Stub) -> FastAPI:
 
 async def serve(folder: str, delay_seconds: float) -> None:
     """Serve until standard input is closed."""
-    config = uvicorn.Config(application(Stub(folder, delay_seconds)), host="127.0.0.1", port=0, log_level="error", access_log=False)
+    config = uvicorn.Config(
+        application(Stub(folder, delay_seconds)), host="127.0.0.1", port=0, log_level="error", access_log=False
+    )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110 - it has no event

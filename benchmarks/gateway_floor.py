@@ -50,16 +50,31 @@ class Stub:
     def answer(self, prompt_tokens: int) -> dict[str, Any]:
         """A chat completion."""
         self._count += 1
-        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": ANSWER_TOKENS, "total_tokens": prompt_tokens + ANSWER_TOKENS}
+        usage = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": ANSWER_TOKENS,
+            "total_tokens": prompt_tokens + ANSWER_TOKENS,
+        }
         message = {"role": "assistant", "content": ANSWER}
         choices = [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}]
-        identity = {"id": f"call-{self._count}", "object": "chat.completion", "created": int(time.time()), "model": "default"}
+        identity = {
+            "id": f"call-{self._count}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": "default",
+        }
         return {**identity, "choices": choices, "usage": usage}
 
     def chunk(self, text: str) -> dict[str, Any]:
         """A chunk of a streamed completion."""
         choices = [{"index": 0, "delta": {"content": text}, "finish_reason": None}]
-        return {"id": "call-0", "object": "chat.completion.chunk", "created": int(time.time()), "model": "default", "choices": choices}
+        return {
+            "id": "call-0",
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": "default",
+            "choices": choices,
+        }
 
 
 def application(kind: str, stub: Stub) -> web.Application:

@@ -184,18 +184,24 @@ async def calls(server: Server, requests: Sequence[bytes], connections: list[Con
     return _cost_per_call(seconds, cpu_seconds(server.pid) - before)
 
 
-async def first_texts(server: Server, requests: Sequence[bytes], connections: list[Connection], delay_seconds: float) -> Cost:
+async def first_texts(
+    server: Server, requests: Sequence[bytes], connections: list[Connection], delay_seconds: float
+) -> Cost:
     """Like `calls`, with the latency of the first text of a streamed answer; starts are spread evenly over the engine's delay."""
     left, seconds = iter(requests), list[float]()
     before = cpu_seconds(server.pid)
     async with asyncio.TaskGroup() as tasks:
         for number, connection in enumerate(connections):
             wait = delay_seconds * number / len(connections)
-            tasks.create_task(_send(left, connection, seconds, lambda began, _, first: first - began - delay_seconds, wait))
+            tasks.create_task(
+                _send(left, connection, seconds, lambda began, _, first: first - began - delay_seconds, wait)
+            )
     return _cost_per_call(seconds, cpu_seconds(server.pid) - before)
 
 
-async def agents(server: Server, requests: Sequence[Iterable[bytes]], connections: list[Connection], delay_seconds: float) -> Cost:
+async def agents(
+    server: Server, requests: Sequence[Iterable[bytes]], connections: list[Connection], delay_seconds: float
+) -> Cost:
     """One agent per connection sends its next call after each answer; starts are spread evenly over the engine's delay.
 
     Latency excludes that delay.
@@ -205,7 +211,9 @@ async def agents(server: Server, requests: Sequence[Iterable[bytes]], connection
     async with asyncio.TaskGroup() as tasks:
         for number, (own, connection) in enumerate(zip(requests, connections, strict=True)):
             wait = delay_seconds * number / len(connections)
-            tasks.create_task(_send(iter(own), connection, seconds, lambda began, ended, _: ended - began - delay_seconds, wait))
+            tasks.create_task(
+                _send(iter(own), connection, seconds, lambda began, ended, _: ended - began - delay_seconds, wait)
+            )
     return _cost_per_call(seconds, cpu_seconds(server.pid) - before)
 
 

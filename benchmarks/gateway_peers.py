@@ -48,12 +48,18 @@ def peer(kind: str, model: Path) -> Iterator[Peer]:
     Raises:
         RuntimeError: it does not answer in time.
     """
-    with process_of("gateway_floor.py", "echo", str(model), "0", core=REST_CORE) as upstream, tempfile.TemporaryDirectory() as folder:
+    with (
+        process_of("gateway_floor.py", "echo", str(model), "0", core=REST_CORE) as upstream,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         assert upstream.stdout is not None
         command = _command(kind, int(upstream.stdout.readline()), port := _free_port(), Path(folder))
         variables = {**os.environ, "LITELLM_MASTER_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
         log = Path(folder) / "log.txt"
-        with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output, cwd=folder, env=variables) as process:
+        with (
+            log.open("wb") as output,
+            subprocess.Popen(command, stdout=output, stderr=output, cwd=folder, env=variables) as process,
+        ):
             pin(SERVER_CORE, process.pid)
             try:
                 _wait_until_ready(process, port, log)
@@ -66,7 +72,14 @@ def _command(kind: str, upstream: int, port: int, folder: Path) -> list[str]:
     address = f"http://127.0.0.1:{upstream}"
     if kind == "sglang-router":
         options = ["--worker-urls", address, "--prometheus-port", str(_free_port()), "--log-level", "error"]
-        return [str(PROGRAMS / "python"), "-m", "sglang_router.launch_router", "--host=127.0.0.1", f"--port={port}", *options]
+        return [
+            str(PROGRAMS / "python"),
+            "-m",
+            "sglang_router.launch_router",
+            "--host=127.0.0.1",
+            f"--port={port}",
+            *options,
+        ]
     model = {"model": "openai/default", "api_base": f"{address}/v1", "api_key": "none"}
     config = folder / "litellm.json"
     config.write_bytes(msgspec.json.encode({"model_list": [{"model_name": "default", "litellm_params": model}]}))
@@ -88,4 +101,6 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) ->
         with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(request, timeout=5):  # noqa: S310 - an http address
             return
         time.sleep(0.2)
-    raise RuntimeError(f"{process.args} did not answer within {START_SECONDS:g} s: {log.read_text(errors='replace')[-2000:]}")
+    raise RuntimeError(
+        f"{process.args} did not answer within {START_SECONDS:g} s: {log.read_text(errors='replace')[-2000:]}"
+    )

@@ -37,7 +37,13 @@ class DelayedEngine(ScriptedEngine):
         self._answers = cycle(Texts(folder, corpus, seed=1).answers(ANSWERS, ANSWER_TOKENS))
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        stream: bool = False,
+        resumed_tokens: int = 0,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield the next text; prompt and sampling parameters are ignored."""
         del request_id, prompt_ids, sampling, resumed_tokens
@@ -63,7 +69,9 @@ class DelayedEngine(ScriptedEngine):
 def _inference_worker(context: BuildContext) -> Actor:
     corpus = Path(sys.argv[4]) if sys.argv[4] else None
     engine = DelayedEngine(tokenizer_folder(corpus), float(sys.argv[3]), corpus)
-    return InferenceWorker(lambda _: engine, name=context.instance, concurrency=context.recipe.actors.inference_worker.concurrency)
+    return InferenceWorker(
+        lambda _: engine, name=context.instance, concurrency=context.recipe.actors.inference_worker.concurrency
+    )
 
 
 if __name__ == "__main__":

@@ -81,7 +81,9 @@ class GatewaySystem:
     async def publish(self, events: Sequence[Event]) -> None:
         """Publish concurrently, in chunks."""
         for start in range(0, len(events), PUBLISHED_TOGETHER):
-            await asyncio.gather(*(self.bus.publish(event, self._stamp()) for event in events[start : start + PUBLISHED_TOGETHER]))
+            await asyncio.gather(
+                *(self.bus.publish(event, self._stamp()) for event in events[start : start + PUBLISHED_TOGETHER])
+            )
 
     async def serve(self, model: Path) -> None:
         """Publish an empty weight version, and wait until the engine has loaded it and the gateway answers."""
@@ -113,7 +115,9 @@ class GatewaySystem:
     async def _open_session(self, episode: str) -> Endpoint:
         task = Task(id=f"task-{episode}", data={"question": "why?"})
         work = RunEpisode(episode=episode, group=f"group-{episode}", task=task, sampling=SamplingParams())
-        opened: SessionOpened = await self.bus.request(OpenSession(work=work, lease_seconds=LEASE_SECONDS), self._stamp(), timeout=30)
+        opened: SessionOpened = await self.bus.request(
+            OpenSession(work=work, lease_seconds=LEASE_SECONDS), self._stamp(), timeout=30
+        )
         self._open[opened.session] = work
         address = urlsplit(opened.base_url)
         assert address.hostname is not None
@@ -122,7 +126,9 @@ class GatewaySystem:
 
     async def abandon_sessions(self) -> None:
         """Abandon every open session."""
-        await self.publish([EpisodeAbandoned(work=work, reason="agent", detail="measured") for work in self._open.values()])
+        await self.publish(
+            [EpisodeAbandoned(work=work, reason="agent", detail="measured") for work in self._open.values()]
+        )
         self._open.clear()
 
     async def export(self) -> list[Trajectory]:
@@ -130,7 +136,10 @@ class GatewaySystem:
         scored = [EpisodeScored(work=work, session=session, reward=1.0) for session, work in self._open.items()]
         self._open.clear()
         trajectories: list[Trajectory] = []
-        async with self.bus.events(TrajectoryExported, consumer="exports", history="new") as exported, asyncio.timeout(START_SECONDS):
+        async with (
+            self.bus.events(TrajectoryExported, consumer="exports", history="new") as exported,
+            asyncio.timeout(START_SECONDS),
+        ):
             publishing = asyncio.ensure_future(self.publish(scored))
             while len(trajectories) < len(scored):
                 event = (await anext(exported)).message
@@ -145,23 +154,36 @@ class GatewaySystem:
 
 
 @asynccontextmanager
-async def gateway_system(folder: Path, model: Path, corpus: Path | None, delay_seconds: float) -> AsyncIterator[GatewaySystem]:
+async def gateway_system(
+    folder: Path, model: Path, corpus: Path | None, delay_seconds: float
+) -> AsyncIterator[GatewaySystem]:
     """Start a gateway whose engine answers after this delay."""
     plan, run_folder = recipe(folder), RunFolder(folder / RUN)
     run_folder.create(plan)
     server = await EmbeddedServer.start(run_folder.nats)
     try:
-        bus = await NatsBus.connect(server.url, RUN, name="benchmark", token=server.token, kinds=KINDS, blobs=run_folder.blobs)
+        bus = await NatsBus.connect(
+            server.url, RUN, name="benchmark", token=server.token, kinds=KINDS, blobs=run_folder.blobs
+        )
         run_folder.announce(ServerAddress(url=server.url, token=server.token, run=RUN, pid=os.getpid()))
         arguments = [str(delay_seconds), str(corpus or "")]
         address = run_folder.server()
         with (
-            process_of("gateway_process.py", str(run_folder.path), "gateway", *arguments, core=SERVER_CORE, address=address) as gateway,
             process_of(
-                "gateway_process.py", str(run_folder.path), "inference_worker", *arguments, core=REST_CORE, address=address
+                "gateway_process.py", str(run_folder.path), "gateway", *arguments, core=SERVER_CORE, address=address
+            ) as gateway,
+            process_of(
+                "gateway_process.py",
+                str(run_folder.path),
+                "inference_worker",
+                *arguments,
+                core=REST_CORE,
+                address=address,
             ) as engine,
         ):
-            made = GatewaySystem(bus, {"gateway": gateway.pid, "inference_worker": engine.pid, "nats-server": server.pid})
+            made = GatewaySystem(
+                bus, {"gateway": gateway.pid, "inference_worker": engine.pid, "nats-server": server.pid}
+            )
             try:
                 await made.serve(model)
             except TimeoutError:
@@ -198,7 +220,9 @@ def floor(kind: str, model: Path, delay_seconds: float) -> Iterator[Floor]:
 
 
 @contextmanager
-def process_of(script: str, *arguments: str, core: int, address: ServerAddress | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def process_of(
+    script: str, *arguments: str, core: int, address: ServerAddress | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process pinned to a core; it ends with this context."""
     command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:

@@ -58,7 +58,10 @@ def tokenizer_folder(corpus: Path | None = None) -> Path:
     """A Hugging Face folder with a tokenizer for these texts; trained at the first call, within seconds."""
     files = corpus_files(corpus)
     recipe = "|".join([f"{file}:{file.stat().st_size}" for file in files] + [WORDS, CHAT_TEMPLATE, str(VOCABULARY)])
-    folder = Path(tempfile.gettempdir()) / f"areal-benchmark-tokenizer-{hashlib.blake2b(recipe.encode(), digest_size=6).hexdigest()}"
+    folder = (
+        Path(tempfile.gettempdir())
+        / f"areal-benchmark-tokenizer-{hashlib.blake2b(recipe.encode(), digest_size=6).hexdigest()}"
+    )
     if not (folder / "tokenizer_config.json").is_file():
         folder.mkdir(exist_ok=True)
         _train(files).save(str(folder / "tokenizer.json"))
@@ -71,7 +74,9 @@ def _train(files: list[Path]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(WORDS), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)

@@ -118,7 +118,13 @@ class Generators:
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        options = {"max_new_tokens": self.tokens, "pad_token_id": 0, "cache_implementation": cache, "disable_compile": True, **how}
+        options = {
+            "max_new_tokens": self.tokens,
+            "pad_token_id": 0,
+            "cache_implementation": cache,
+            "disable_compile": True,
+            **how,
+        }
         completed: list[list[int]] = self.model.generate(ids, attention_mask=mask, **options)[:, longest:].tolist()
         return completed
 
@@ -134,7 +140,11 @@ async def answers(engine: TransformersEngine, prompts: Prompts, sampling: Sampli
     """Completions of the engine to requests that are sent at once."""
 
     async def complete(prompt: Sequence[int]) -> list[int]:
-        return [token async for chunk in engine.generate("benchmark", prompt, sampling) for token in chunk.columns.ids_array().tolist()]
+        return [
+            token
+            async for chunk in engine.generate("benchmark", prompt, sampling)
+            for token in chunk.columns.ids_array().tolist()
+        ]
 
     return list(await asyncio.gather(*map(complete, prompts)))
 
@@ -148,9 +158,13 @@ async def count_equal(both: Generators, prompts: Prompts) -> int:
     equal = 0
     for prompt, own in zip(prompts, await both.ours(prompts, temperature=0.0), strict=True):
         (other,) = both.theirs([prompt], "dynamic", do_sample=False)
-        equal += next((place for place, pair in enumerate(zip(own, other, strict=True)) if pair[0] != pair[1]), both.tokens)
+        equal += next(
+            (place for place, pair in enumerate(zip(own, other, strict=True)) if pair[0] != pair[1]), both.tokens
+        )
     if equal < EQUAL * both.tokens * len(prompts):
-        raise SystemExit(f"{equal} of {both.tokens * len(prompts)} greedy tokens are those of `generate`: its speed means nothing")
+        raise SystemExit(
+            f"{equal} of {both.tokens * len(prompts)} greedy tokens are those of `generate`: its speed means nothing"
+        )
     return equal
 
 
@@ -176,14 +190,20 @@ async def generation(folder: str, options: argparse.Namespace) -> dict[str, Any]
     numbers = np.random.default_rng(0)
 
     def draw(count: int) -> Prompts:
-        return [numbers.integers(20, both.engine.vocabulary_size, length).tolist() for length in numbers.integers(*PROMPT_TOKENS, count)]
+        return [
+            numbers.integers(20, both.engine.vocabulary_size, length).tolist()
+            for length in numbers.integers(*PROMPT_TOKENS, count)
+        ]
 
     equal = await count_equal(both, draw(GREEDY_PROMPTS))
     print(f"greedy: {equal} of {GREEDY_PROMPTS * options.tokens} tokens are those of `generate`", flush=True)
     rows = []
     for together in options.together:
         rows.append(asdict(await compare(both, draw, together, options.group, options.repeats)))
-        print(" ".join(f"{value:,.2f}" if isinstance(value, float) else str(value) for value in rows[-1].values()), flush=True)
+        print(
+            " ".join(f"{value:,.2f}" if isinstance(value, float) else str(value) for value in rows[-1].values()),
+            flush=True,
+        )
     await both.engine.close()
     header = ("together", "engine tok/s", "generate tok/s", "cache", "ratio", "ratio of CPU")
     print(table(header, [tuple(row.values()) for row in rows]))
@@ -193,7 +213,9 @@ async def generation(folder: str, options: argparse.Namespace) -> dict[str, Any]
 def memory(folder: str, options: argparse.Namespace) -> dict[str, Any]:
     """Part `memory`: in a process of its own, with nothing else in it."""
     words = [sys.executable, __file__, HELD, folder, str(options.tokens)]
-    figures: dict[str, Any] = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    figures: dict[str, Any] = json.loads(
+        subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+    )
     print(table(("MiB", "resident"), [(name, float(value)) for name, value in figures.items()]))
     return figures
 
@@ -239,7 +261,11 @@ def main() -> None:
     options = parse_arguments(parser, QUICK)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.model or make_folder(Path(temporary), head_dim=64, positions=1024, **options.shape)
-        figures: dict[str, Any] = {"model": Path(options.model).name or "random", "threads": options.threads, "group": options.group}
+        figures: dict[str, Any] = {
+            "model": Path(options.model).name or "random",
+            "threads": options.threads,
+            "group": options.group,
+        }
         if "generation" in options.parts:
             figures["generation"] = asyncio.run(generation(folder, options))
         if "memory" in options.parts:

@@ -40,7 +40,9 @@ OUTPUT_TAIL_CHARACTERS = 4000
 """Characters of a failed command's output that are shown."""
 
 
-def parse_arguments(parser: argparse.ArgumentParser, quick: Mapping[str, Any], words: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(
+    parser: argparse.ArgumentParser, quick: Mapping[str, Any], words: Sequence[str] | None = None
+) -> argparse.Namespace:
     """Parse the arguments of a benchmark. `--quick` uses the values of `quick` as defaults, for a smoke test of seconds."""
     parser.add_argument("--quick", action="store_true", help="tiny sizes, no history")
     parser.add_argument("--no-history", action="store_true", help="print only")
@@ -51,7 +53,9 @@ def parse_arguments(parser: argparse.ArgumentParser, quick: Mapping[str, Any], w
     return arguments
 
 
-def areal(*words: str, allowed: Sequence[int] = (0,), environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def areal(
+    *words: str, allowed: Sequence[int] = (0,), environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command of the command line in this checkout; `environment` is added to that of this process.
 
     Raises:
@@ -70,13 +74,19 @@ def areal(*words: str, allowed: Sequence[int] = (0,), environment: Mapping[str, 
         check=False,
     )
     if ended.returncode not in allowed:
-        raise SystemExit(f"areal-actors {' '.join(words)} failed:\n{(ended.stdout + ended.stderr)[-OUTPUT_TAIL_CHARACTERS:]}")
+        raise SystemExit(
+            f"areal-actors {' '.join(words)} failed:\n{(ended.stdout + ended.stderr)[-OUTPUT_TAIL_CHARACTERS:]}"
+        )
     return ended
 
 
 def append(benchmark: str, figures: Mapping[str, Any], history: Path = HISTORY) -> str:
     """Append figures to the history, with commit and machine; NaN becomes null."""
-    before = [json.loads(line)["benchmark"] for line in history.read_text(encoding="utf-8").splitlines()] if history.exists() else []
+    before = (
+        [json.loads(line)["benchmark"] for line in history.read_text(encoding="utf-8").splitlines()]
+        if history.exists()
+        else []
+    )
     name = f"{benchmark}-{before.count(benchmark) + 1}"
     line = {"id": name, "benchmark": benchmark, "commit": commit(), "machine": machine(), **figures}
     with history.open("ab") as file:
@@ -101,7 +111,13 @@ def machine() -> dict[str, str | int]:
 def busy_seconds() -> float:
     """CPU seconds that this machine spent on all processes, including time stolen by its host."""
     times = psutil.cpu_times()
-    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
+    return float(
+        sum(times)
+        - times.idle
+        - getattr(times, "iowait", 0.0)
+        - getattr(times, "guest", 0.0)
+        - getattr(times, "guest_nice", 0.0)
+    )
 
 
 def others_share(busy: float, own: float, seconds: float) -> float:

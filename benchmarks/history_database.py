@@ -63,7 +63,9 @@ def made_recipe(episodes: int) -> Recipe:
     """Returns the main recipe with as many steps as these episodes make."""
     steps = max(episodes // (GROUP * GROUPS), 1)
     words = [f"run={NAME}", f"steps={steps}", f"algorithm.group_size={GROUP}", f"trainer.batch_size={GROUPS}"]
-    return load([ROOT / "recipes" / "gsm8k_grpo.toml"], [*words, "profile=embedded"], CudaDevices(0, "none is asked for")).recipe
+    return load(
+        [ROOT / "recipes" / "gsm8k_grpo.toml"], [*words, "profile=embedded"], CudaDevices(0, "none is asked for")
+    ).recipe
 
 
 async def write_run(place: RunFolder, episodes: int) -> int:
@@ -98,7 +100,9 @@ def cpu_seconds(words: Sequence[str], checkout: Path = ROOT) -> float:
     before = children_seconds()
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     command = [sys.executable, "-m", "areal_actors", *words]
-    subprocess.run(command, cwd=checkout, env=environment, stdout=subprocess.DEVNULL, check=True, timeout=LONGEST_SECONDS)
+    subprocess.run(
+        command, cwd=checkout, env=environment, stdout=subprocess.DEVNULL, check=True, timeout=LONGEST_SECONDS
+    )
     spent = children_seconds() - before
     print(f"{spent:.2f} CPU seconds: {' '.join(words[:3])}, in {checkout}", flush=True)
     return spent
@@ -115,7 +119,9 @@ def page_seconds(folder: Path, last: int, checkout: Path = ROOT) -> float:
     before = children_seconds()
     command = [sys.executable, "-m", "areal_actors", "view", NAME, "--folder", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    with subprocess.Popen(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=checkout, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         while ask(url, "api/run")["head"]["last"] < last:
@@ -201,7 +207,13 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
                 figures[name]["before"] = cpu_seconds(words, options.before)
             figures["page"]["before"] = page_seconds(Path(temporary), count, options.before)
         shutil.rmtree(place.path)
-    return {"episodes": options.episodes, "events": count, "log_bytes": log, "database_bytes": size, "cpu_seconds": figures}
+    return {
+        "episodes": options.episodes,
+        "events": count,
+        "log_bytes": log,
+        "database_bytes": size,
+        "cpu_seconds": figures,
+    }
 
 
 COLUMNS = ("before", "deleted", "damaged", "half-written", "older", "first", "up to date")
@@ -214,9 +226,14 @@ def main() -> None:
     parser.add_argument("--before", type=Path, default=None, help="another checkout, whose commands are timed, too")
     options = parse_arguments(parser, QUICK)
     figures = measure(options)
-    print(f"{figures['events']:,} events; log {figures['log_bytes']:,} bytes, database {figures['database_bytes']:,} bytes; CPU seconds:")
+    print(
+        f"{figures['events']:,} events; log {figures['log_bytes']:,} bytes, database {figures['database_bytes']:,} bytes; CPU seconds:"
+    )
     seconds: dict[str, dict[str, float]] = figures["cpu_seconds"]  # type: ignore[assignment]
-    rows = [[name, *(f"{values[column]:.2f}" if column in values else "" for column in COLUMNS)] for name, values in seconds.items()]
+    rows = [
+        [name, *(f"{values[column]:.2f}" if column in values else "" for column in COLUMNS)]
+        for name, values in seconds.items()
+    ]
     print(table(("command", *COLUMNS), rows))
     if not options.no_history:
         print(append("history_database", figures))

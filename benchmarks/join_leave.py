@@ -228,7 +228,10 @@ class Outcome(msgspec.Struct, frozen=True):
     def passed(self) -> bool:
         """True if the steps are exact, and nothing was lost or trained twice."""
         return (
-            self.status == (0 if self.name != "joins" else INTERRUPTED) and self.steps == self.wanted and not self.lost and not self.twice
+            self.status == (0 if self.name != "joins" else INTERRUPTED)
+            and self.steps == self.wanted
+            and not self.lost
+            and not self.twice
         )
 
 
@@ -241,7 +244,9 @@ async def measure(name: str, options: argparse.Namespace, folder: Path) -> Outco
         settings = [f"steps={steps}", "checkpoint.every_steps=20"]
         settings += SMALL if name != "cable" or options.quick else ["profile=embedded"]
         settings += [f"bus.url={cluster.url}", "bus.replicas=3"] if cluster else []
-        settings += [f"bus.host={host.run_address}", f"gateway.host={host.run_address}"] if name in ("joins", "cable") else []
+        settings += (
+            [f"bus.host={host.run_address}", f"gateway.host={host.run_address}"] if name in ("joins", "cable") else []
+        )
         settings += ALONE if name == "cable" else ()
         run = LiveRun(folder / "runs", *settings, small=False)
         stack.callback(run.abort)
@@ -320,13 +325,27 @@ def row(one: Outcome) -> list[object]:
     """A line of the table."""
     accuracy = " to ".join(f"{found:.2f}" for found in (one.accuracy[:1] + one.accuracy[-1:]))
     counts = [one.joined, one.left, one.killed, one.redelivered, one.retried, one.lost, one.twice]
-    return [one.name, f"{one.steps} of {one.wanted}", *counts, f"{one.outage_seconds:.1f}", accuracy, f"{one.step_seconds:.2f}", one.audit]
+    return [
+        one.name,
+        f"{one.steps} of {one.wanted}",
+        *counts,
+        f"{one.outage_seconds:.1f}",
+        accuracy,
+        f"{one.step_seconds:.2f}",
+        one.audit,
+    ]
 
 
 def main() -> int:
     """Run the named scenarios; returns 1 if one of them lost anything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", default=list(SCENARIOS), help=f"{', '.join(SCENARIOS)} (default: all)")
+    parser.add_argument(
+        "scenarios",
+        nargs="*",
+        metavar="SCENARIO",
+        default=list(SCENARIOS),
+        help=f"{', '.join(SCENARIOS)} (default: all)",
+    )
     parser.add_argument("--joins", type=int, default=50, help="workers that join and leave (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=60, help="steps of a small run (default: %(default)s)")
     parser.add_argument("--cable-steps", type=int, default=24, help="steps of the main recipe (default: %(default)s)")

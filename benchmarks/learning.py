@@ -52,9 +52,23 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "masked": lambda result: f"{result['masked']:.1%}",
     "parity": lambda result: f"{result['parity']:.1e}",
 }
-SPREAD = ("loss before", "loss after", "pairs before", "pairs after", "before", "after", "greedy before", "greedy after", "wall s", "CPU s")
+SPREAD = (
+    "loss before",
+    "loss after",
+    "pairs before",
+    "pairs after",
+    "before",
+    "after",
+    "greedy before",
+    "greedy after",
+    "wall s",
+    "CPU s",
+)
 """Columns with lowest / median / highest of each recipe, if available."""
-PREREQUISITES = {"distillation": ("grpo", "algorithm.teacher="), "reward_model_grpo": ("reward_model", "task.reward=model:")}
+PREREQUISITES = {
+    "distillation": ("grpo", "algorithm.teacher="),
+    "reward_model_grpo": ("reward_model", "task.reward=model:"),
+}
 """By recipe: the recipe that trains its teacher or reward model, and the setting for it."""
 
 
@@ -67,7 +81,9 @@ def run(recipes: Sequence[Path], seed: int, folder: Path, settings: Sequence[str
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
     words = [*map(str, recipes), f"seed={seed}", f"folder={folder}", *settings]
-    subprocess.run([sys.executable, "-m", "areal_actors", "run", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "areal_actors", "run", *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+    )
     wall = time.monotonic() - started
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     run_folder = next(path for path in folder.iterdir() if (path / "metrics.jsonl").exists())
@@ -88,7 +104,9 @@ def learning_metrics(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Extract accuracies and losses from the metrics of a run."""
     metrics = [line["metrics"] for line in lines if line["kind"] == "step.completed"]
     losses = {line["weight_version"]: line["metrics"] for line in lines if line["kind"] == "loss.evaluated"}
-    evaluations = {(line["mode"], line["weight_version"]): line for line in lines if line["kind"] == "evaluation.completed"}
+    evaluations = {
+        (line["mode"], line["weight_version"]): line for line in lines if line["kind"] == "evaluation.completed"
+    }
     found = example_metrics(losses[0], losses[len(metrics)]) if losses else episode_metrics(metrics, evaluations)
     return {"steps": len(metrics), **found}
 
@@ -100,7 +118,9 @@ def example_metrics(first: dict[str, float], last: dict[str, float]) -> dict[str
     return {f"{name} {when}": values[key] for name, key in names for when, values in ends if key in values}
 
 
-def episode_metrics(metrics: Sequence[dict[str, float]], evaluations: dict[tuple[str, int], dict[str, Any]]) -> dict[str, float]:
+def episode_metrics(
+    metrics: Sequence[dict[str, float]], evaluations: dict[tuple[str, int], dict[str, Any]]
+) -> dict[str, float]:
     """Held-out accuracy and metrics of the steps."""
     first, last = evaluations["sampled", 0], evaluations["sampled", len(metrics)]
     return {
@@ -142,7 +162,9 @@ def by_seed(seeds: Sequence[int], settings: Sequence[str]) -> list[Result]:
 # ------------------------------------------------------------ several recipes
 
 
-def by_recipe(names: Sequence[str], seeds: Sequence[int], folder: Path, settings: Sequence[str]) -> dict[str, list[Result]]:
+def by_recipe(
+    names: Sequence[str], seeds: Sequence[int], folder: Path, settings: Sequence[str]
+) -> dict[str, list[Result]]:
     """Run all recipes and print a line for each, over all seeds."""
     found = {name: [measure_recipe(name, seed, folder, settings) for seed in seeds] for name in names}
     columns = [key for key in SPREAD if any(key in result for results in found.values() for result in results)]
@@ -196,7 +218,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--recipes", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "learning", help="cache of results and models")
-    parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE", help="settings of the recipe, as for `areal-actors run`")
+    parser.add_argument(
+        "settings", nargs="*", default=[], metavar="KEY=VALUE", help="settings of the recipe, as for `areal-actors run`"
+    )
     options = parse_arguments(parser, {"seeds": [0], "settings": ["steps=1", *SMALL]})
     if options.recipes:
         options.folder.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,9 @@ CALLING = ('warm_start.skills=["tools"]', "warm_start.steps=400", "warm_start.ta
 SICK = (
     Case("top_k = 1 in the recipe", ("sampling.top_k=1",), "equal samples"),
     Case(
-        "an agent that sends temperature 0.1", (*agent("Asking", temperature=0.1), "gateway.temperature_policy=as_asked"), "equal samples"
+        "an agent that sends temperature 0.1",
+        (*agent("Asking", temperature=0.1), "gateway.temperature_policy=as_asked"),
+        "equal samples",
     ),
     Case("a reward that is always 1", (reward("always_one"),), "constant rewards", quick=True),
     Case("rewards that differ by rounding", (reward("noise"),), "constant rewards"),
@@ -51,14 +53,22 @@ SICK = (
     Case("a reward of the task, not of the answer", (reward("by_task"),), "equal rewards in groups"),
     Case("answers are compared with the whole solution", (reward("same_text"),), "right answers without reward"),
     Case("a reward for a form that the model does not write", (reward("boxed"),), "right answers without reward"),
-    Case("half of the references are remarks", (dataset("half_unreadable"), "task.unreadable_references=warn"), "unreadable references"),
+    Case(
+        "half of the references are remarks",
+        (dataset("half_unreadable"), "task.unreadable_references=warn"),
+        "unreadable references",
+    ),
     Case("a column that the rows do not have", agent("Misreading"), "equal prompts"),
     Case("a stop string that answers begin with", agent("Asking", stop='["#"]'), "empty answers"),
     Case("answers are cut after 2 tokens", ("sampling.max_tokens=2",), "cut answers"),
     Case("a tool under another name", (*agent("UsingTools", name="solve"), *CALLING), "lost tool calls"),
     Case("named conversations, one of them rewarded", (*agent("Named"), DISCOUNT), "calls without credit"),
     Case("solver 0 or 1 beside judge 4 or 5", agent("SolverAndJudge", lowest=4.0), "roles with one baseline"),
-    Case("the conversation fills the context", (*agent("Overflowing"), "generation.max_model_len=192"), "ended by the model"),
+    Case(
+        "the conversation fills the context",
+        (*agent("Overflowing"), "generation.max_model_len=192"),
+        "ended by the model",
+    ),
     Case("answers are read as JSON", agent("ReadingJson"), "ended by the model"),
     Case("marks in tasks are control tokens", (dataset("marked"), "gateway.marks_in_text=control"), "forged marks"),
     Case("a reward that divides by 0", (reward("not_a_number"),), "failed attempts"),
@@ -75,7 +85,10 @@ HEALTHY = (
     Case("compaction, discount 0.9", (*agent("Compacting"), DISCOUNT)),
     Case("candidates beside each other, discount 1", (*agent("Choosing"), "task.turn_discount=1.0")),
     Case("a reward for each call", (*agent("RewardingCalls"), "task.baseline_over=calls")),
-    Case("solver and judge with baselines of their own", (*agent("SolverAndJudge", lowest=4.0), "task.baseline_over=roles")),
+    Case(
+        "solver and judge with baselines of their own",
+        (*agent("SolverAndJudge", lowest=4.0), "task.baseline_over=roles"),
+    ),
     Case("solver and checker of one scale", agent("SolverAndJudge", lowest=0.0)),
     Case("tools", (*agent("UsingTools"), *CALLING)),
     Case("rewards of any size", (reward("dense"),)),
@@ -84,7 +97,10 @@ HEALTHY = (
     Case("an easy task", (reward("easy"),)),
     Case("a reward without references", (reward("short"), dataset("unanswered"))),
     Case("one attempt in ten fails", agent("Failing", every=10)),
-    Case("the model ends one episode in ten", (*agent("Failing", every=10, error="GaveUp"), f'task.model_errors=["{AGENTS}:GaveUp"]')),
+    Case(
+        "the model ends one episode in ten",
+        (*agent("Failing", every=10, error="GaveUp"), f'task.model_errors=["{AGENTS}:GaveUp"]'),
+    ),
     Case("marks in tasks are text", (dataset("marked"),)),
 )
 

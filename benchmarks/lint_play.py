@@ -89,7 +89,10 @@ async def _play(recipe: Recipe, folder: RunFolder) -> Played:
                 serving.append(asyncio.create_task(served[-1].serve()))
     following = asyncio.create_task(_follow(bus, recipe))
     try:
-        await asyncio.wait({asyncio.gather(*(runtime.ready.wait() for runtime in served)), *serving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {asyncio.gather(*(runtime.ready.wait() for runtime in served)), *serving},
+            return_when=asyncio.FIRST_COMPLETED,
+        )
         started = RunStarted(recipe={}, profile="", reason="", folder=str(folder.path))
         await bus.publish(started, Stamp(id="start", sender="run", time=time.time()))
         await asyncio.wait({following, *serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -125,7 +128,9 @@ async def _follow(bus: MemoryBus, recipe: Recipe) -> Played:
             case EpisodeAbandoned() if message.reason not in {"rejected", "surplus"}:
                 failed += 1
                 played.abandoned += 1
-        is_over = isinstance(message, FilterExhausted | TrainingHalted) or failed >= recipe.watchdog.max_failures_in_a_row
+        is_over = (
+            isinstance(message, FilterExhausted | TrainingHalted) or failed >= recipe.watchdog.max_failures_in_a_row
+        )
         if is_over or played.steps == recipe.steps:
             lint.conclude()
             played.faults = lint.faults

@@ -35,7 +35,16 @@ from areal_bus.payload import pack, unpack
 
 CONCURRENCY = 16
 QUICK = {"episodes": 64, "cases": ["short"]}
-COLUMNS = ("trained_tokens", "store", "compressed", "sent", "received", "store_a_token", "compressed_a_token", "sent_a_token")
+COLUMNS = (
+    "trained_tokens",
+    "store",
+    "compressed",
+    "sent",
+    "received",
+    "store_a_token",
+    "compressed_a_token",
+    "sent_a_token",
+)
 READ_TOGETHER = 256
 BLOCK_BYTES = 8 << 20
 """Size at which the server begins another block of a log."""
@@ -68,11 +77,21 @@ CASES = {"short": Case(1, 33), "long": Case(1, 1000), "turns": Case(50, 40, 60)}
 async def measure(case: Case, episodes: int, folder: Path, *, compress: bool = False) -> dict[str, Any]:
     """Run episodes of a case; returns bytes an episode."""
     tables = {
-        "generation": {"engine": "scripted", "max_model_len": 65536, "scripted": {"shortest": case.tokens, "longest": case.tokens}},
+        "generation": {
+            "engine": "scripted",
+            "max_model_len": 65536,
+            "scripted": {"shortest": case.tokens, "longest": case.tokens},
+        },
         "sampling": {"max_tokens": case.tokens},
         "log": {"compress": compress},
     }
-    plan = recipe(CONCURRENCY, 1 + episodes // EPISODES_A_STEP, folder, {"calls": case.calls, "reply_words": case.reply_words}, **tables)
+    plan = recipe(
+        CONCURRENCY,
+        1 + episodes // EPISODES_A_STEP,
+        folder,
+        {"calls": case.calls, "reply_words": case.reply_words},
+        **tables,
+    )
     place = RunFolder(folder / RUN)
     async with asyncio.timeout(LONGEST_SECONDS), system(plan, place) as (bus, running):
         before = traffic(place, running[SERVER])
@@ -84,9 +103,15 @@ async def measure(case: Case, episodes: int, folder: Path, *, compress: bool = F
         kinds, calls = await sizes(bus, until)
         run = calls / case.calls  # those of unfinished episodes, too
         log = bus.streams.log
-        state = (await bus.streams.api(f"STREAM.INFO.{log}", {"subjects_filter": bus.streams.prefix + TrajectoryExported.subject}))["state"]
+        state = (
+            await bus.streams.api(
+                f"STREAM.INFO.{log}", {"subjects_filter": bus.streams.prefix + TrajectoryExported.subject}
+            )
+        )["state"]
         stored = state["bytes"] / sum(state["subjects"].values())
-    files = sorted((file for file in (place.nats / "store").rglob("*.blk") if log in file.parts), key=lambda file: int(file.stem))
+    files = sorted(
+        (file for file in (place.nats / "store").rglob("*.blk") if log in file.parts), key=lambda file: int(file.stem)
+    )
     complete = sum(file.stat().st_size for file in files[:-1])
     share = complete / (BLOCK_BYTES * (len(files) - 1)) if compress and complete else None
     read = kinds[TrajectoryExported.subject].number
@@ -163,7 +188,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--episodes", type=int, default=512)
-    parser.add_argument("--compress", action="store_true", help="complete blocks of the log: needs 4,000 short episodes to have one")
+    parser.add_argument(
+        "--compress", action="store_true", help="complete blocks of the log: needs 4,000 short episodes to have one"
+    )
     arguments = parse_arguments(parser, QUICK)
     found: dict[str, dict[str, Any]] = {}
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -171,9 +198,18 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as temporary:
                 episodes = max(arguments.episodes // CASES[name].calls, LEAST_EPISODES)
                 found[name] = runner.run(measure(CASES[name], episodes, Path(temporary), compress=arguments.compress))
-    print(table(["bytes an episode", *COLUMNS], [[name, *(case[column] for column in COLUMNS)] for name, case in found.items()]))
+    print(
+        table(
+            ["bytes an episode", *COLUMNS],
+            [[name, *(case[column] for column in COLUMNS)] for name, case in found.items()],
+        )
+    )
     for name, case in found.items():
-        shown = [(kind, one) for kind, one in case["kinds"].items() if one["number"] * one["bytes"] > LEAST_SHARE * case["store"]]
+        shown = [
+            (kind, one)
+            for kind, one in case["kinds"].items()
+            if one["number"] * one["bytes"] > LEAST_SHARE * case["store"]
+        ]
         print()
         print(table([name, *shown[0][1]], [[kind, *one.values()] for kind, one in shown]))
     if not arguments.no_history:

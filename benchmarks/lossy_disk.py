@@ -20,7 +20,10 @@ def can_lose_power() -> bool:
     """True if this user can create and mount loop devices."""
     if os.geteuid() != 0 or not all(shutil.which(tool) for tool in TOOLS):
         return False
-    return Path("/dev/loop-control").exists() and subprocess.run(["losetup", "-f"], capture_output=True, check=False).returncode == 0
+    return (
+        Path("/dev/loop-control").exists()
+        and subprocess.run(["losetup", "-f"], capture_output=True, check=False).returncode == 0
+    )
 
 
 class LossyDisk:

@@ -121,7 +121,9 @@ async def system(plan: Recipe, folder: RunFolder) -> AsyncIterator[tuple[NatsBus
 
 
 @contextmanager
-def processes(folder: RunFolder, names: list[str], program: str = "orchestration_process.py") -> Iterator[dict[str, psutil.Process]]:
+def processes(
+    folder: RunFolder, names: list[str], program: str = "orchestration_process.py"
+) -> Iterator[dict[str, psutil.Process]]:
     """Start the processes with these names; they end with this context."""
     script = str(Path(__file__).with_name(program))
     started: dict[str, subprocess.Popen[bytes]] = {}
@@ -158,7 +160,10 @@ async def measure_system(concurrency: int, calls: int, steps: int, folder: Path)
             first = await count_reached(bus, ended, WARM_UP_STEPS * EPISODES_A_STEP)
             began, busy, before = time.perf_counter(), busy_seconds(), cpu_seconds(running)
             last = await count_reached(bus, ended, (WARM_UP_STEPS + steps) * EPISODES_A_STEP)
-        seconds, cpu = time.perf_counter() - began, {name: after - before[name] for name, after in cpu_seconds(running).items()}
+        seconds, cpu = (
+            time.perf_counter() - began,
+            {name: after - before[name] for name, after in cpu_seconds(running).items()},
+        )
         others = others_share(busy_seconds() - busy, sum(cpu.values()), seconds)
         return Measured(episodes=last - first, seconds=seconds, cpu=cpu, others=others)
 
@@ -177,7 +182,9 @@ async def count_reached(bus: NatsBus, kind: type[Event], least: int) -> int:
 
 def cpu_seconds(running: dict[str, psutil.Process]) -> dict[str, float]:
     """User and system time of each process and its children."""
-    return {name: sum(map(_cpu_seconds, [process, *process.children(recursive=True)])) for name, process in running.items()}
+    return {
+        name: sum(map(_cpu_seconds, [process, *process.children(recursive=True)])) for name, process in running.items()
+    }
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
@@ -187,7 +194,13 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 def measure_floor(concurrency: int, calls: int, episodes: int) -> Measured:
     """Measure the same agents with a minimal server."""
-    command = [sys.executable, str(Path(__file__).with_name("orchestration_floor.py")), str(episodes), str(concurrency), str(calls)]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("orchestration_floor.py")),
+        str(episodes),
+        str(concurrency),
+        str(calls),
+    ]
     printed = subprocess.run(command, check=True, capture_output=True, cwd=ROOT, timeout=LONGEST_SECONDS).stdout
     figures = json.loads(printed)
     return Measured(episodes=episodes, seconds=figures.pop("seconds"), others=figures.pop("others"), cpu=figures)
@@ -225,9 +238,20 @@ async def compare(concurrency: int, calls: int, steps: int, repeats: int) -> dic
 def main() -> None:
     """Measure, print, append to the history."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[8, 64], metavar="EPISODES", help="in flight at once; multiples of 4")
-    parser.add_argument("--calls", type=int, nargs="+", default=[0, 1, 10], metavar="CALLS", help="model calls of an episode")
-    parser.add_argument("--steps", type=int, default=30, help=f"of {EPISODES_A_STEP} episodes, measured after {WARM_UP_STEPS} more")
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        nargs="+",
+        default=[8, 64],
+        metavar="EPISODES",
+        help="in flight at once; multiples of 4",
+    )
+    parser.add_argument(
+        "--calls", type=int, nargs="+", default=[0, 1, 10], metavar="CALLS", help="model calls of an episode"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=30, help=f"of {EPISODES_A_STEP} episodes, measured after {WARM_UP_STEPS} more"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="number of alternations of floor and system")
     arguments = parse_arguments(parser, QUICK)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -236,12 +260,34 @@ def main() -> None:
             for calls in arguments.calls
             for concurrency in arguments.concurrency
         ]
-    header = ["calls", "episodes at once", "floor eps/s", "system eps/s", "ratio", "floor CPU ms", "system CPU ms", "ratio", "others' CPU"]
-    keys = ["calls", "concurrency", "floor_rate", "system_rate", "rate_ratio", "floor_cpu_ms", "system_cpu_ms", "cpu_ratio", "others"]
+    header = [
+        "calls",
+        "episodes at once",
+        "floor eps/s",
+        "system eps/s",
+        "ratio",
+        "floor CPU ms",
+        "system CPU ms",
+        "ratio",
+        "others' CPU",
+    ]
+    keys = [
+        "calls",
+        "concurrency",
+        "floor_rate",
+        "system_rate",
+        "rate_ratio",
+        "floor_cpu_ms",
+        "system_cpu_ms",
+        "cpu_ratio",
+        "others",
+    ]
     print(table(header, [[case[key] for key in keys] for case in cases]))
     print()
     rows = [[process, *(case["cpu_ms"][process] for case in cases)] for process in cases[0]["cpu_ms"]]
-    print(table(["CPU ms an episode", *(f"{case['calls']} calls, {case['concurrency']} at once" for case in cases)], rows))
+    print(
+        table(["CPU ms an episode", *(f"{case['calls']} calls, {case['concurrency']} at once" for case in cases)], rows)
+    )
     if not arguments.no_history:
         append("orchestration", {"cases": cases})
 

@@ -30,7 +30,9 @@ from areal_actors.tasks.datasets import open_dataset
 
 AGENT = "benchmarks/calling_agent.py:CallingAgent"
 REQUEST = CHAT.decode(b'{"model": "default", "messages": [{"role": "user", "content": "?"}]}')
-PART = ModelResponsePart(interaction="call-0", text="nothing " * 8, finish_reason="stop", prompt_tokens=60, completion_tokens=16, last=True)
+PART = ModelResponsePart(
+    interaction="call-0", text="nothing " * 8, finish_reason="stop", prompt_tokens=60, completion_tokens=16, last=True
+)
 ANSWER = msgspec.json.encode(CHAT.answer(REQUEST, 0).whole([PART]))
 WARM_UP_EPISODES = 256
 
@@ -76,7 +78,12 @@ def measure(runner: asyncio.Runner, episodes: int, concurrency: int, calls: int)
         process = psutil.Process(server.pid)
         runner.run(run_agents(agent, map(dataset.task, range(WARM_UP_EPISODES)), concurrency, base_url))
         tasks = map(dataset.task, range(WARM_UP_EPISODES, WARM_UP_EPISODES + episodes))
-        began, busy, agents_before, server_before = time.perf_counter(), busy_seconds(), time.process_time(), sum(process.cpu_times()[:2])
+        began, busy, agents_before, server_before = (
+            time.perf_counter(),
+            busy_seconds(),
+            time.process_time(),
+            sum(process.cpu_times()[:2]),
+        )
         runner.run(run_agents(agent, tasks, concurrency, base_url))
         seconds, agents = time.perf_counter() - began, time.process_time() - agents_before
         server_seconds = sum(process.cpu_times()[:2]) - server_before

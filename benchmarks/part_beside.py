@@ -44,7 +44,9 @@ class Beside(Scene):
         """`areal-actors track` in place of the run's own tracker."""
         self.parts["page"] = Part(lambda: family(self.page.pid)[:1] if self.page else [], restore=self._serve_page)
         self.parts["tracker: its run's process"] = Part(self._tracking, restore=self._track_again)
-        self.parts["tracker: the library's process"] = Part(lambda: self._tracking(library=True), restore=self._track_again)
+        self.parts["tracker: the library's process"] = Part(
+            lambda: self._tracking(library=True), restore=self._track_again
+        )
 
     def command(self, *words: str) -> subprocess.Popen[bytes]:
         """Start a command of `areal` on the run's folder."""
@@ -78,7 +80,9 @@ class Beside(Scene):
     def _tracking(self, *, library: bool = False) -> list[psutil.Process]:
         """Returns the process that follows the run for its tracker, or that of the tracker's library."""
         own = [one for one in family(self.run.process.pid) if "areal_actors.track.process" in command_line(one)]
-        above = family(self.again.pid) if self.again is not None else [two for one in own[:1] for two in family(one.pid)]
+        above = (
+            family(self.again.pid) if self.again is not None else [two for one in own[:1] for two in family(one.pid)]
+        )
         return above[1:2] if library else above[:1]
 
     async def _track_again(self) -> None:
@@ -109,7 +113,13 @@ class Beside(Scene):
         if self.again is not None:
             await asyncio.to_thread(self.again.wait)
         await asyncio.to_thread(self.command("track", "--to", TRACKER, "--python", str(PYTHON)).wait)
-        reader = [str(PYTHON), str(ROOT / "tests" / "support" / "tracked_points.py"), TRACKER, str(self.run.folder.parent), RUN]
+        reader = [
+            str(PYTHON),
+            str(ROOT / "tests" / "support" / "tracked_points.py"),
+            TRACKER,
+            str(self.run.folder.parent),
+            RUN,
+        ]
         held = json.loads(await asyncio.to_thread(subprocess.check_output, reader))["points"]
         points = Counter((metric, step) for metric, step, _ in held)
         return len(_written(self.run.folder) - points.keys()), sum(count - 1 for count in points.values())
@@ -119,7 +129,12 @@ def _written(folder: Path) -> set[tuple[str, int]]:
     """Returns the points of steps in `metrics.jsonl`."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["kind"] == "step.completed"]
-    return {(name, row["step"]) for row in steps for name, value in row["metrics"].items() if value is not None and not math.isnan(value)}
+    return {
+        (name, row["step"])
+        for row in steps
+        for name, value in row["metrics"].items()
+        if value is not None and not math.isnan(value)
+    }
 
 
 @asynccontextmanager

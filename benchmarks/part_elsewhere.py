@@ -70,7 +70,9 @@ class Elsewhere(Scene):
             self.parts[name] = Part(joined.worker, joined.names, None, joined.ready)
             self.parts[f"areal-actors join of a {role}"] = Part(joined.command, joined.names, joined.join, joined.ready)
             self.parts[f"host of a {role}"] = Part(joined.host, joined.names, joined.join, joined.ready)
-        self.parts["gateway here"] = Part(self._own_gateway, lambda: (OWN_GATEWAY,), None, lambda: bool(self._own_gateway()))
+        self.parts["gateway here"] = Part(
+            self._own_gateway, lambda: (OWN_GATEWAY,), None, lambda: bool(self._own_gateway())
+        )
 
     async def open(self) -> None:
         """Have one worker of each role join, and wait for steps."""
@@ -92,7 +94,12 @@ def elsewhere(folder: Path, random: Random) -> Iterator[Elsewhere]:
     """Start the run and its other host; both are removed."""
     with OtherHost(folder / "other", hidden=folder / "runs") as host:
         here = (f"bus.host={host.run_address}", f"gateway.host={host.run_address}")
-        counts = ("actors.session_manager.count=2", "gateway.joined=1", "actors.rollout_worker.count=0", "actors.inference_worker.count=0")
+        counts = (
+            "actors.session_manager.count=2",
+            "gateway.joined=1",
+            "actors.rollout_worker.count=0",
+            "actors.inference_worker.count=0",
+        )
         run = LiveRun(folder / "runs", *SETTINGS, *here, *counts)
         try:
             yield Elsewhere(run, host, random)

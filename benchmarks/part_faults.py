@@ -73,7 +73,11 @@ class Outcome(msgspec.Struct):
     def passed(self) -> bool:
         """Returns True if the run always went on, nothing was lost or doubled, and every report named its cause."""
         sound = all(one.fault.went_on and not one.reports.wrong and not one.unreported for one in self.effects)
-        return sound and not (self.lost or self.twice or self.left) and not any(one.fault.lost or one.fault.twice for one in self.effects)
+        return (
+            sound
+            and not (self.lost or self.twice or self.left)
+            and not any(one.fault.lost or one.fault.twice for one in self.effects)
+        )
 
 
 # ------------------------------------------------------------ scenes
@@ -146,7 +150,12 @@ async def disturb_beside(name: str, folder: Path, random: Random, *, few: bool) 
     own, library = "tracker: its run's process", "tracker: the library's process"
     plan: list[tuple[str, Kind]] = [("page", "pause"), ("page", "kill")]
     if trackers and not few:
-        plan += [(own, "pause"), (library, "pause"), ("page", "kill" if first else "pause"), (own if first else library, "kill")]
+        plan += [
+            (own, "pause"),
+            (library, "pause"),
+            ("page", "kill" if first else "pause"),
+            (own if first else library, "kill"),
+        ]
         plan += [(own, "kill")] if first else []
     async with beside(folder, random) as scene:
         async with scene.run.listening():
@@ -207,7 +216,10 @@ async def _audited(name: str, scene: Scene, folder: Path) -> Outcome:
     audit = await audit_run(str(log), folder=folder, recompute=False, console=Console(stderr=True))
     events = [(envelope.time, envelope.open(KINDS_BY_SUBJECT[envelope.subject])) for envelope in read_log(log)]
     found, seconds = effects(events, scene.faults)
-    abandoned = sum(isinstance(event, EpisodeAbandoned) and is_failure(event) and not event.work.attempts_left for _, event in events)
+    abandoned = sum(
+        isinstance(event, EpisodeAbandoned) and is_failure(event) and not event.work.attempts_left
+        for _, event in events
+    )
     for fault in audit.all_faults()[:10]:
         print(f"    FAULT  {fault}", flush=True)
     return Outcome(name, found, seconds, audit.steps, audit.count_lost() + abandoned, audit.twice(), audit.verdict())
@@ -263,8 +275,15 @@ def show(outcome: Outcome) -> None:
         flush=True,
     )
     for one in outcome.effects:
-        print(f"  {one.fault.kind} {one.fault.part} {one.fault.seconds:.1f} s: standstill {one.standstill:.1f} s", flush=True)
-        for kind, sentences in (("right", one.reports.right), ("WRONG", one.reports.wrong), ("NONE", ["not reported"] * one.unreported)):
+        print(
+            f"  {one.fault.kind} {one.fault.part} {one.fault.seconds:.1f} s: standstill {one.standstill:.1f} s",
+            flush=True,
+        )
+        for kind, sentences in (
+            ("right", one.reports.right),
+            ("WRONG", one.reports.wrong),
+            ("NONE", ["not reported"] * one.unreported),
+        ):
             for sentence in sentences:
                 print(f"      {kind}: {sentence}", flush=True)
 
@@ -272,7 +291,9 @@ def show(outcome: Outcome) -> None:
 def main() -> int:
     """Run the scenes; returns 1 if one of them lost anything, did not go on, or left something."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenes", nargs="*", metavar="SCENE", default=list(SCENES), help=f"{', '.join(SCENES)} (default: all)")
+    parser.add_argument(
+        "scenes", nargs="*", metavar="SCENE", default=list(SCENES), help=f"{', '.join(SCENES)} (default: all)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parse_arguments(parser, {"scenes": ["elsewhere-1", "beside-1", "tinker"]})
     if unknown := set(options.scenes) - set(SCENES):
@@ -287,7 +308,9 @@ def main() -> int:
         show(outcomes[-1])
     print("\n" + table(HEADER, rows(outcomes)))
     faults: list[Fault] = [one.fault for outcome in outcomes for one in outcome.effects]
-    print(f"{len(faults)} faults; longest standstill {max(one.standstill for each in outcomes for one in each.effects):.1f} s")
+    print(
+        f"{len(faults)} faults; longest standstill {max(one.standstill for each in outcomes for one in each.effects):.1f} s"
+    )
     if not options.no_history:
         runs = [{**msgspec.structs.asdict(outcome), "effects": len(outcome.effects)} for outcome in outcomes]
         append("part_faults", {"seed": options.seed, "namespaces": ISOLATED, "table": rows(outcomes), "runs": runs})

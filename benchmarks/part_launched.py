@@ -19,7 +19,12 @@ from areal_actors.messages import ScaleDecided, WorkerJoined, WorkerLeft
 
 ROLES = ("rollout_worker", "inference_worker")
 LAUNCHED = ("hosts.rollout_worker.count=1", "hosts.inference_worker.count=1")
-SCALED = ("autoscale.enabled=true", "autoscale.window_seconds=3", "autoscale.cooldown_seconds=1", "autoscale.reward_worker.max=2")
+SCALED = (
+    "autoscale.enabled=true",
+    "autoscale.window_seconds=3",
+    "autoscale.cooldown_seconds=1",
+    "autoscale.reward_worker.max=2",
+)
 HELPFUL = "import time\n\n\ndef slow(task, output):\n    time.sleep(0.15)\n    return float(len(output) % 2)\n"
 """A reward for which another worker helps."""
 SERIAL = (
@@ -74,7 +79,10 @@ class Launched(Scene):
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
                 holder = process.environ().get(HOLDER, "")
-                if holder.startswith(f"{self.launcher.pid} {name}") and process.cmdline()[1:3] == ["-m", "areal_actors"]:
+                if holder.startswith(f"{self.launcher.pid} {name}") and process.cmdline()[1:3] == [
+                    "-m",
+                    "areal_actors",
+                ]:
                     found += family(process.pid)[:1]
         return sorted(found, key=lambda one: -one.create_time())
 
@@ -85,7 +93,9 @@ class Launched(Scene):
         def find() -> list[psutil.Process]:
             commands = [*(psutil.Process(one.pid) for one in self.joiners(role)), *self.started_as(f"{role}-0")]
             processes = [one for command in commands for one in family(command.pid)]
-            return processes if whole else [one for one in processes if "areal_actors.processes" in command_line(one)][:1]
+            return (
+                processes if whole else [one for one in processes if "areal_actors.processes" in command_line(one)][:1]
+            )
 
         def ready() -> bool:
             workers = [event.worker for event in self.run.received(WorkerJoined) if event.role == role]
@@ -101,7 +111,12 @@ class Launched(Scene):
         words = ("-m", "areal_actors", "join", "--credential", str(self.run.folder / "join.json"), "--role", role)
         output = (self.run.folder.parent / f"operator-{len(self.joined)}.txt").open("wb")
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *words, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            sys.executable,
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
         self.joined.append((role, process))
         output.close()
@@ -139,7 +154,11 @@ class Launched(Scene):
 
     def _serves_added(self) -> bool:
         left = {event.worker for event in self.run.received(WorkerLeft)}
-        here = [event.worker for event in self.run.received(WorkerJoined) if event.role == REWARD and event.worker not in left]
+        here = [
+            event.worker
+            for event in self.run.received(WorkerJoined)
+            if event.role == REWARD and event.worker not in left
+        ]
         return any(self.serves(worker) for worker in here)
 
     # ------------------------------------------------------------ the end
@@ -149,7 +168,9 @@ class Launched(Scene):
         await asyncio.to_thread(self.run.process.wait)
         (self.run.folder / "join.json").unlink(missing_ok=True)
         self.run.resume()
-        await until(lambda: (self.run.folder / "join.json").exists() or self.run.process.poll() is not None, RECOVERY_SECONDS)
+        await until(
+            lambda: (self.run.folder / "join.json").exists() or self.run.process.poll() is not None, RECOVERY_SECONDS
+        )
         for role in ROLES:
             await self.join(role)
 

@@ -79,5 +79,7 @@ def _effect(fault: Fault, progress: Sequence[float], stalls: Sequence[tuple[floa
             (reports.right if names_the_cause(sentence, fault.names) else reports.wrong).append(sentence)
     training = longest_gap(progress, fault.at, fault.until)
     reports_stalls = not fault.own and (fault.kind == "pause" or SUPERVISOR not in fault.names)
-    unreported = reports_stalls and training > STALL_SECONDS + REPORT_SECONDS and not reports.right and not reports.wrong
+    unreported = (
+        reports_stalls and training > STALL_SECONDS + REPORT_SECONDS and not reports.right and not reports.wrong
+    )
     return Effect(fault, longest_gap(fault.own, fault.at, fault.until) if fault.own else training, reports, unreported)

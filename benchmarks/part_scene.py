@@ -190,6 +190,10 @@ def marked_processes(folder: Path) -> list[str]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             words = [*process.cmdline(), *process.environ().values()]
-            if process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE and any(str(folder) in word for word in words):
+            if (
+                process.pid != os.getpid()
+                and process.status() != psutil.STATUS_ZOMBIE
+                and any(str(folder) in word for word in words)
+            ):
                 left.append(f"{process.pid} {' '.join(process.cmdline())[:120]}")
     return left

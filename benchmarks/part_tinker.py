@@ -51,7 +51,16 @@ class TinkerScene:
 
     async def start(self) -> TinkerHarness:
         """Start the server, and a session."""
-        words = ("--model", str(self.model), "--name", "Qwen/Qwen3-8B", "--state", str(self.folder / "state"), "--device", "cpu")
+        words = (
+            "--model",
+            str(self.model),
+            "--name",
+            "Qwen/Qwen3-8B",
+            "--state",
+            str(self.folder / "state"),
+            "--device",
+            "cpu",
+        )
         output = self.folder / f"tinker-{self.starts}.txt"
         self.starts += 1
         with output.open("wb") as file:
@@ -96,7 +105,9 @@ class TinkerScene:
             self.steps += 1
             self.times.append(time.time())
             await self._check(client, model)
-            saved = await client.done("save_weights", {"model_id": model, "path": f"s{self.steps % 2}", "overwrite": True})
+            saved = await client.done(
+                "save_weights", {"model_id": model, "path": f"s{self.steps % 2}", "overwrite": True}
+            )
             self.saved = (saved["path"], self.steps)
             sampler = await client.done("save_weights_for_sampler", {"model_id": model, "path": "a", "overwrite": True})
             await client.sample(await client.sampler(self.steps + 1000, model_path=sampler["path"]))
@@ -126,7 +137,10 @@ class TinkerScene:
         after = len(self.times)
         fault.went_on = await until(lambda: len(self.times) >= after + STEPS_AFTER, RECOVERY_SECONDS)
         fault.until, fault.own = time.time(), tuple(self.times)
-        print(f"    {kind} tinker server {fault.seconds:.1f} s: {'goes on' if fault.went_on else 'STUCK'}, step {self.steps}", flush=True)
+        print(
+            f"    {kind} tinker server {fault.seconds:.1f} s: {'goes on' if fault.went_on else 'STUCK'}, step {self.steps}",
+            flush=True,
+        )
         return fault
 
 
@@ -141,7 +155,9 @@ async def undisturbed(client: TinkerHarness) -> list[float]:
 
 async def score_of(client: TinkerHarness, model: str) -> float:
     """Returns the summed log-probability of the data: a fingerprint of the weights."""
-    output = await client.done("forward", {"model_id": model, "forward_input": {"data": DATA, "loss_fn": "cross_entropy"}})
+    output = await client.done(
+        "forward", {"model_id": model, "forward_input": {"data": DATA, "loss_fn": "cross_entropy"}}
+    )
     return float(sum(output["loss_fn_outputs"][0]["logprobs"]["data"]))
 
 

@@ -36,7 +36,11 @@ class PoisonEngine:
         self._log = Path(os.environ["POISON_LOG"])
         self._next = next(self._kinds)
         self._completions = 0
-        self.load_weights, self.take_counters, self.close = self._engine.load_weights, self._engine.take_counters, self._engine.close
+        self.load_weights, self.take_counters, self.close = (
+            self._engine.load_weights,
+            self._engine.take_counters,
+            self._engine.close,
+        )
 
     @property
     def weight_version(self) -> int:
@@ -44,13 +48,25 @@ class PoisonEngine:
         return self._engine.weight_version
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        stream: bool = False,
+        resumed_tokens: int = 0,
     ) -> AsyncGenerator[TokenChunk, None]:
         """See `GenerationEngine`; streamed completions are corrupted in their last chunk."""
         self._completions += 1
         spoils = self._completions % self._every == 0
-        async for chunk in self._engine.generate(request_id, prompt_ids, sampling, stream=stream, resumed_tokens=resumed_tokens):
-            if not spoils or not chunk.finish_reason or (self._next == "decreasing-version" and self.weight_version == 0):
+        async for chunk in self._engine.generate(
+            request_id, prompt_ids, sampling, stream=stream, resumed_tokens=resumed_tokens
+        ):
+            if (
+                not spoils
+                or not chunk.finish_reason
+                or (self._next == "decreasing-version" and self.weight_version == 0)
+            ):
                 yield chunk
                 continue
             kind, self._next = self._next, next(self._kinds)

@@ -59,22 +59,38 @@ T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 
 def main() -> None:
     """Measure, print a table and append a line to the history."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="*", metavar="SETTING", help="of the recipe; those that TRL has too are passed on")
+    parser.add_argument(
+        "settings", nargs="*", metavar="SETTING", help="of the recipe; those that TRL has too are passed on"
+    )
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--tasks", nargs="+", choices=PROFILES, default=list(PROFILES))
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--held-out", type=int, default=HELD_OUT)
-    parser.add_argument("--trl", default=str(ROOT / ".environments/trl/bin/python"), help="the interpreter that has TRL")
+    parser.add_argument(
+        "--trl", default=str(ROOT / ".environments/trl/bin/python"), help="the interpreter that has TRL"
+    )
     parser.add_argument("--plot", type=Path, help="PNG of the rewards of all steps")
-    parser.add_argument("--beside", type=Path, nargs="*", default=[], help="folders of runs of the embedded model, for a panel of the plot")
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="folders of runs of the embedded model, for a panel of the plot",
+    )
     parser.add_argument("--results", type=Path, help="file of finished runs, one a line: those in it are not repeated")
     quick = {"model": "embedded", "seeds": [0], "steps": 1, "tasks": ["sums"], "sides": ["asynchronous"], "held_out": 4}
-    options = parse_arguments(parser, {**quick, "settings": ["trainer.batch_size=2", "warm_start.steps=20", "warm_start.tail_steps=5"]})
+    options = parse_arguments(
+        parser, {**quick, "settings": ["trainer.batch_size=2", "warm_start.steps=20", "warm_start.tail_steps=5"]}
+    )
     if "TRL" in options.sides and not Path(options.trl).exists():
         parser.error(f"{options.trl} does not exist: see the first lines of --help, or name another")
-    runs = [json.loads(line) for line in options.results.read_text().splitlines()] if options.results and options.results.exists() else []
+    runs = (
+        [json.loads(line) for line in options.results.read_text().splitlines()]
+        if options.results and options.results.exists()
+        else []
+    )
     done = {(run["task"], run["side"], run["seed"]) for run in runs}
     for seed in options.seeds:
         for task in options.tasks:
@@ -82,7 +98,9 @@ def main() -> None:
                 if (task, side, seed) in done:
                     continue
                 with tempfile.TemporaryDirectory() as temporary:
-                    runs.append({"task": task, "side": side, "seed": seed, **race(task, side, seed, Path(temporary), options)})
+                    runs.append(
+                        {"task": task, "side": side, "seed": seed, **race(task, side, seed, Path(temporary), options)}
+                    )
                 print(json.dumps(runs[-1]), flush=True)
                 if options.results:
                     with options.results.open("a", encoding="utf-8") as file:
@@ -97,7 +115,14 @@ def main() -> None:
 
 def race(task: str, side: str, seed: int, folder: Path, options: argparse.Namespace) -> Figures:
     """Run one side once, and measure its weights before and after."""
-    words = [*PROFILES[task], *SIDES[side], f"model={options.model}", f"seed={seed}", f"steps={options.steps}", f"folder={folder}"]
+    words = [
+        *PROFILES[task],
+        *SIDES[side],
+        f"model={options.model}",
+        f"seed={seed}",
+        f"steps={options.steps}",
+        f"folder={folder}",
+    ]
     words += ["evaluation.tasks=0", f"checkpoint.every_steps={options.steps}", *options.settings]
     recipe = load_recipe([RECIPE], words)
     words.append(f"model={recipe.model}")
@@ -109,7 +134,9 @@ def race(task: str, side: str, seed: int, folder: Path, options: argparse.Namesp
             seconds = usage.times[-1] - started
             final = folder / recipe.run / "checkpoints" / f"step-{options.steps}"
     before, after = (scores(recipe, str(model), options.held_out) for model in (recipe.model, final))
-    curve = curve_of(folder / recipe.run / "metrics.jsonl") if side != "TRL" else curve_of(folder / "trl" / "rewards.jsonl")
+    curve = (
+        curve_of(folder / recipe.run / "metrics.jsonl") if side != "TRL" else curve_of(folder / "trl" / "rewards.jsonl")
+    )
     return {
         "wall": round(seconds, 1),
         "cpu": round(usage.seconds[-1], 1),
@@ -144,7 +171,9 @@ def run_trl(recipe: Recipe, seed: int, folder: Path, options: argparse.Namespace
     file = folder / "settings.json"
     file.write_text(json.dumps(settings), encoding="utf-8")
     script = Path(__file__).with_name("race_trl_process.py")
-    started, usage, _ = measured([options.trl, str(script), str(file)], {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"})
+    started, usage, _ = measured(
+        [options.trl, str(script), str(file)], {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    )
     final = folder / f"step-{options.steps}"
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         if (source := Path(recipe.model) / name).exists():
@@ -165,12 +194,17 @@ def scores(recipe: Recipe, model: str, count: int) -> dict[str, float]:
     """Mean reward on held-out tasks, sampled and greedy."""
     words = [f"model={model}", f"task.dataset={recipe.task.dataset}", f"task.reward={recipe.task.reward}"]
     judged = load(
-        [RECIPE], [*words, f"sampling.max_tokens={recipe.sampling.max_tokens}", f"evaluation.tasks={count}"], detect_cuda()
+        [RECIPE],
+        [*words, f"sampling.max_tokens={recipe.sampling.max_tokens}", f"evaluation.tasks={count}"],
+        detect_cuda(),
     ).recipe
     tasks = held_out_tasks(judged)
     with RolloutController(judged, root=ROOT) as rollouts:
         rollouts.update_weights(model)
-        return {"sampled": rollouts.evaluate(tasks).mean_reward, "greedy": rollouts.evaluate(tasks, greedy=True).mean_reward}
+        return {
+            "sampled": rollouts.evaluate(tasks).mean_reward,
+            "greedy": rollouts.evaluate(tasks, greedy=True).mean_reward,
+        }
 
 
 def curve_of(file: Path) -> list[float]:
@@ -216,7 +250,9 @@ def plot(runs: Sequence[Figures], embedded: Sequence[Sequence[float]], file: Pat
     if embedded:
         panels["embedded model, 0.14 M parameters: word problems"] = {"asynchronous": list(embedded)}
     for run in runs:
-        panels.setdefault(f"SmolLM2, 135 M parameters: {run['task']}", {}).setdefault(run["side"], []).append(run["curve"])
+        panels.setdefault(f"SmolLM2, 135 M parameters: {run['task']}", {}).setdefault(run["side"], []).append(
+            run["curve"]
+        )
     figure = Figure(figsize=(4.2 * len(panels), 3.2), dpi=110, layout="constrained")
     for axes, (title, sides) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for side, curves in sides.items():
@@ -240,7 +276,11 @@ def means(runs: Sequence[Figures]) -> dict[str, Figures]:
     made: dict[str, Figures] = {}
     for task, side in sides:
         chosen = [run for run in runs if (run["task"], run["side"]) == (task, side)]
-        columns = {f"{mode} {when}": [run[when][mode] for run in chosen] for mode in ("sampled", "greedy") for when in ("before", "after")}
+        columns = {
+            f"{mode} {when}": [run[when][mode] for run in chosen]
+            for mode in ("sampled", "greedy")
+            for when in ("before", "after")
+        }
         made[f"{task}, {side}"] = {
             "seeds": len(chosen),
             **{name: [statistics.fmean(values), half_interval(values)] for name, values in columns.items()},
@@ -252,7 +292,17 @@ def means(runs: Sequence[Figures]) -> dict[str, Figures]:
 
 def summary(runs: Sequence[Figures]) -> str:
     """A row for each task and side."""
-    header = ("task, side", "seeds", "sampled before", "after", "greedy before", "after", "wall s", "CPU s", "memory GB")
+    header = (
+        "task, side",
+        "seeds",
+        "sampled before",
+        "after",
+        "greedy before",
+        "after",
+        "wall s",
+        "CPU s",
+        "memory GB",
+    )
     rows = []
     for label, row in means(runs).items():
         scores = [row[f"{mode} {when}"] for mode in ("sampled", "greedy") for when in ("before", "after")]

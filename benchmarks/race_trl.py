@@ -100,9 +100,13 @@ class Side:
 def main() -> None:
     """Measure, print a table and append a line to the history."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="*", metavar="SETTING", help="of the recipe; those that TRL has too are passed on")
+    parser.add_argument(
+        "settings", nargs="*", metavar="SETTING", help="of the recipe; those that TRL has too are passed on"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--trl", default=str(ROOT / ".environments/trl/bin/python"), help="the interpreter that has TRL")
+    parser.add_argument(
+        "--trl", default=str(ROOT / ".environments/trl/bin/python"), help="the interpreter that has TRL"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of torch in TRL")
     parser.add_argument("--rows", type=int, default=128, help="of TRL's micro-batches")
     parser.add_argument("--steps", type=int, default=40)
@@ -116,12 +120,18 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as temporary:
             found += race(seed, Path(temporary), options)
     shown = [
-        (*(f"{row['side']} {row['seed']}", row["step"] or "-"), *(row[name] for name in COLUMNS), row["others' share"]) for row in found
+        (*(f"{row['side']} {row['seed']}", row["step"] or "-"), *(row[name] for name in COLUMNS), row["others' share"])
+        for row in found
     ]
     print(table(("side, seed", "step", *COLUMNS, "others' share"), shown))
     if not options.no_history:
         names = ("steps", "every", "target", "threads", "rows", "settings")
-        print(append("race_trl", {**{name: getattr(options, name) for name in names}, "runs": found, "medians": medians(found)}))
+        print(
+            append(
+                "race_trl",
+                {**{name: getattr(options, name) for name in names}, "runs": found, "medians": medians(found)},
+            )
+        )
 
 
 def race(seed: int, folder: Path, options: argparse.Namespace) -> list[Figures]:
@@ -135,7 +145,11 @@ def race(seed: int, folder: Path, options: argparse.Namespace) -> list[Figures]:
     for name in sorted(sides, reverse=bool(seed % 2)):
         side = sides[name]()
         found.append({"side": name, "seed": seed, **figures(side, held_out(recipe), options.target)})
-        print(f"{name}, seed {seed}: " + ", ".join(f"{step}: {value:.3f}" for step, value in found[-1]["accuracy"].items()), flush=True)
+        print(
+            f"{name}, seed {seed}: "
+            + ", ".join(f"{step}: {value:.3f}" for step, value in found[-1]["accuracy"].items()),
+            flush=True,
+        )
     return found
 
 
@@ -198,7 +212,9 @@ def measured(command: Sequence[str], environment: dict[str, str]) -> tuple[float
         watching.join()
         output.seek(0)
         if status:
-            raise SystemExit(f"{' '.join(command[:4])} failed with status {status}:\n{output.read().decode(errors='replace')[-3000:]}")
+            raise SystemExit(
+                f"{' '.join(command[:4])} failed with status {status}:\n{output.read().decode(errors='replace')[-3000:]}"
+            )
     return started, usage, others_share(busy_seconds() - busy, usage.seconds[-1], time.time() - started)
 
 
@@ -216,7 +232,12 @@ def figures(side: Side, tasks: Sequence[Task], target: float) -> Figures:
             break
     reached = next((step for step, value in accuracy.items() if value >= target), None)
     before = side.usage.until(side.trained)
-    found: Figures = {"step": reached, "accuracy": accuracy, "start": side.trained - side.started, "others' share": side.others}
+    found: Figures = {
+        "step": reached,
+        "accuracy": accuracy,
+        "start": side.trained - side.started,
+        "others' share": side.others,
+    }
     for name, step in (("", reached), ("all ", max(side.times))):
         at = side.times[step] if step is not None else float("nan")
         found |= {f"{name}wall s": at - side.started, f"{name}CPU s": side.usage.until(at)}
@@ -229,7 +250,9 @@ def greedy_accuracy(folder: Path, tasks: Sequence[Task]) -> float:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of(folder), padding_side="left")
     asked = [[question(task.data)] for task in tasks]
-    inputs = tokenizer.apply_chat_template(asked, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True)
+    inputs = tokenizer.apply_chat_template(
+        asked, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
+    )
     with torch.inference_mode():
         ids = model.generate(**inputs, do_sample=False, max_new_tokens=64)
     answers = tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
@@ -239,7 +262,11 @@ def greedy_accuracy(folder: Path, tasks: Sequence[Task]) -> float:
 def tokenizer_of(folder: Path) -> Path:
     """The folder of a model's tokenizer: its own, or the model's that TRL began with."""
     settings = folder.parent / "settings.json"
-    return folder if (folder / "tokenizer.json").exists() else Path(json.loads(settings.read_text(encoding="utf-8"))["model"])
+    return (
+        folder
+        if (folder / "tokenizer.json").exists()
+        else Path(json.loads(settings.read_text(encoding="utf-8"))["model"])
+    )
 
 
 def held_out(recipe: Recipe) -> list[Task]:
@@ -257,7 +284,9 @@ def medians(found: Sequence[Figures]) -> dict[str, Figures]:
     """Median of each column by side."""
     sides = dict.fromkeys(row["side"] for row in found)
     return {
-        side: {name: statistics.median(row[name] for row in found if row["side"] == side) for name in ("step", *COLUMNS)}
+        side: {
+            name: statistics.median(row[name] for row in found if row["side"] == side) for name in ("step", *COLUMNS)
+        }
         for side in sides
         if all(row["step"] for row in found if row["side"] == side)
     }

@@ -55,7 +55,10 @@ def reward_of(spec: str, file: Path) -> Callable[..., list[float]]:
         score = runpy.run_path(path)[name]
 
     def reward(completions: list[list[dict[str, str]]], answer: list[str], **_: Any) -> list[float]:
-        scores = [score({"answer": truth}, completion[0]["content"]) for completion, truth in zip(completions, answer, strict=True)]
+        scores = [
+            score({"answer": truth}, completion[0]["content"])
+            for completion, truth in zip(completions, answer, strict=True)
+        ]
         rewards = [float(scored["reward"] if isinstance(scored, dict) else scored) for scored in scores]
         line = {"kind": "step.completed", "metrics": {"reward_mean": statistics.fmean(rewards)}}
         with file.open("a", encoding="utf-8") as lines:

@@ -85,7 +85,14 @@ def command(*words: str) -> tuple[int, str, float]:
 def record(kind: str, seed: int, folder: Path, options: argparse.Namespace) -> str:
     """Record a run; returns its path."""
     name = f"{kind}-{seed}"
-    words = [*KINDS[kind], "profile=embedded", f"run={name}", f"folder={folder}", f"steps={options.steps}", f"seed={seed}"]
+    words = [
+        *KINDS[kind],
+        "profile=embedded",
+        f"run={name}",
+        f"folder={folder}",
+        f"steps={options.steps}",
+        f"seed={seed}",
+    ]
     words += options.settings
     if kind == "online":
         record_online(words, folder / name, seed)
@@ -98,15 +105,21 @@ def record_online(words: Sequence[str], run: Path, seed: int) -> None:
     """Record an online run, whose episodes are played by agents/online_script.py on generated problems."""
     problems = open_dataset("arithmetic", seed=seed, held_out=1).train
     file, port = run.parent / f"{run.name}.jsonl", free_port()
-    file.write_text("".join(json.dumps(problems.task(number).data) + "\n" for number in range(ONLINE_TASKS)), encoding="utf-8")
+    file.write_text(
+        "".join(json.dumps(problems.task(number).data) + "\n" for number in range(ONLINE_TASKS)), encoding="utf-8"
+    )
     start = [sys.executable, "-m", "areal_actors", "run", *words, "evaluation.tasks=0", f"gateway.port={port}"]
     agent: subprocess.Popen[bytes] | None = None
-    process = subprocess.Popen(start, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        start, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         wait_for_gateway(process, port)
         address = [f"http://127.0.0.1:{port}", (run / "admin_key").read_text(encoding="utf-8"), str(file)]
         script = [sys.executable, "agents/online_script.py", *address]
-        agent = subprocess.Popen(script, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        agent = subprocess.Popen(
+            script, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         if status := process.wait(LONGEST_SECONDS):
             raise SystemExit(f"the online run ended with status {status}; {run} has its logs")
     finally:
@@ -127,7 +140,9 @@ def wait_for_gateway(process: subprocess.Popen[bytes], port: int) -> None:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return
         time.sleep(0.2)
-    raise SystemExit(f"the gateway of the online run did not answer within {GATEWAY_SECONDS:.0f} s; exit status {process.poll()}")
+    raise SystemExit(
+        f"the gateway of the online run did not answer within {GATEWAY_SECONDS:.0f} s; exit status {process.poll()}"
+    )
 
 
 def replayed(kind: str, seed: int, run: str) -> Outcome:
@@ -137,7 +152,9 @@ def replayed(kind: str, seed: int, run: str) -> Outcome:
     trainer_status, text, trainer = command("replay", run, "--trainer")
     compared = re.search(r"(\d+) of (\d+) versions proved", text)
     versions, published = map(int, compared.groups()) if compared else (0, 1)
-    _, changed, difference = command("replay", run, "staleness_gate.max_staleness=0", "--actor", "staleness_gate", "--json")
+    _, changed, difference = command(
+        "replay", run, "staleness_gate.max_staleness=0", "--actor", "staleness_gate", "--json"
+    )
     stale = [value for value in open_run(run).steps["token_staleness_mean"] if value is not None]
     return Outcome(
         kind=kind,
@@ -193,7 +210,9 @@ HEADER = (
 def main() -> None:
     """Record, replay and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="*", default=[], metavar="SETTING", help="for every run, e.g. `trainer.batch_size=4`")
+    parser.add_argument(
+        "settings", nargs="*", default=[], metavar="SETTING", help="for every run, e.g. `trainer.batch_size=4`"
+    )
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--runs", type=int, default=4, help="runs of each kind, with seeds from 0 on")
     parser.add_argument("--steps", type=int, default=12)
@@ -206,7 +225,11 @@ def main() -> None:
                 print(msgspec.json.encode(outcomes[-1]).decode(), flush=True)
     print(table(HEADER, list(rows(outcomes))))
     if not options.no_history:
-        print(append("replay", {"steps": options.steps, "settings": options.settings, "runs": msgspec.to_builtins(outcomes)}))
+        print(
+            append(
+                "replay", {"steps": options.steps, "settings": options.settings, "runs": msgspec.to_builtins(outcomes)}
+            )
+        )
     if not all(one.equal for one in outcomes):
         raise SystemExit(1)
 

@@ -25,19 +25,31 @@ from areal_actors.rewards.reward_pool import RewardPool
 from areal_actors.rewards.settings import RewardModelSettings
 
 WORKING = "Natalia sold 48 / 2 = 24 clips in May. Together she sold 48 + 24 = 72 clips.\n"
-PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
 PROGRAM = "```python\ndef add(a, b):\n    return a {} b\n```"
 DOUBLE = [{"input": str(number), "output": str(2 * number)} for number in range(4)]
 CASES: Mapping[str, tuple[str, dict[str, Any], list[str]]] = {
     "gsm8k": ("gsm8k", {"answer": f"{WORKING}#### 72"}, [f"{WORKING}#### {number}" for number in (72, 71)]),
-    "math, numbers": ("math", {"answer": "72"}, [f"{WORKING}The answer is \\boxed{{{number}}}." for number in range(60, 80)]),
+    "math, numbers": (
+        "math",
+        {"answer": "72"},
+        [f"{WORKING}The answer is \\boxed{{{number}}}." for number in range(60, 80)],
+    ),
     "math, expressions": (
         "math",
         {"answer": r"\frac{x+1}{2}"},
         [rf"So $y = \boxed{{\frac{{x}}{{2}} + \frac{{{n}}}{{2}}}}$." for n in range(20)],
     ),
     "json_schema": ("json_schema", {"schema": PERSON}, [json.dumps({"name": "Ann", "age": age}) for age in (7, "7")]),
-    "python_tests, 1 assertion": ("python_tests", {"tests": ["assert add(1, 2) == 3"]}, [PROGRAM.format(sign) for sign in "+-"]),
+    "python_tests, 1 assertion": (
+        "python_tests",
+        {"tests": ["assert add(1, 2) == 3"]},
+        [PROGRAM.format(sign) for sign in "+-"],
+    ),
     "python_tests, 4 programs": ("python_tests", {"tests": DOUBLE}, ["print(int(input()) * 2)"]),
 }
 """The reward, a task, and outputs that are scored in turn."""

@@ -47,12 +47,18 @@ SMALL = (
 def main() -> int:
     """Play the runs, print a table and append a line to the history; the exit status is 1 if a finding is missing or wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", metavar="NAME or SETTING", help="parts of names of runs; settings of all runs")
+    parser.add_argument(
+        "words", nargs="*", metavar="NAME or SETTING", help="parts of names of runs; settings of all runs"
+    )
     parser.add_argument("--folder", type=Path, help="folder of results and of the embedded model")
     options = parse_arguments(parser, {"words": ["warm_start.steps=300", "warm_start.tail_steps=10"]})
     settings = [word for word in options.words if "=" in word]
     names = [word for word in options.words if "=" not in word]
-    cases = [case for case in CASES if (case.quick or not options.quick) and (not names or any(name in case.name for name in names))]
+    cases = [
+        case
+        for case in CASES
+        if (case.quick or not options.quick) and (not names or any(name in case.name for name in names))
+    ]
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         outcomes = [_show(result(case, number, folder, settings)) for number, case in enumerate(cases)]
@@ -109,7 +115,12 @@ def has_passed(outcome: Figures) -> bool:
 
 
 def _row(outcome: Figures) -> tuple[str, ...]:
-    return outcome["run"], outcome["expected"] or "nothing", ", ".join(outcome["found"]), "yes" if has_passed(outcome) else "NO"
+    return (
+        outcome["run"],
+        outcome["expected"] or "nothing",
+        ", ".join(outcome["found"]),
+        "yes" if has_passed(outcome) else "NO",
+    )
 
 
 def _show(outcome: Figures) -> Figures:

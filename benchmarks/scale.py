@@ -119,7 +119,9 @@ def print_runs(cases: Sequence[Mapping[str, Any]]) -> None:
         "others": "others' CPU",
     }
     shares = {"starved", "starved_for_groups", "starved_for_control", "around_steps", "others"}
-    lines = [[label, *(f"{case[key]:.2%}" if key in shares else case[key] for case in cases)] for key, label in shown.items()]
+    lines = [
+        [label, *(f"{case[key]:.2%}" if key in shares else case[key] for case in cases)] for key, label in shown.items()
+    ]
     names = list(dict.fromkeys(name for case in cases for name in case["cpu_share"]))
     for key, label in (
         ("cpu_share", "cores"),
@@ -146,14 +148,25 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1000, help="rollout workers and inference workers")
     parser.add_argument("--rollout-workers", type=int, default=16, help="those of them that run agents")
     parser.add_argument(
-        "--lengths", type=int, nargs=2, default=[16, 516], help="tokens of an answer: in the runs, and in the small one with long ones"
+        "--lengths",
+        type=int,
+        nargs=2,
+        default=[16, 516],
+        help="tokens of an answer: in the runs, and in the small one with long ones",
     )
     parser.add_argument(
-        "--messages", type=int, default=40_000, help="messages written to the streams, few enough for the buffers of the server"
+        "--messages",
+        type=int,
+        default=40_000,
+        help="messages written to the streams, few enough for the buffers of the server",
     )
     parser.add_argument("--repeats", type=int, default=2, help="alternations of the numbers of streams")
-    parser.add_argument("--groups", type=int, nargs="+", default=[48, 1000, 2500, 10_000], help="groups in flight in the folds")
-    parser.add_argument("--inference", type=int, nargs="+", default=[1, 100, 744], help="inference workers in the folds")
+    parser.add_argument(
+        "--groups", type=int, nargs="+", default=[48, 1000, 2500, 10_000], help="groups in flight in the folds"
+    )
+    parser.add_argument(
+        "--inference", type=int, nargs="+", default=[1, 100, 744], help="inference workers in the folds"
+    )
     parser.add_argument("--events", type=int, default=2000, help="events of each fold")
     parser.add_argument("--megabytes", type=int, default=512, help="size of the weights that are pulled")
     arguments = parse_arguments(parser, QUICK)

@@ -75,7 +75,9 @@ def assembler_event(groups: int) -> Callable[[Ending], None]:
     def event(ending: Ending) -> None:
         number, member = ending
         assembler, version = state["assembler"], state["assembler"].weight_version
-        info = TrajectoryInfo(episode=f"{number}.{member}", sequence=1, oldest_version=version, newest_version=version, tokens=16)
+        info = TrajectoryInfo(
+            episode=f"{number}.{member}", sequence=1, oldest_version=version, newest_version=version, tokens=16
+        )
         assembler = assembler.add_trajectory(number, info)
         assembler = assembler.without(assembler.to_drop(CONFIG, MAX_STALENESS))
         if batch := assembler.next_batch(batch_size):

@@ -121,7 +121,13 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
         return self.log_bytes + self.log_bytes_a_token * (tokens - self.tokens)
 
 
-def costs(main: Mapping[str, Any], short: Mapping[str, Any], long: Mapping[str, Any], streams: list[Any], rest: Mapping[str, Any]) -> Costs:
+def costs(
+    main: Mapping[str, Any],
+    short: Mapping[str, Any],
+    long: Mapping[str, Any],
+    streams: list[Any],
+    rest: Mapping[str, Any],
+) -> Costs:
     """From the figures of the large run, of two runs with answers of different length, and of one stream without and with readers."""
     tokens = long["tokens"] - short["tokens"]
     alone = next(case for case in streams if case["streams"] == 1 and case["consumers"] == 0)
@@ -166,26 +172,67 @@ def walls(cluster: Cluster, costs: Costs) -> Iterator[Wall]:
     yield wall("CPU of each gateway", rate * gateway, core, "cores", "episodes", more_gateways)
     yield wall("CPU of control", rate * costs.cpu("control", tokens), core, "cores", "episodes", processes)
     reads = "each rank reads its own rows"
-    yield wall("CPU of the trainer's process for rows", rate * costs.cpu("trainer", tokens), core, "cores", "episodes", reads)
-    server = rate * costs.cpu("nats-server", tokens) + renewals * costs.stored_us / 1e6 + loaded / version * costs.delivered_us / 1e6
-    yield wall("CPU of nats-server", server, HEADROOM * cluster.server_cores, "cores", "episodes", "cores; the log on a server of its own")
+    yield wall(
+        "CPU of the trainer's process for rows", rate * costs.cpu("trainer", tokens), core, "cores", "episodes", reads
+    )
+    server = (
+        rate * costs.cpu("nats-server", tokens)
+        + renewals * costs.stored_us / 1e6
+        + loaded / version * costs.delivered_us / 1e6
+    )
+    yield wall(
+        "CPU of nats-server",
+        server,
+        HEADROOM * cluster.server_cores,
+        "cores",
+        "episodes",
+        "cores; the log on a server of its own",
+    )
     stream = HEADROOM * costs.events_per_second
-    yield wall("events of one stream", rate * costs.events, stream, "events/s", "episodes", "streams by hash of the group")
+    yield wall(
+        "events of one stream", rate * costs.events, stream, "events/s", "episodes", "streams by hash of the group"
+    )
     log = rate * costs.bytes_of(tokens) / 1e6
     yield wall(
-        "network of nats-server, to all readers", log * READERS / 1000, HEADROOM * gigabytes, "GB/s", "episodes", "rows by reference"
+        "network of nats-server, to all readers",
+        log * READERS / 1000,
+        HEADROOM * gigabytes,
+        "GB/s",
+        "episodes",
+        "rows by reference",
     )
     yield wall("disk of the log", log, DISK_MB, "MB/s", "episodes", "`log.compress`; streams on several servers")
     leases = "`bus.lease_seconds`"
     yield wall("renewals of leases", renewals, HEADROOM / (costs.stored_us / 1e6), "messages/s", "in flight", leases)
     files, flying = HEADROOM * costs.open_files, cluster.in_flight
-    yield wall("open connections of each gateway", flying / cluster.gateways, files, "files", "in flight", "`ulimit -n`; more gateways")
+    yield wall(
+        "open connections of each gateway",
+        flying / cluster.gateways,
+        files,
+        "files",
+        "in flight",
+        "`ulimit -n`; more gateways",
+    )
     memory = sum(max(costs.kib_in_flight[name], 0.0) for name in gateway_of(costs)) / cluster.gateways
     yield wall("memory of each gateway", flying * memory / 2**20, MEMORY_GIB, "GiB", "in flight", more_gateways)
     waiting = "more episodes for each worker; `max_waiting` of the consumer"
-    yield wall("rollout workers that wait for work", cluster.rollout_workers, costs.max_waiting, "workers", "in flight", waiting)
+    yield wall(
+        "rollout workers that wait for work",
+        cluster.rollout_workers,
+        costs.max_waiting,
+        "workers",
+        "in flight",
+        waiting,
+    )
     shared = '`trainer.weights_folder` on a shared file system; `generation.server.weights = "broadcast"`'
-    yield wall("HTTP pull of weights", hosts * cluster.weights_gb / gigabytes / HEADROOM, version, "s a version", "hosts", shared)
+    yield wall(
+        "HTTP pull of weights",
+        hosts * cluster.weights_gb / gigabytes / HEADROOM,
+        version,
+        "s a version",
+        "hosts",
+        shared,
+    )
     pull = hosts * cluster.weights_gb * costs.pull_cpu_s_per_gb / version
     yield wall("CPU of the publisher for pulls", pull, core, "cores", "hosts", shared)
     loads = "one event for all workers of a host"

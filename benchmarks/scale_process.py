@@ -116,13 +116,21 @@ class SleepingEngine(ScriptedEngine):
         """Mean seconds of the longest answer of a group."""
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        stream: bool = False,
+        resumed_tokens: int = 0,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield the completion in one chunk, at its end."""
         seconds = self.seconds * random.Random(sampling.seed).uniform(1 - SPREAD, 1 + SPREAD)
         age = random.Random(str(prompt_ids)).uniform(0.0, self.oldest) if self.weight_version == 0 else 0.0
         await asyncio.sleep(max(seconds - age, 0.0))
-        async for chunk in super().generate(request_id, prompt_ids, sampling, stream=stream, resumed_tokens=resumed_tokens):
+        async for chunk in super().generate(
+            request_id, prompt_ids, sampling, stream=stream, resumed_tokens=resumed_tokens
+        ):
             yield chunk
 
 
@@ -168,7 +176,9 @@ def trainer(context: BuildContext) -> Actor:
         progress("nothing", 0, 0, {})
         return TimedStep(context.folder.model, seconds)
 
-    return Trainer(prepare, lambda version: f"none/v{version}", time.time, checkpoints=CheckpointStore(context.folder.path))
+    return Trainer(
+        prepare, lambda version: f"none/v{version}", time.time, checkpoints=CheckpointStore(context.folder.path)
+    )
 
 
 def sizes_of(folder: RunFolder) -> Sizes:
@@ -180,7 +190,9 @@ async def serve_workers(folder: RunFolder, name: str) -> None:
     """Serve all workers of a kind until the parent ends or one of them fails."""
     server, recipe, sizes = read_address(), folder.recipe(), sizes_of(folder)
     threading.Thread(target=end_with_parent, daemon=True).start()
-    bus = await NatsBus.connect(server.url, recipe.run, name=name, token=server.token, lease_seconds=recipe.bus.lease_seconds)
+    bus = await NatsBus.connect(
+        server.url, recipe.run, name=name, token=server.token, lease_seconds=recipe.bus.lease_seconds
+    )
     connector = aiohttp.TCPConnector(limit=0)
     async with (
         aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as client,
@@ -196,13 +208,16 @@ def workers(sizes: Sizes, name: str, client: aiohttp.ClientSession) -> dict[str,
     if name == ROLLOUTS:
         concurrency = -(-2 * sizes.in_flight // sizes.rollout_workers)
         made: list[Actor] = [
-            RolloutWorker(ScriptedAgent(client), concurrency=concurrency, timeout_seconds=10 * sizes.answer_seconds + 60)
+            RolloutWorker(
+                ScriptedAgent(client), concurrency=concurrency, timeout_seconds=10 * sizes.answer_seconds + 60
+            )
             for _ in range(sizes.rollout_workers)
         ]
     else:
         make: Any = partial(lambda _model: SleepingEngine(sizes))
         made = [
-            InferenceWorker(make, name=f"inference_worker-{index}", concurrency=sizes.in_flight) for index in range(sizes.inference_workers)
+            InferenceWorker(make, name=f"inference_worker-{index}", concurrency=sizes.in_flight)
+            for index in range(sizes.inference_workers)
         ]
         for worker in made:
             worker.tick_seconds = TICK_SECONDS

@@ -21,7 +21,15 @@ from scale_process import INFERENCE, ROLLOUTS, SIZES, Sizes
 
 from areal_actors.embedded.embedded_model import train_tokenizer, write_tokenizer
 from areal_actors.folder.run_folder import RunFolder, ServerAddress
-from areal_actors.messages import KINDS, BatchFormed, EpisodeScored, RunEpisode, StepCompleted, TrajectoryExported, WeightsPublished
+from areal_actors.messages import (
+    KINDS,
+    BatchFormed,
+    EpisodeScored,
+    RunEpisode,
+    StepCompleted,
+    TrajectoryExported,
+    WeightsPublished,
+)
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import processes_of
 from areal_bus.base import Envelope
@@ -87,7 +95,9 @@ class Trainer:
         began, formed, ended = self.ready[step].time, self.batches[step][0].time, self.ready[step + 1].time
         complete = min(max(self.exported[step], began), formed)
         rest = ended - formed - step_seconds
-        return Waits(seconds=ended - began, for_groups=complete - began, for_control=formed - complete, around_step=rest)
+        return Waits(
+            seconds=ended - began, for_groups=complete - began, for_control=formed - complete, around_step=rest
+        )
 
 
 @dataclass
@@ -117,7 +127,13 @@ def recipe(sizes: Sizes, folder: Path) -> Recipe:
         "steps": sizes.steps + sizes.max_staleness + 1,  # no grant is withheld before the measurement ends
         "model": "embedded",
         "folder": str(folder),
-        "task": {"dataset": "arithmetic", "agent": "none", "reward": "gsm8k", "retries": 0, "timeout_seconds": TIMEOUT_SECONDS},
+        "task": {
+            "dataset": "arithmetic",
+            "agent": "none",
+            "reward": "gsm8k",
+            "retries": 0,
+            "timeout_seconds": TIMEOUT_SECONDS,
+        },
         "algorithm": {"name": "grpo", "group_size": sizes.group_size},
         "staleness_gate": {"max_staleness": sizes.max_staleness, "max_concurrent": groups},
         "trainer": {"batch_size": sizes.batch_size},
@@ -126,7 +142,11 @@ def recipe(sizes: Sizes, folder: Path) -> Recipe:
         "evaluation": {"tasks": 0},
         "bus": {"lease_seconds": LEASE_SECONDS},
         "actors": {
-            "session_manager": {"process": "gateway", "count": sizes.gateways, "concurrency": groups * sizes.group_size},
+            "session_manager": {
+                "process": "gateway",
+                "count": sizes.gateways,
+                "concurrency": groups * sizes.group_size,
+            },
             "inference_worker": {"process": "inference_worker", "count": 0},
             "rollout_worker": {"process": "rollout_worker", "count": 0},
             "reward_worker": {"process": "reward_worker", "count": 0},
@@ -136,7 +156,9 @@ def recipe(sizes: Sizes, folder: Path) -> Recipe:
 
 
 @asynccontextmanager
-async def system(plan: Recipe, folder: RunFolder, sizes: Sizes) -> AsyncIterator[tuple[NatsBus, dict[str, psutil.Process]]]:
+async def system(
+    plan: Recipe, folder: RunFolder, sizes: Sizes
+) -> AsyncIterator[tuple[NatsBus, dict[str, psutil.Process]]]:
     """Start every process of the run."""
     folder.create(plan)
     folder.model.mkdir()
@@ -144,7 +166,9 @@ async def system(plan: Recipe, folder: RunFolder, sizes: Sizes) -> AsyncIterator
     (folder.path / SIZES).write_bytes(msgspec.msgpack.encode(sizes))
     server = await EmbeddedServer.start(folder.nats)
     try:
-        bus = await NatsBus.connect(server.url, plan.run, name="benchmark", token=server.token, kinds=KINDS, blobs=folder.blobs)
+        bus = await NatsBus.connect(
+            server.url, plan.run, name="benchmark", token=server.token, kinds=KINDS, blobs=folder.blobs
+        )
         folder.announce(ServerAddress(url=server.url, token=server.token, run=plan.run, pid=os.getpid()))
         names = [CONTROL, *processes_of(plan.actors.session_manager), TRAINER, ROLLOUTS, INFERENCE]
         with processes(folder, names, "scale_process.py") as started:
@@ -162,25 +186,37 @@ async def measure(sizes: Sizes, longest_seconds: float) -> Measured:
     """
     with tempfile.TemporaryDirectory() as temporary:
         plan = recipe(sizes, Path(temporary))
-        async with system(plan, RunFolder(Path(temporary) / RUN), sizes) as (bus, running), asyncio.timeout(longest_seconds):
+        async with (
+            system(plan, RunFolder(Path(temporary) / RUN), sizes) as (bus, running),
+            asyncio.timeout(longest_seconds),
+        ):
             await begin(bus, plan, Path(temporary))
             samples: list[Sample] = []
-            sampling = asyncio.create_task(_sample(bus, running, samples, min(sizes.step_seconds / SAMPLES_A_STEP, 1.0)))
+            sampling = asyncio.create_task(
+                _sample(bus, running, samples, min(sizes.step_seconds / SAMPLES_A_STEP, 1.0))
+            )
             following = asyncio.create_task(_follow(bus, sizes.steps))
             await asyncio.wait({sampling, following}, return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
-                raise SystemExit(f"ended before the run: {sampling.exception()}\n{_outputs(Path(temporary) / RUN / 'logs')}")
+                raise SystemExit(
+                    f"ended before the run: {sampling.exception()}\n{_outputs(Path(temporary) / RUN / 'logs')}"
+                )
             sampling.cancel()
             trainer = following.result()
             end = await bus.streams.last_sequence()
             tail = [envelope async for envelope in _tail(bus, end)]
-            consumer = (await bus.streams.api(f"CONSUMER.INFO.{bus.streams.queue}.{work_consumer(RunEpisode.subject)}", {}))["config"]
+            consumer = (
+                await bus.streams.api(f"CONSUMER.INFO.{bus.streams.queue}.{work_consumer(RunEpisode.subject)}", {})
+            )["config"]
             began = trainer.batches[FIRST_STEP][0].time
             return Measured(sizes, samples, trainer, tail, began=began, max_waiting=consumer["max_waiting"])
 
 
 def _outputs(logs: Path) -> str:
-    return "".join(f"{path.name}:\n{path.read_text(errors='replace')[-OUTPUT_TAIL_CHARACTERS:]}\n" for path in sorted(logs.glob("*.out")))
+    return "".join(
+        f"{path.name}:\n{path.read_text(errors='replace')[-OUTPUT_TAIL_CHARACTERS:]}\n"
+        for path in sorted(logs.glob("*.out"))
+    )
 
 
 async def _follow(bus: NatsBus, steps: int) -> Trainer:
@@ -261,7 +297,9 @@ def event_bytes(tail: Sequence[Envelope]) -> list[int]:
     return [round(statistics.mean(sizes)) for sizes in found.values() if len(sizes) > ended / 2]
 
 
-SHOWN = {kind.subject for kind in (TrajectoryExported, BatchFormed, EpisodeScored, WeightsPublished)} | {"capacity.granted"}
+SHOWN = {kind.subject for kind in (TrajectoryExported, BatchFormed, EpisodeScored, WeightsPublished)} | {
+    "capacity.granted"
+}
 
 
 def figures(measured: Measured) -> dict[str, Any]:
@@ -293,7 +331,9 @@ def figures(measured: Measured) -> dict[str, Any]:
         "cpu_share": {name: round(value / seconds, 3) for name, value in cpu.items()},
         "cpu_ms_per_episode": {name: round(1000 * value / episodes, 3) for name, value in cpu.items()},
         "kib_per_episode": memory_per_episode(measured),
-        "mib_at_most": {name: round(max(sample.memory[name] for sample in measured.samples) / 2**20) for name in last.memory},
+        "mib_at_most": {
+            name: round(max(sample.memory[name] for sample in measured.samples) / 2**20) for name in last.memory
+        },
         "delays_ms": delays(measured.tail),
         "event_bytes": event_bytes(measured.tail),
         "max_waiting": measured.max_waiting,

@@ -34,7 +34,9 @@ NANOSECONDS = 1_000_000_000
 def _connected(port: int, token: str) -> socket.socket:
     line = socket.create_connection(("127.0.0.1", port))
     line.recv(65536)
-    options = json.dumps({"verbose": False, "pedantic": False, "auth_token": token, "lang": "raw", "version": "0", "headers": True})
+    options = json.dumps(
+        {"verbose": False, "pedantic": False, "auth_token": token, "lang": "raw", "version": "0", "headers": True}
+    )
     line.sendall(f"CONNECT {options}\r\nPING\r\n".encode())
     _await_pong(line)
     return line
@@ -56,7 +58,9 @@ def write(port: int, token: str, subjects: Sequence[str], sizes: Sequence[int], 
             group = number // len(sizes)
             headers = f"NATS/1.0\r\nNats-Msg-Id: {number:032d}\r\n\r\n".encode()
             subject = subjects[group % len(subjects)]
-            parts.append(f"HPUB {subject} {len(headers)} {len(headers) + size}\r\n".encode() + headers + b"x" * size + b"\r\n")
+            parts.append(
+                f"HPUB {subject} {len(headers)} {len(headers) + size}\r\n".encode() + headers + b"x" * size + b"\r\n"
+            )
         line.sendall(b"".join(parts) + b"PING\r\n")
         _await_pong(line)
     line.close()
@@ -118,11 +122,18 @@ async def _measure(
         await _api(connection, f"STREAM.CREATE.{name}", config)
     access = server.port, server.token
     share = messages // WRITERS
-    writers = [(write, *access, [f"log.{name}" for name in names], sizes, index * share, share) for index in range(WRITERS)]
+    writers = [
+        (write, *access, [f"log.{name}" for name in names], sizes, index * share, share) for index in range(WRITERS)
+    ]
     with _processes([(read, *access, f"to.{index}") for index in range(consumers)]):
         for name in names:
             for index in range(consumers):
-                config = {"deliver_subject": f"to.{index}", "ack_policy": "none", "mem_storage": True, "deliver_policy": "all"}
+                config = {
+                    "deliver_subject": f"to.{index}",
+                    "ack_policy": "none",
+                    "mem_storage": True,
+                    "deliver_policy": "all",
+                }
                 await _created(connection, name, config)
         process, began = psutil.Process(server.pid), time.perf_counter()
         before = process.cpu_times()

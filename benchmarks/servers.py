@@ -65,9 +65,13 @@ async def started(
     # The model has no end-of-sequence token, so that all completions have the same length; grammars need one.
     options = {"grammar-backend": "none"} if name == "sglang" else {}
     server = ServerSettings(weights=weights, weights_seconds=WEIGHTS_SECONDS)
-    settings = GenerationSettings(engine=name, device="cpu", max_num_seqs=128, max_model_len=CONTEXT, options=options, server=server)
+    settings = GenerationSettings(
+        engine=name, device="cpu", max_num_seqs=128, max_model_len=CONTEXT, options=options, server=server
+    )
     began = time.perf_counter()
-    make = engine_factory(settings, ENGINES, Path.cwd(), EnginePlace(logs=Path(folder) / "logs", adapter_rank=adapter_rank))
+    make = engine_factory(
+        settings, ENGINES, Path.cwd(), EnginePlace(logs=Path(folder) / "logs", adapter_rank=adapter_rank)
+    )
     engine = await asyncio.to_thread(make, folder)
     await engine.load_weights(location, 0)
     await first_token(engine)
@@ -97,12 +101,18 @@ async def update_seconds(engine: GenerationEngine, location: WeightsLocation, to
 
 
 async def compare(
-    engines: dict[str, GenerationEngine], model: PreTrainedModel, location: WeightsLocation, options: argparse.Namespace, together: int
+    engines: dict[str, GenerationEngine],
+    model: PreTrainedModel,
+    location: WeightsLocation,
+    options: argparse.Namespace,
+    together: int,
 ) -> dict[str, float]:
     """Return tokens per second and update seconds at one level of concurrency."""
     prompts = np.random.default_rng(together).integers(0, VOCABULARY, (together, PROMPT)).tolist()
     lengths = [options.tokens] * together
-    seconds: dict[str, list[float]] = {name: [] for name in (*engines, "generate", *(f"{name} update" for name in engines))}
+    seconds: dict[str, list[float]] = {
+        name: [] for name in (*engines, "generate", *(f"{name} update" for name in engines))
+    }
     for _ in range(options.repeats):
         for name, engine in engines.items():
             seconds[name].append(await engine_seconds(engine, prompts, lengths))

@@ -45,25 +45,37 @@ def run(sigma: float, bound: int, policy: str, steps: int, seed: int, limited: s
     Raises:
         SystemExit: a token was trained that is older than the bound.
     """
-    words = ["profile=cuda", f"steps={steps}", f"staleness_gate.max_staleness={bound}", f"batcher.exit_policy={policy}", *LIMITS[limited]]
+    words = [
+        "profile=cuda",
+        f"steps={steps}",
+        f"staleness_gate.max_staleness={bound}",
+        f"batcher.exit_policy={policy}",
+        *LIMITS[limited],
+    ]
     recipe = load([RECIPE], words, DEVICES).recipe
     simulated = SimulatedRun(recipe, Machine(), sigma, seed)
     outcome = simulated.outcome()
     if outcome.oldest > bound:
-        raise SystemExit(f"sigma {sigma}, {policy}: a token {outcome.oldest} versions old was trained under a bound of {bound}")
+        raise SystemExit(
+            f"sigma {sigma}, {policy}: a token {outcome.oldest} versions old was trained under a bound of {bound}"
+        )
     ideal = ideal_seconds(simulated.machine, simulated.work())
     lowest = min(limits(recipe), key=lambda limit: limit.episodes).episodes
     return Case(sigma, bound, policy, limited, lowest, round(ideal / outcome.seconds, 4), 1.0, outcome)
 
 
-def cases(sigmas: Sequence[float], bounds: Sequence[int], policies: Sequence[str], steps: int, seed: int) -> Iterator[Case]:
+def cases(
+    sigmas: Sequence[float], bounds: Sequence[int], policies: Sequence[str], steps: int, seed: int
+) -> Iterator[Case]:
     """Simulate every combination; synchronous training is the same under every policy."""
     for sigma in sigmas:
         synchronous = run(sigma, 0, "mask", steps, seed)
         for bound in bounds:
             for policy in policies if bound else ():
                 case = run(sigma, bound, policy, steps, seed)
-                yield msgspec.structs.replace(case, sync_multiple=round(synchronous.outcome.seconds / case.outcome.seconds, 3))
+                yield msgspec.structs.replace(
+                    case, sync_multiple=round(synchronous.outcome.seconds / case.outcome.seconds, 3)
+                )
             if not bound:
                 yield synchronous
 

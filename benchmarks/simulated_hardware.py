@@ -135,7 +135,9 @@ def ideal_seconds(machine: Machine, work: Work) -> float:
     remaining steps need.
     """
     bounds = {bound for bound in (0, 1, 2, 4, 8, work.max_staleness) if bound <= work.max_staleness}
-    return min(_seconds(machine, replace(work, max_staleness=bound), over=over) for bound in bounds for over in (True, False))
+    return min(
+        _seconds(machine, replace(work, max_staleness=bound), over=over) for bound in bounds for over in (True, False)
+    )
 
 
 @lru_cache
@@ -145,7 +147,9 @@ def _seconds(machine: Machine, work: Work, *, over: bool) -> float:
     granted = version = complete = in_batch = 0
     now, trained_at = 0.0, math.inf
     while True:
-        wanted = work.batch_size * ((work.max_staleness + 1) if over else min(work.max_staleness + 1, work.steps - version))
+        wanted = work.batch_size * (
+            (work.max_staleness + 1) if over else min(work.max_staleness + 1, work.steps - version)
+        )
         last = in_batch > 0 and version == work.steps - 1
         while not last and len(missing) + complete + in_batch < wanted:
             missing[granted] = work.group_size

@@ -271,7 +271,9 @@ class SimulatedRun:
         rollouts = recipe.actors.rollout_worker
         workers = {
             f"rollout_worker-{number}": RolloutWorker(
-                SimulatedAgent(self.bus, machine, work), concurrency=rollouts.concurrency, timeout_seconds=LONGEST_SECONDS
+                SimulatedAgent(self.bus, machine, work),
+                concurrency=rollouts.concurrency,
+                timeout_seconds=LONGEST_SECONDS,
             )
             for number in range(rollouts.count)
         }
@@ -284,7 +286,9 @@ class SimulatedRun:
                 retries=0,
                 surplus_after=work.steps - 1 if gate.surplus_groups else None,
             ),
-            "batcher-0": Batcher(recipe.batcher, group_size=group, batch_size=batch, max_staleness=work.max_staleness, steps=work.steps),
+            "batcher-0": Batcher(
+                recipe.batcher, group_size=group, batch_size=batch, max_staleness=work.max_staleness, steps=work.steps
+            ),
             "session_manager-0": manager,
             **workers,
             "inference_worker-0": inference,
@@ -296,9 +300,15 @@ class SimulatedRun:
         serving = []
         for name, actor in self.actors(loop, trainer).items():
             identity = Identity(instance=name, process=name, seed=self.seed)
-            serving.append(loop.create_task(Runtime(actor, self.bus, identity, now=loop.time, heartbeat_seconds=LONGEST_SECONDS).serve()))
+            serving.append(
+                loop.create_task(
+                    Runtime(actor, self.bus, identity, now=loop.time, heartbeat_seconds=LONGEST_SECONDS).serve()
+                )
+            )
         await asyncio.sleep(1)
-        await self.bus.publish(RunStarted(recipe={}, profile="", reason="", folder=""), Stamp(id="start", sender="run", time=loop.time()))
+        await self.bus.publish(
+            RunStarted(recipe={}, profile="", reason="", folder=""), Stamp(id="start", sender="run", time=loop.time())
+        )
         over = loop.create_task(self._last_weights())
         await asyncio.wait({over, *serving}, return_when=asyncio.FIRST_COMPLETED)
         for task in serving:
@@ -310,7 +320,10 @@ class SimulatedRun:
 
     async def _last_weights(self) -> None:
         async for envelope in self.bus.log(follow=True):
-            if envelope.subject == WeightsPublished.subject and envelope.open(WeightsPublished).weight_version == self.recipe.steps:
+            if (
+                envelope.subject == WeightsPublished.subject
+                and envelope.open(WeightsPublished).weight_version == self.recipe.steps
+            ):
                 return
 
     def _measured(self, trainer: SimulatedTrainer, log: Sequence[Envelope]) -> Outcome:

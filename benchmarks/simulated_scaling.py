@@ -7,7 +7,15 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulated_run import LONGEST_SECONDS, Outcome, SimulatedAgent, SimulatedEngine, SimulatedRun, SimulatedTrainer, TimedLoop
+from simulated_run import (
+    LONGEST_SECONDS,
+    Outcome,
+    SimulatedAgent,
+    SimulatedEngine,
+    SimulatedRun,
+    SimulatedTrainer,
+    TimedLoop,
+)
 
 from areal_actors.core.autoscale_settings import AutoscaleSettings
 from areal_actors.core.values import Task
@@ -79,7 +87,9 @@ class ScaledRun(SimulatedRun):
             return RewardWorker(SlowScorer(self.reward_seconds), concurrency=recipe.actors.reward_worker.concurrency)
         if role == "rollout_worker":
             agent = (ScoredAgent if self.reward_seconds else SimulatedAgent)(self.bus, self.machine, self.work())
-            return RolloutWorker(agent, concurrency=recipe.actors.rollout_worker.concurrency, timeout_seconds=LONGEST_SECONDS)
+            return RolloutWorker(
+                agent, concurrency=recipe.actors.rollout_worker.concurrency, timeout_seconds=LONGEST_SECONDS
+            )
         made = InferenceWorker(
             lambda folder: SimulatedEngine(loop, self.machine, recipe.generation.max_num_seqs),  # noqa: ARG005 - it reads no weights
             name=name,
@@ -114,9 +124,14 @@ class ScaledRun(SimulatedRun):
             "inference_worker": min(self.recipe.generation.max_num_seqs, self.machine.slots),
             **({"reward_worker": 1} if self.reward_seconds else {}),
         }
-        fold = LoadFold(slots, self.recipe.concurrent_groups() * size, size, self.recipe.steps, self.autoscale.window_seconds)
+        fold = LoadFold(
+            slots, self.recipe.concurrent_groups() * size, size, self.recipe.steps, self.autoscale.window_seconds
+        )
         decider = Decider(self.autoscale)
-        following = [loop.create_task(self._events(loop, fold, decider, slots)), loop.create_task(self._telemetry(fold))]
+        following = [
+            loop.create_task(self._events(loop, fold, decider, slots)),
+            loop.create_task(self._telemetry(fold)),
+        ]
         following.append(loop.create_task(self._ticks(loop, fold)))
         for role in slots:
             self.start(loop, f"{role}-0")

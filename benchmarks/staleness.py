@@ -63,11 +63,24 @@ LOSSES = {
 BOUNDED_SHARES = ("weight_truncated_frac", "weight_masked_frac", "weight_clipped_frac")
 """Tokens whose weight was bounded; a variant has one of these metrics."""
 MEASURES = (
-    *("token_staleness_mean", "masked_frac", "clip_frac", "vetoed_frac", "behaviour_weight_mean", "importance_weight_mean"),
+    *(
+        "token_staleness_mean",
+        "masked_frac",
+        "clip_frac",
+        "vetoed_frac",
+        "behaviour_weight_mean",
+        "importance_weight_mean",
+    ),
     *(*BOUNDED_SHARES, "effective_sample_size", "chi2_token", "approx_kl", "entropy"),
 )
 """Metrics reported as the mean over all steps."""
-PEAKS = ("token_staleness_max", "behaviour_weight_max", "importance_weight_max", "grad_norm", "train_infer_logprob_diff_max")
+PEAKS = (
+    "token_staleness_max",
+    "behaviour_weight_max",
+    "importance_weight_max",
+    "grad_norm",
+    "train_infer_logprob_diff_max",
+)
 """Metrics reported as the maximum over all steps."""
 
 
@@ -145,7 +158,9 @@ def run(variant: Variant, folder: Path) -> Outcome:
     return Outcome(variant, (sampled[0], sampled[1]), greedy, aggregate_metrics(metrics), len(metrics), seconds)
 
 
-def delayed_batches(rollouts: RolloutController, tasks: Iterator[Task], size: int, versions: int) -> Iterator[RolloutBatch]:
+def delayed_batches(
+    rollouts: RolloutController, tasks: Iterator[Task], size: int, versions: int
+) -> Iterator[RolloutBatch]:
     """Yield batches of `size` tasks with a delay of `versions` weight versions between sampling and training."""
     waiting: deque[RolloutBatch] = deque()
     while batch := list(itertools.islice(tasks, size)):
@@ -187,7 +202,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "staleness")
     parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE")
     options = parse_arguments(
-        parser, {"bounds": [1], "losses": ["decoupled"], "seeds": [0], "settings": ["steps=2", *SMALL, "evaluation.every_steps=1"]}
+        parser,
+        {
+            "bounds": [1],
+            "losses": ["decoupled"],
+            "seeds": [0],
+            "settings": ["steps=2", *SMALL, "evaluation.every_steps=1"],
+        },
     )
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:

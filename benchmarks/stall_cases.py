@@ -120,7 +120,14 @@ EVALUATED = ("evaluation.tasks=4", "evaluation.every_steps=0")
 
 PAUSES = (
     *(
-        Case(f"SIGSTOP {process}", KILLED_STOPPED.format(actor), STEPS, 0, inject=stopped(process), quick=process == "rollout_worker")
+        Case(
+            f"SIGSTOP {process}",
+            KILLED_STOPPED.format(actor),
+            STEPS,
+            0,
+            inject=stopped(process),
+            quick=process == "rollout_worker",
+        )
         for process, actor in (
             ("control", "(staleness_gate|batcher)-0"),
             ("gateway", "session_manager-0"),
@@ -130,7 +137,14 @@ PAUSES = (
             ("trainer", "trainer-0"),
         )
     ),
-    Case("gateway paused for 2 s", "finished after", STEPS, 0, inject=paused("gateway", 2.0), others=("failed: no heartbeat",)),
+    Case(
+        "gateway paused for 2 s",
+        "finished after",
+        STEPS,
+        0,
+        inject=paused("gateway", 2.0),
+        others=("failed: no heartbeat",),
+    ),
     Case(
         "launcher paused for 8 s (Ctrl-Z)",
         "supervisor's own process was paused for",
@@ -163,7 +177,13 @@ PAUSES = (
         inject=paused_together,
         others=("failed: no heartbeat",),
     ),
-    Case("SIGKILL inference_worker", "inference_worker-0 failed: killed by SIGKILL", STEPS, 0, inject=killed("inference_worker")),
+    Case(
+        "SIGKILL inference_worker",
+        "inference_worker-0 failed: killed by SIGKILL",
+        STEPS,
+        0,
+        inject=killed("inference_worker"),
+    ),
 )
 
 STARTS = (
@@ -198,8 +218,17 @@ STARTS = (
         "has not loaded weight version 0 within watchdog.load_seconds",
         (*LOADING, fault("generation.engine", "MadeHangs")),
     ),
-    Case("engine's constructor raises", "no such device: /dev/accelerator0", (LONG, fault("generation.engine", "MadeRaises"))),
-    Case("model preparation hangs", "no progress for .*trainer-0 handles 1 RunStarted", (LONG,), patch=f"{TRAINER}.__init__:hang"),
+    Case(
+        "engine's constructor raises",
+        "no such device: /dev/accelerator0",
+        (LONG, fault("generation.engine", "MadeRaises")),
+    ),
+    Case(
+        "model preparation hangs",
+        "no progress for .*trainer-0 handles 1 RunStarted",
+        (LONG,),
+        patch=f"{TRAINER}.__init__:hang",
+    ),
     Case("trainer.device = cuda without one", "no CUDA device", (LONG, "trainer.device=cuda"), 1),
     Case("max_concurrent = 0", "staleness_gate.max_concurrent", (LONG, "staleness_gate.max_concurrent=0"), 2),
     Case("rollout_worker.count = 0", "a run needs its rollout_worker", (LONG, "actors.rollout_worker.count=0"), 2),
@@ -229,16 +258,32 @@ EPISODES = (
     Case("reward hangs", "hung for more than", (LONG, fault("task.reward", "reward_hangs"))),
     Case("reward raises", "KeyError", (LONG, fault("task.reward", "reward_raises"))),
     Case("reward is nan", "a reward must be finite, got nan", (LONG, fault("task.reward", "reward_nan"))),
-    Case("reward takes no output", "must take the task's row and the output", (LONG, fault("task.reward", "reward_wrong")), 2),
-    Case("filter refuses all", "batcher.filter has dropped", (LONG, fault("batcher.filter", "filter_all"), FIRST), quick=True),
+    Case(
+        "reward takes no output",
+        "must take the task's row and the output",
+        (LONG, fault("task.reward", "reward_wrong")),
+        2,
+    ),
+    Case(
+        "filter refuses all",
+        "batcher.filter has dropped",
+        (LONG, fault("batcher.filter", "filter_all"), FIRST),
+        quick=True,
+    ),
     Case("filter raises", "no such reward", (LONG, fault("batcher.filter", "filter_raises"))),
     Case(
         "every reward is the same under dynamic_sampling",
         "batcher.dynamic_sampling has dropped",
         (LONG, fault("task.reward", "reward_constant"), "batcher.dynamic_sampling=true", FIRST),
     ),
-    Case("should_accept refuses all", "episodes in a row were rejected", (LONG, fault("task.should_accept", "accept_none"))),
-    Case("should_accept raises", "LookupError: nothing to look at", (LONG, fault("task.should_accept", "accept_raises"))),
+    Case(
+        "should_accept refuses all",
+        "episodes in a row were rejected",
+        (LONG, fault("task.should_accept", "accept_none")),
+    ),
+    Case(
+        "should_accept raises", "LookupError: nothing to look at", (LONG, fault("task.should_accept", "accept_raises"))
+    ),
     Case(
         "evaluation that never ends",
         "did not return within|waits for the evaluation before the first step",
@@ -283,10 +328,27 @@ ENGINES = (
         after=2,
         quick=True,
     ),
-    Case("SIGKILL of a rank of the trainer", "trainer rolled back to step", (*STEPS, *RANKS), 0, inject=rank(signal.SIGKILL)),
-    Case("SIGSTOP of a rank of the trainer", "trainer rolled back to step", (*STEPS, *RANKS), 0, inject=rank(signal.SIGSTOP)),
+    Case(
+        "SIGKILL of a rank of the trainer",
+        "trainer rolled back to step",
+        (*STEPS, *RANKS),
+        0,
+        inject=rank(signal.SIGKILL),
+    ),
+    Case(
+        "SIGSTOP of a rank of the trainer",
+        "trainer rolled back to step",
+        (*STEPS, *RANKS),
+        0,
+        inject=rank(signal.SIGSTOP),
+    ),
     Case("trainer raises in a step", "the device does not answer", (LONG,), patch=f"{TRAINER}.step:raise", after=1),
-    Case("trainer hangs in saving", "no progress for .*trainer-0 handles 1 SaveCheckpoint", ("steps=2",), patch=f"{TRAINER}.save:hang"),
+    Case(
+        "trainer hangs in saving",
+        "no progress for .*trainer-0 handles 1 SaveCheckpoint",
+        ("steps=2",),
+        patch=f"{TRAINER}.save:hang",
+    ),
     Case("saving is slow", "finished after", ("steps=2",), 0, patch=f"{TRAINER}.save:slow"),
     Case(
         "saving hangs in an interrupted run",

@@ -26,7 +26,9 @@ class Agent:
 
     async def run(self, task, *, base_url, api_key):
         async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
-            answer = await client.chat.completions.create(model="default", messages=[{"role": "user", "content": task["question"]}])
+            answer = await client.chat.completions.create(
+                model="default", messages=[{"role": "user", "content": task["question"]}]
+            )
         return answer.choices[0].message.content or ""
 
 
@@ -125,7 +127,11 @@ class SilentEngine:
 
     def __init__(self, model_folder, settings):
         self._engine = scripted_engine(model_folder, settings)
-        self.abilities, self.take_counters, self.close = self._engine.abilities, self._engine.take_counters, self._engine.close
+        self.abilities, self.take_counters, self.close = (
+            self._engine.abilities,
+            self._engine.take_counters,
+            self._engine.close,
+        )
 
     @property
     def weight_version(self):
@@ -149,7 +155,9 @@ class RaisingEngine(SilentEngine):
 
 class AnsweringEngine(SilentEngine):
     async def generate(self, request_id, prompt_ids, sampling, *, stream=False, resumed_tokens=0):
-        async for chunk in self._engine.generate(request_id, prompt_ids, sampling, stream=stream, resumed_tokens=resumed_tokens):
+        async for chunk in self._engine.generate(
+            request_id, prompt_ids, sampling, stream=stream, resumed_tokens=resumed_tokens
+        ):
             yield chunk
 
 

@@ -62,17 +62,26 @@ STEP = re.compile(r"^\S+ step (\d+): ", re.MULTILINE)
 class StallRun:
     """One run in separate processes."""
 
-    def __init__(self, folder: Path, settings: Sequence[str], *, patch: str = "", after: int = 0, scale: float = 1.0) -> None:
+    def __init__(
+        self, folder: Path, settings: Sequence[str], *, patch: str = "", after: int = 0, scale: float = 1.0
+    ) -> None:
         """Start the run; `scale` multiplies the deadlines, for a loaded machine."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder.resolve()
-        self.output, self.mark, self.dataset = self.folder / "output.txt", self.folder / "mark", self.folder / "dataset.jsonl"
+        self.output, self.mark, self.dataset = (
+            self.folder / "output.txt",
+            self.folder / "mark",
+            self.folder / "dataset.jsonl",
+        )
         self.scale = scale
         self.injected = 0.0
         """Time of the fault injected from outside, in seconds since the epoch."""
         (self.folder / "empty.jsonl").touch()
         self.dataset.write_text("".join(f"{json.dumps(row)}\n" for row in rows("train", 300, 0)))
-        site = {"PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks" / "stall_site"), str(ROOT)]), "STALL_PATCH": patch}
+        site = {
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks" / "stall_site"), str(ROOT)]),
+            "STALL_PATCH": patch,
+        }
         environment = {**os.environ, **site, "STALL_AFTER": str(after), "STALL_MARK": str(self.mark)}
         deadlines = [f"{name}={seconds * scale:g}" for name, seconds in SHORT.items()]
         words = [word.replace("{folder}", str(self.folder)) for word in settings]
@@ -80,7 +89,11 @@ class StallRun:
         self.began = time.time()
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [*command, *SMALL, *deadlines, *words], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+                [*command, *SMALL, *deadlines, *words],
+                cwd=ROOT,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
             )
 
     # ------------------------------------------------------------ from outside
@@ -113,7 +126,11 @@ class StallRun:
 
     def send_to_rank(self, number: signal.Signals) -> None:
         """Send a signal to the process of the trainer's last rank."""
-        ranks = [child for child in psutil.Process(self.pids()["trainer"]).children(recursive=True) if RANK in " ".join(child.cmdline())]
+        ranks = [
+            child
+            for child in psutil.Process(self.pids()["trainer"]).children(recursive=True)
+            if RANK in " ".join(child.cmdline())
+        ]
         self.injected = time.time()
         os.kill(max(child.pid for child in ranks), number)
 
@@ -165,7 +182,9 @@ class StallRun:
         """All reports: events of the log with their times, then output lines with the time of the end."""
         ended = self.output.stat().st_mtime
         store = self.folder / RUN / "nats"
-        events = asyncio.run(_events(store, self.folder / RUN / "blobs")) if store.is_dir() and any(store.iterdir()) else []
+        events = (
+            asyncio.run(_events(store, self.folder / RUN / "blobs")) if store.is_dir() and any(store.iterdir()) else []
+        )
         return [*events, *((ended, line) for line in self.text().splitlines())]
 
 
@@ -174,7 +193,9 @@ async def _events(store: Path, blobs: Path) -> list[tuple[float, str]]:
     server = await EmbeddedServer.start(store)
     try:
         bus = await NatsBus.connect(server.url, RUN, name="reader", token=server.token, blobs=blobs)
-        found = [(envelope.time, plain_line(envelope.open(by_subject[envelope.subject]))) async for envelope in bus.log()]
+        found = [
+            (envelope.time, plain_line(envelope.open(by_subject[envelope.subject]))) async for envelope in bus.log()
+        ]
         await bus.close()
     finally:
         await server.stop()

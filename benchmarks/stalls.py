@@ -53,7 +53,11 @@ class Outcome:
 def run(case: Case, folder: Path, scale: float = 1.0) -> Outcome:
     """Inject one fault and collect what was reported."""
     stall_run = StallRun(
-        folder / re.sub(r"[^a-z0-9]+", "-", case.name.lower()), case.settings, patch=case.patch, after=case.after, scale=scale
+        folder / re.sub(r"[^a-z0-9]+", "-", case.name.lower()),
+        case.settings,
+        patch=case.patch,
+        after=case.after,
+        scale=scale,
     )
     injection_errors = []
     try:
@@ -74,7 +78,13 @@ def run(case: Case, folder: Path, scale: float = 1.0) -> Outcome:
     problems = [
         *injection_errors,
         *(["the cause was not reported"] if not found else []),
-        *(["did not end"] if status is None else [f"exit status {status}, not {case.ends}"] if status != case.ends else []),
+        *(
+            ["did not end"]
+            if status is None
+            else [f"exit status {status}, not {case.ends}"]
+            if status != case.ends
+            else []
+        ),
         *(f"also reported: {text[:80]}" for _, text in reports for other in case.others if re.search(other, text)),
         *(["traceback"] if "Traceback" in stall_run.text() else []),
         *([f"{len(left)} processes left"] if left else []),
@@ -123,9 +133,16 @@ def recorded(outcomes: Iterable[Outcome], kept: list[Outcome]) -> Iterator[Outco
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, object]:
     """Figures of all cases for the history: number, and seconds until each report."""
-    reported = {outcome.case.name: round(outcome.seconds, 1) for outcome in outcomes if outcome.report and outcome.seconds > 0}
+    reported = {
+        outcome.case.name: round(outcome.seconds, 1) for outcome in outcomes if outcome.report and outcome.seconds > 0
+    }
     failed = [outcome.case.name for outcome in outcomes if outcome.problems]
-    return {"cases": len(outcomes), "failed": failed, "seconds_p50": median(reported.values()), "reported_after_seconds": reported}
+    return {
+        "cases": len(outcomes),
+        "failed": failed,
+        "seconds_p50": median(reported.values()),
+        "reported_after_seconds": reported,
+    }
 
 
 if __name__ == "__main__":

@@ -47,12 +47,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=list(COMMANDS), choices=COMMANDS, help="commands to measure")
     parser.add_argument("--trackers", default="", metavar="PYTHON", help="interpreter with the trackers' libraries")
-    parser.add_argument("--before", type=Path, metavar="FOLDER", help="another checkout, whose runs alternate with this one's")
+    parser.add_argument(
+        "--before", type=Path, metavar="FOLDER", help="another checkout, whose runs alternate with this one's"
+    )
     parser.add_argument("--pairs", type=int, default=2, help="second runs of each checkout, with --before")
     arguments = parse_arguments(parser, QUICK)
     commands = {name: measure_command(COMMANDS[name], arguments.repeat) for name in arguments.only}
     print(
-        table(("areal-actors", "wall s", "CPU s"), [(name, found["wall s"], found["CPU s"]) for name, found in commands.items()]),
+        table(
+            ("areal-actors", "wall s", "CPU s"),
+            [(name, found["wall s"], found["CPU s"]) for name, found in commands.items()],
+        ),
         flush=True,
     )
     if arguments.before:
@@ -104,7 +109,9 @@ def measure_pairs(seed: int, settings: Sequence[str], other: Path, pairs: int) -
                 folder, run = Path(temporary) / name, f"{'second' if number else 'first'}-{number}"
                 words = [f"seed={seed}", f"folder={folder}", f"run={run}", *settings]
                 found = {"run": f"{run}, {name}", **measure_run(words, folder / run, root)}
-                print(found["run"], round(found["wall s"], 1), round(found["CPU s"], 1), found["by process"], flush=True)
+                print(
+                    found["run"], round(found["wall s"], 1), round(found["CPU s"], 1), found["by process"], flush=True
+                )
                 yield found
 
 
@@ -121,7 +128,10 @@ def measure_run(words: Sequence[str], run_folder: Path, root: Path = ROOT) -> Fi
     wall, cpu = time.monotonic() - started, children_seconds() - before
     lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     first = next(line["time"] for line in lines if line["kind"] == "step.completed")
-    usage = {name: used["cpu_seconds"] for name, used in json.loads((run_folder / "usage.json").read_text(encoding="utf-8")).items()}
+    usage = {
+        name: used["cpu_seconds"]
+        for name, used in json.loads((run_folder / "usage.json").read_text(encoding="utf-8")).items()
+    }
     return {
         "to step 1, s": first - at,
         "wall s": wall,

@@ -16,7 +16,8 @@ from areal_actors.tokenization.tool_parsers.round_trip import tool_support
 from areal_actors.tokenization.tool_parsers.stream_parser import DelimitedFormat
 
 TOKENS = {
-    name: f"<{name.removesuffix('_token')}>" for name in ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
+    name: f"<{name.removesuffix('_token')}>"
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 }
 """For templates that stand alone; the texts of genuine tokens do not matter to the calls."""
 READ, WITHOUT_TOOLS, REJECTED, UNREAD = "read", "without tools", "no chat", "not read"
@@ -66,7 +67,9 @@ def try_template(name: str, source: str) -> Trial:
     form, support = tool_support(template, [TOKENS["eos_token"]])
     if not support.error:
         problem = _difference(template, form)
-        return Trial(name, UNREAD if problem else READ, _syntax_of(form), support.parallel, support.lists_tools, problem)
+        return Trial(
+            name, UNREAD if problem else READ, _syntax_of(form), support.parallel, support.lists_tools, problem
+        )
     if rejection := _rejection(template):
         return Trial(name, REJECTED, reason=_short(rejection))
     outcome = WITHOUT_TOOLS if support.error.startswith(HAS_NO_TOOLS) else UNREAD
@@ -98,7 +101,11 @@ def _short(reason: str) -> str:
     case, found, rest = reason.partition(" is rendered as ")
     if found:
         _, parsed, why = rest.rpartition(" and does not parse as ")
-        reason = f"the template renders {case} that does not parse as {why}" if parsed else f"the template changes the arguments of {case}"
+        reason = (
+            f"the template renders {case} that does not parse as {why}"
+            if parsed
+            else f"the template changes the arguments of {case}"
+        )
     return " ".join(reason.replace(REJECTS, "").split())
 
 
@@ -113,14 +120,18 @@ def _difference(template: ChatTemplate, form: AnswerFormat) -> str:
     answer = form.parse(text, tools, in_reasoning=in_reasoning)
     read = [json.loads(call.arguments) for call in answer.tool_calls]
     if read != [STORE.arguments]:
-        changed = [key for key, value in STORE.arguments.items() if not read or key not in read[0] or read[0][key] != value]
+        changed = [
+            key for key, value in STORE.arguments.items() if not read or key not in read[0] or read[0][key] != value
+        ]
         return f"changes the arguments {', '.join(changed)} of a call"
     if stream_answer(form, text, tools, in_reasoning=in_reasoning) != answer:
         return "is read differently one character at a time"
     return "" if in_reasoning else _reasoning_difference(form, text, tools, answer.tool_calls)
 
 
-def _reasoning_difference(form: AnswerFormat, text: str, tools: Sequence[ToolDefinition], calls: Sequence[ToolCall]) -> str:
+def _reasoning_difference(
+    form: AnswerFormat, text: str, tools: Sequence[ToolDefinition], calls: Sequence[ToolCall]
+) -> str:
     """Return the delimiters of reasoning which are not split from a call; empty if all are."""
     if isinstance(form, DelimitedFormat) and form.frame is not None:
         return ""  # the delimiters of its reasoning depend on what follows

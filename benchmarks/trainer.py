@@ -61,26 +61,43 @@ def compare(name: str, options: argparse.Namespace) -> dict[str, object]:
         folder.mkdir()
         parameters, tokens = write_model(size, folder), write_batch(size, batch)
         ours = compute_figures(
-            run_steps("trainer_ours.py", sys.executable, folder, batch, options.steps, options.tokens, options.dtype), tokens
+            run_steps("trainer_ours.py", sys.executable, folder, batch, options.steps, options.tokens, options.dtype),
+            tokens,
         )
-        print(f"\n{name}: {parameters / 1e6:.1f} M parameters, {size.groups} groups of 8 rows, {tokens:,} tokens in rows")
+        print(
+            f"\n{name}: {parameters / 1e6:.1f} M parameters, {size.groups} groups of 8 rows, {tokens:,} tokens in rows"
+        )
         if options.quick:
             print(table(["", *ours], [["ours", *ours.values()]]))
             return {}
         rows = [options.rows] if options.rows else sorted({8, 32, size.groups * 8})
         theirs = {
-            each: compute_figures(run_steps("trainer_trl.py", options.trl, folder, batch, options.steps, each, options.dtype), tokens)
+            each: compute_figures(
+                run_steps("trainer_trl.py", options.trl, folder, batch, options.steps, each, options.dtype), tokens
+            )
             for each in rows
         }
-        plain = compute_figures(run_steps("trainer_plain.py", sys.executable, folder, batch, options.steps, 8, options.dtype), tokens)
+        plain = compute_figures(
+            run_steps("trainer_plain.py", sys.executable, folder, batch, options.steps, 8, options.dtype), tokens
+        )
     header = ["", "tokens/CPU s", "tokens/s", "peak MB", "of them in steps", "computed tokens", "gradient norm"]
     columns = ("tokens_per_cpu_second", "tokens_per_second", "peak_megabytes", "step_megabytes", "computed_tokens")
     sides = {"ours": ours, "a plain loop, 8 rows at once": plain} | {
         f"TRL, {each} rows at once": figures for each, figures in theirs.items()
     }
-    print(table(header, [[side, *(round(figures[c]) for c in columns), f"{figures['grad_norm']:.5f}"] for side, figures in sides.items()]))
+    print(
+        table(
+            header,
+            [
+                [side, *(round(figures[c]) for c in columns), f"{figures['grad_norm']:.5f}"]
+                for side, figures in sides.items()
+            ],
+        )
+    )
     best = max(theirs.values(), key=lambda figures: figures["tokens_per_cpu_second"])
-    ratios = {column: ours[column] / best[column] for column in ("tokens_per_cpu_second", "peak_megabytes", "step_megabytes")}
+    ratios = {
+        column: ours[column] / best[column] for column in ("tokens_per_cpu_second", "peak_megabytes", "step_megabytes")
+    }
     print("ours / fastest TRL: " + ", ".join(f"{column} {ratio:.2f}" for column, ratio in ratios.items()))
     beside_plain = ours["tokens_per_cpu_second"] / plain["tokens_per_cpu_second"]
     print(f"ours / a plain loop: tokens_per_cpu_second {beside_plain:.2f}")
@@ -92,10 +109,14 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sizes", nargs="*", metavar="SIZE", help=f"{', '.join(SIZES)} (default: both)")
-    parser.add_argument("--trl", default=str(ROOT / ".environments/trl/bin/python"), help="the interpreter that has TRL")
+    parser.add_argument(
+        "--trl", default=str(ROOT / ".environments/trl/bin/python"), help="the interpreter that has TRL"
+    )
     parser.add_argument("--steps", type=int, default=4, help="two at least: the first is not counted")
     parser.add_argument("--tokens", type=int, default=4096, help="of our micro-batches")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of products; weights are in float32")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of products; weights are in float32"
+    )
     parser.add_argument("--rows", type=int, help="of TRL's micro-batches")
     options = parse_arguments(parser, {"sizes": ["embedded"], "steps": 2})
     if not options.quick and not Path(options.trl).exists():

@@ -71,7 +71,9 @@ def write_batch(size: Size, file: Path) -> int:
     for _ in range(size.groups):
         prompt = draw.integers(3, size.vocabulary, draw.integers(*PROMPT_TOKENS)).tolist()
         prompts += [prompt] * GROUP_SIZE
-        completions += [draw.integers(3, size.vocabulary, draw.integers(*COMPLETION_TOKENS)).tolist() for _ in range(GROUP_SIZE)]
+        completions += [
+            draw.integers(3, size.vocabulary, draw.integers(*COMPLETION_TOKENS)).tolist() for _ in range(GROUP_SIZE)
+        ]
     rewards = draw.integers(0, 2, len(prompts)).astype(float).tolist()
     file.write_text(json.dumps({"prompts": prompts, "completions": completions, "rewards": rewards}))
     return sum(map(len, prompts)) + sum(map(len, completions))

@@ -36,7 +36,9 @@ def sequences_of(batch_file: str) -> list[TrainingSequence]:
     """Read the rows, without log-probabilities."""
     batch = json.loads(Path(batch_file).read_text())
     rows = []
-    for number, (prompt, completion, reward) in enumerate(zip(batch["prompts"], batch["completions"], batch["rewards"], strict=True)):
+    for number, (prompt, completion, reward) in enumerate(
+        zip(batch["prompts"], batch["completions"], batch["rewards"], strict=True)
+    ):
         sampled = np.arange(len(prompt) + len(completion)) >= len(prompt)
         rows.append(
             TrainingSequence(

@@ -25,7 +25,9 @@ def main(folder: str, batch_file: str, steps: int, rows: int, dtype: str) -> Non
     batch = json.loads(Path(batch_file).read_text())
     rewards = np.array(batch["rewards"]).reshape(-1, GROUP_SIZE)
     spread = rewards.std(1, keepdims=True, ddof=1)
-    advantages = np.where(spread > 0, (rewards - rewards.mean(1, keepdims=True)) / np.maximum(spread, 1e-9), 0.0).ravel()
+    advantages = np.where(
+        spread > 0, (rewards - rewards.mean(1, keepdims=True)) / np.maximum(spread, 1e-9), 0.0
+    ).ravel()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     sequences = [prompt + completion for prompt, completion in zip(batch["prompts"], batch["completions"], strict=True)]
@@ -41,7 +43,10 @@ def main(folder: str, batch_file: str, steps: int, rows: int, dtype: str) -> Non
             ids = torch.tensor([sequences[row] + [0] * (longest - len(sequences[row])) for row in chosen])
             mask = torch.tensor([[1] * len(sequences[row]) + [0] * (longest - len(sequences[row])) for row in chosen])
             scored = torch.tensor(
-                [[len(batch["prompts"][row]) <= place < len(sequences[row]) for place in range(1, longest)] for row in chosen]
+                [
+                    [len(batch["prompts"][row]) <= place < len(sequences[row]) for place in range(1, longest)]
+                    for row in chosen
+                ]
             )
             with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
                 logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]

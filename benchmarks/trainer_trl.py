@@ -119,7 +119,13 @@ def main(folder: str, batch_file: str, steps: int, rows: int, dtype: str) -> Non
         }
         trainer.train()
     norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
-    figures = {"cpu": clock.cpu, "wall": clock.wall, "before": clock.before, "peak": memory("VmHWM"), "grad_norm": norms[0]}
+    figures = {
+        "cpu": clock.cpu,
+        "wall": clock.wall,
+        "before": clock.before,
+        "peak": memory("VmHWM"),
+        "grad_norm": norms[0],
+    }
     print(json.dumps({**figures, "computed_tokens": prompt_ids.numel() + completion_ids.numel()}))
 
 

@@ -24,7 +24,15 @@ import msgspec
 import psutil
 from history import ROOT, append, parse_arguments
 
-from areal_actors.core.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory, WeightsLocation, pack_ids
+from areal_actors.core.values import (
+    Interaction,
+    SamplingParams,
+    Task,
+    TokenColumns,
+    Trajectory,
+    WeightsLocation,
+    pack_ids,
+)
 from areal_actors.messages import (
     BatchFormed,
     CapacityGranted,
@@ -54,7 +62,12 @@ QUICK = {"episodes": 256, "browsers": 4, "repeats": 1}
 def events(episodes: int) -> Iterator[Event]:
     """Yield the events of a run, whose positions in the log are their numbers from 1."""
     position = 2
-    yield RunStarted(recipe={"steps": episodes, "algorithm": {"group_size": GROUP}}, profile="embedded", reason="", folder="runs/made-up")
+    yield RunStarted(
+        recipe={"steps": episodes, "algorithm": {"group_size": GROUP}},
+        profile="embedded",
+        reason="",
+        folder="runs/made-up",
+    )
     yield WeightsPublished(weight_version=0, location=WeightsLocation(folder="w", checksum="", model="m"))
     for step in range(max(episodes // (GROUP * GROUPS), 1)):
         yield CapacityGranted(first_group=step * GROUPS, groups=GROUPS, weight_version=step)
@@ -79,16 +92,22 @@ def events(episodes: int) -> Iterator[Event]:
 
 def episode(name: str, group: int, version: int, member: int) -> Iterator[Event]:
     """Yield the events of an episode of two calls."""
-    work = RunEpisode(episode=name, group=str(group), task=Task(id=f"task-{group}", data={"question": "?"}), sampling=SamplingParams())
+    work = RunEpisode(
+        episode=name, group=str(group), task=Task(id=f"task-{group}", data={"question": "?"}), sampling=SamplingParams()
+    )
     calls, recorded = [], []
     for number in (1, 2):
         columns = TokenColumns.of([7] * TOKENS, [-0.5] * TOKENS, [version] * TOKENS)
-        calls.append(Interaction(id=f"{name}-{number}", prompt_suffix=pack_ids([1, 2]), completion=columns, finish_reason="stop"))
+        calls.append(
+            Interaction(id=f"{name}-{number}", prompt_suffix=pack_ids([1, 2]), completion=columns, finish_reason="stop")
+        )
         counts = {"prompt_tokens": 10, "completion_tokens": TOKENS, "finish_reason": "stop", "weight_version": version}
         recorded.append(InteractionRecorded(session=name, episode=name, interaction=f"{name}-{number}", **counts))
     yield EpisodeScored(work=work, session=name, reward=float(member % 2), output=f"the answer of {name}")
     rewarded = {"task": work.task.id, "reward": float(member % 2), "interactions": tuple(calls)}
-    yield TrajectoryExported(trajectory=Trajectory(episode=name, group=str(group), attempt=1, **rewarded), recorded=tuple(recorded))
+    yield TrajectoryExported(
+        trajectory=Trajectory(episode=name, group=str(group), attempt=1, **rewarded), recorded=tuple(recorded)
+    )
 
 
 def write_log(path: Path, episodes: int) -> int:
@@ -109,7 +128,9 @@ async def measure(options: argparse.Namespace, report: Callable[[str], None]) ->
         words = [sys.executable, "-m", "areal_actors", "view", str(log)]
         drawing = await _drawn(words, options.episodes // (GROUP * GROUPS) * GROUP * GROUPS) if CHROMIUM else {}
         began = time.perf_counter()
-        process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL)
+        process = await asyncio.create_subprocess_exec(
+            *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
         try:
             assert process.stdout is not None
             url = (await process.stdout.readline()).decode().strip()
@@ -140,13 +161,18 @@ async def _drawn(words: list[str], episodes: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         async with browser(Path(profile)) as tab:
             began = time.perf_counter()
-            process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL)
+            process = await asyncio.create_subprocess_exec(
+                *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+            )
             try:
                 assert process.stdout is not None
                 url = (await process.stdout.readline()).decode().strip()
                 drawn = await _seconds_to_draw(tab, url, episodes, began)
                 await tab.open("about:blank")
-                return {"drawn_seconds": drawn, "opened_drawn_seconds": await _seconds_to_draw(tab, url, episodes, time.perf_counter())}
+                return {
+                    "drawn_seconds": drawn,
+                    "opened_drawn_seconds": await _seconds_to_draw(tab, url, episodes, time.perf_counter()),
+                }
             finally:
                 await tab.open("about:blank")
                 process.terminate()
@@ -159,7 +185,9 @@ async def _seconds_to_draw(tab: Tab, url: str, episodes: int, began: float) -> f
     return time.perf_counter() - began
 
 
-async def _measured(session: aiohttp.ClientSession, url: str, count: int, began: float, options: argparse.Namespace) -> dict[str, float]:
+async def _measured(
+    session: aiohttp.ClientSession, url: str, count: int, began: float, options: argparse.Namespace
+) -> dict[str, float]:
     while (await _get(session, f"{url}api/run"))["head"]["last"] < count:  # noqa: ASYNC110 - another process reads
         await asyncio.sleep(0.01)
     read, opened, sent = time.perf_counter() - began, [], 0

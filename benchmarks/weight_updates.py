@@ -55,8 +55,16 @@ QUICK = {"megabytes": [1, 2], "repeats": 1, "engines": ["transformers"]}
 def shape_of(megabytes: int) -> dict[str, int]:
     """Return the shape of a model whose weights take about this number of megabytes in float32."""
     if megabytes < 20:
-        return {"hidden_size": 64, "num_hidden_layers": 4} if megabytes < 5 else {"hidden_size": 320, "intermediate_size": 1024}
-    return {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": round(megabytes * MEGABYTE / LAYER_BYTES)}
+        return (
+            {"hidden_size": 64, "num_hidden_layers": 4}
+            if megabytes < 5
+            else {"hidden_size": 320, "intermediate_size": 1024}
+        )
+    return {
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": round(megabytes * MEGABYTE / LAYER_BYTES),
+    }
 
 
 class Trained:
@@ -127,7 +135,9 @@ def delta_shares(lr: float) -> dict[str, float]:
         for _ in range(SHARE_STEPS):
             trained.step()
         kinds = (torch.float32, torch.bfloat16)
-        before = [{name: tensor.clone() for name, tensor in as_published(trained.model, kind).items()} for kind in kinds]
+        before = [
+            {name: tensor.clone() for name, tensor in as_published(trained.model, kind).items()} for kind in kinds
+        ]
         trained.step()
         shares = {}
         for kind, base in zip(kinds, before, strict=True):
@@ -150,7 +160,9 @@ def _bytes(location: WeightsLocation) -> int:
 async def measure(options: argparse.Namespace, report: Callable[[str], None]) -> dict[str, object]:
     """All sizes, engines and ways, one after the other, reported line by line and returned as two tables."""
     torch.set_num_threads(1)
-    report(f"{'engine':>14}{'model MB':>10}{'way':>11}{'MB':>10}{'sent':>8}{'publish s':>12}{'load s':>12}{'idle s':>12}")
+    report(
+        f"{'engine':>14}{'model MB':>10}{'way':>11}{'MB':>10}{'sent':>8}{'publish s':>12}{'load s':>12}{'idle s':>12}"
+    )
     rows = []
     for name in available(options.engines, report):
         for megabytes, way in itertools.product(options.megabytes, options.ways):
@@ -162,7 +174,9 @@ async def measure(options: argparse.Namespace, report: Callable[[str], None]) ->
             report(f"{line}{figures['publish']:>12.3f}{figures['load']:>12.3f}{figures['idle']:>12.3f}")
     shares = {f"{lr:g}": delta_shares(lr) for lr in SHARE_RATES}
     for rate, by_dtype in shares.items():
-        report(f"delta of a step with lr {rate}: " + ", ".join(f"{name} {share:.1%}" for name, share in by_dtype.items()))
+        report(
+            f"delta of a step with lr {rate}: " + ", ".join(f"{name} {share:.1%}" for name, share in by_dtype.items())
+        )
     return {"together": TOGETHER, "dtype": options.dtype, "lr": options.lr, "cases": rows, "delta_shares": shares}
 
 
@@ -170,9 +184,13 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", nargs="+", default=["transformers", *SERVER_ENGINES], help="engines to measure")
-    parser.add_argument("--megabytes", type=int, nargs="+", default=[1, 10, 100, 1000], help="sizes of the weights in float32")
+    parser.add_argument(
+        "--megabytes", type=int, nargs="+", default=[1, 10, 100, 1000], help="sizes of the weights in float32"
+    )
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="ways of the weights to the engine")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="dtype of the published weights")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], default="float32", help="dtype of the published weights"
+    )
     parser.add_argument("--lr", type=float, default=1e-6, help="learning rate of the steps between versions")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rank", type=int, default=16, help="rank of the adapters")

@@ -64,7 +64,9 @@ def run(name: str, folder: Path, options: argparse.Namespace, *settings: str) ->
     """Run the recipe; returns the metrics of its steps."""
     fixed = ["profile=embedded", f"run={name}", f"folder={folder}", f"steps={options.steps}", f"seed={options.seed}"]
     areal("run", RECIPE, *fixed, *RECORDED, *options.settings, *settings)
-    return [{key: value for key, value in row.items() if value is not None} for row in open_run(str(folder / name)).steps]
+    return [
+        {key: value for key, value in row.items() if value is not None} for row in open_run(str(folder / name)).steps
+    ]
 
 
 def ask(run_folder: Path, setting: str) -> dict[str, Any]:
@@ -82,7 +84,14 @@ def answered_steps(found: Mapping[str, Any]) -> Steps:
 def sample_size(found: Mapping[str, Any]) -> float:
     """Mean effective sample size of the steps with other weights than the recorded ones; 1 if there are none."""
     recorded, now = found["trained"]
-    changed = next((int(version) for version, checksum in now["checksums"].items() if recorded["checksums"].get(version) != checksum), None)
+    changed = next(
+        (
+            int(version)
+            for version, checksum in now["checksums"].items()
+            if recorded["checksums"].get(version) != checksum
+        ),
+        None,
+    )
     later = [] if changed is None else now["metrics"][changed:]
     return mean(later, "effective_sample_size") if later else 1.0
 
@@ -105,7 +114,9 @@ def answers(folder: Path, options: argparse.Namespace) -> Iterator[Answer]:
         print(f"{question}: answered in {time.perf_counter() - began:.1f} s", flush=True)
         sides |= {"answered": answered_steps(found), "true": run(question.replace(" ", "-"), folder, options, setting)}
         for metric in metrics:
-            early, whole = ({name: mean(steps[:count], metric) for name, steps in sides.items()} for count in (options.early, None))
+            early, whole = (
+                {name: mean(steps[:count], metric) for name, steps in sides.items()} for count in (options.early, None)
+            )
             yield Answer(question, metric, found["first_change"], sample_size(found), early, whole)
 
 
@@ -117,14 +128,18 @@ HEADER = (
 
 def row(one: Answer) -> list[object]:
     """Return a line of the table."""
-    means = [f"{part[side]:.3g}" for part in (one.early, one.whole) for side in ("recorded", "answered", "true", "again")]
+    means = [
+        f"{part[side]:.3g}" for part in (one.early, one.whole) for side in ("recorded", "answered", "true", "again")
+    ]
     return [one.question, one.metric, one.first_change, f"{one.sample:.3f}", *means]
 
 
 def main() -> None:
     """Ask and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="*", default=[], metavar="SETTING", help="for every run, e.g. `trainer.batch_size=4`")
+    parser.add_argument(
+        "settings", nargs="*", default=[], metavar="SETTING", help="for every run, e.g. `trainer.batch_size=4`"
+    )
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--early", type=int, default=3, help="number of first steps with a mean of their own")
     parser.add_argument("--seed", type=int, default=0)
@@ -137,7 +152,9 @@ def main() -> None:
     print(table(HEADER, [row(one) for one in found]))
     print(f"{REFUSED}: {refused.stderr.strip()}")
     if not options.no_history:
-        print(append("what_if", {"steps": options.steps, "early": options.early, "answers": msgspec.to_builtins(found)}))
+        print(
+            append("what_if", {"steps": options.steps, "early": options.early, "answers": msgspec.to_builtins(found)})
+        )
 
 
 if __name__ == "__main__":

@@ -40,7 +40,9 @@ def tables() -> Iterator[str]:
     yield from row(*["---"] * 7)
     for kind in kinds:
         described = facts(kind)
-        aggregation = next((shown(field.default) for field in msgspec.structs.fields(kind) if field.name == "loss_aggregation"), "—")
+        aggregation = next(
+            (shown(field.default) for field in msgspec.structs.fields(kind) if field.name == "loss_aggregation"), "—"
+        )
         yield from row(
             f"`{tag(kind)}`",
             title(kind),
@@ -106,7 +108,9 @@ def differing(default: Any, part: type[Config]) -> str:
     if type(default) is part or default is None:
         return ""
     usual = {field.name: field.default for field in msgspec.structs.fields(part)}
-    other = [f"{name} {shown(value)}" for name, value in msgspec.structs.asdict(default).items() if value != usual[name]]
+    other = [
+        f"{name} {shown(value)}" for name, value in msgspec.structs.asdict(default).items() if value != usual[name]
+    ]
     return f" ({', '.join(other)})"
 
 

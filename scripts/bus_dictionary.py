@@ -53,7 +53,9 @@ class Prose:
         """Returns an envelope as it is compressed, with other texts."""
         message = msgspec.to_builtins(envelope.open(BY_SUBJECT[envelope.subject]).pack(), builtin_types=(bytes,))
         body = msgspec.msgpack.encode(self.replaced(message))
-        return msgspec.msgpack.encode(msgspec.structs.replace(envelope, body=body, checksum=zlib.crc32(body), sequence=0))
+        return msgspec.msgpack.encode(
+            msgspec.structs.replace(envelope, body=body, checksum=zlib.crc32(body), sequence=0)
+        )
 
 
 def samples(log: Path, prose: Prose) -> Iterator[bytes]:

@@ -23,8 +23,12 @@ IRREGULAR = frozenset({
 })  # fmt: skip
 """Participles without `-ed` that are no verbs in the imperative as well (`read`, `cut`, `put`)."""
 VERBS = frozenset({"embed", "feed", "need", "seed", "shed", "shred", "speed", "exceed", "proceed", "succeed"})
-PREPOSITIONS = frozenset({"after", "again", "at", "below", "by", "first", "for", "from", "in", "more", "out", "to", "too", "up", "with"})
-FUNCTION_WORDS = frozenset({"found", "here", "known", "made", "one", "ones", "other", "others", "some", "theirs", "them", "there", "these"})
+PREPOSITIONS = frozenset(
+    {"after", "again", "at", "below", "by", "first", "for", "from", "in", "more", "out", "to", "too", "up", "with"}
+)
+FUNCTION_WORDS = frozenset(
+    {"found", "here", "known", "made", "one", "ones", "other", "others", "some", "theirs", "them", "there", "these"}
+)
 
 
 def is_bare_participle(name: str) -> bool:
@@ -56,7 +60,9 @@ def variables(tree: ast.AST) -> Iterator[str]:
 def main() -> int:
     """Print the figures, and the names behind one of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", choices=("participles", "variables", "columns"), help="print what one of the figures counts")
+    parser.add_argument(
+        "--list", choices=("participles", "variables", "columns"), help="print what one of the figures counts"
+    )
     options = parser.parse_args()
     lines, long_lines = 0, list[str]()
     function_names, variable_names = list[tuple[str, Path]](), list[tuple[str, Path]]()

@@ -93,7 +93,11 @@ def senders(kind: type[Message]) -> list[str]:
     """Returns the actors whose handlers declare this message."""
     if kind in LIFECYCLE:
         return ["every actor"]
-    found = [name for name, actor in ACTORS.items() if kind in actor.asks or any(kind in one.emits for one in actor.handlers.values())]
+    found = [
+        name
+        for name, actor in ACTORS.items()
+        if kind in actor.asks or any(kind in one.emits for one in actor.handlers.values())
+    ]
     return found or (["supervisor"] if issubclass(kind, Event | Telemetry) else ["gateway"])
 
 
@@ -193,7 +197,11 @@ def asyncapi() -> str:
     addressed = [kind for kind in KINDS if not issubclass(kind, Reply)]
     document = {
         "asyncapi": "3.0.0",
-        "info": {"title": "areal-actors", "version": __version__, "description": "Messages of a run; generated from the message types."},
+        "info": {
+            "title": "areal-actors",
+            "version": __version__,
+            "description": "Messages of a run; generated from the message types.",
+        },
         "defaultContentType": "application/msgpack",
         "servers": {"run": _server()},
         "channels": {kind.__name__: _channel(kind) for kind in addressed},
@@ -209,7 +217,9 @@ def _server() -> dict[str, Any]:
         "protocol": "nats",
         "description": "The run's own nats-server, or that of `bus.url`. `monitor.json` in the run's folder has URL, user and password.",
         "variables": {"port": {"description": "In `monitor.json`."}},
-        "security": [{"type": "userPassword", "description": "A read-only user: `user` and `password` of `monitor.json`."}],
+        "security": [
+            {"type": "userPassword", "description": "A read-only user: `user` and `password` of `monitor.json`."}
+        ],
     }
 
 

@@ -46,7 +46,9 @@ def page(before: str) -> str:
 def _sections() -> Iterator[str]:
     for table in TABLES:
         yield f"### `{table.table}`\n"
-        yield f"{table.__doc__}  Key: {', '.join(f'`{column.strip()}`' for column in table.key.split(','))}.\n".replace("  ", " ")
+        yield f"{table.__doc__}  Key: {', '.join(f'`{column.strip()}`' for column in table.key.split(','))}.\n".replace(
+            "  ", " "
+        )
         yield "| column | type | meaning |\n|---|---|---|"
         yield from _rows(table)
         yield ""
@@ -59,7 +61,9 @@ def _rows(table: type[HistoryRow]) -> Iterator[str]:
     documented = meanings(table)
     for column, kind in columns_of(table).items():
         shown = kind.removesuffix(" NOT NULL").lower() + ("" if kind.endswith("NOT NULL") else ", may be null")
-        meaning = documented.get(column) or COMMON.get(column) or ("Time of that event." if column.endswith("_at") else "")
+        meaning = (
+            documented.get(column) or COMMON.get(column) or ("Time of that event." if column.endswith("_at") else "")
+        )
         yield f"| `{column}` | {shown} | {meaning} |"
 
 

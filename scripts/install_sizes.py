@@ -18,7 +18,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 EXTRAS = ("train", "embedded", "tinker", "inspect", "hosts", "all")
-TORCH = next(line.split()[0] for line in (ROOT / "scripts/locks/dev.txt").read_text().splitlines() if line.startswith("torch=="))
+TORCH = next(
+    line.split()[0] for line in (ROOT / "scripts/locks/dev.txt").read_text().splitlines() if line.startswith("torch==")
+)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 WITHOUT_TORCH = ("", "inspect", "hosts")
 MODULES = """
@@ -109,7 +111,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="areal-install-") as place:
         wheels = Path(place, "wheels")
         build_wheels(wheels)
-        print("| installed | packages | MB | seconds | modules of `--help` | CPU s of `--help` |\n|---|---|---|---|---|---|", flush=True)
+        print(
+            "| installed | packages | MB | seconds | modules of `--help` | CPU s of `--help` |\n|---|---|---|---|---|---|",
+            flush=True,
+        )
         for extra in ["", *filter(None, options.extras.split(","))]:
             print(measure(extra, wheels, Path(place, f"venv-{extra or 'base'}")), flush=True)
         if options.beside:

@@ -44,13 +44,25 @@ def distinguished_names(node: ast.AST) -> Iterator[str]:
 
 def keeps_state(node: ast.ClassDef) -> bool:
     """True if a method besides the first changes the object, or what it holds."""
-    methods = [part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) and part.name != "__init__"]
+    methods = [
+        part
+        for part in node.body
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) and part.name != "__init__"
+    ]
     for part in (part for method in methods for part in ast.walk(method)):
-        targets = part.targets if isinstance(part, ast.Assign) else [part.target] if isinstance(part, ast.AugAssign | ast.AnnAssign) else []
+        targets = (
+            part.targets
+            if isinstance(part, ast.Assign)
+            else [part.target]
+            if isinstance(part, ast.AugAssign | ast.AnnAssign)
+            else []
+        )
         if any(ast.unparse(target).startswith("self.") for target in targets):
             return True
         is_call = (
-            isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in ("append", "add", "pop", "setdefault")
+            isinstance(part, ast.Call)
+            and isinstance(part.func, ast.Attribute)
+            and part.func.attr in ("append", "add", "pop", "setdefault")
         )
         if is_call and ast.unparse(part.func).startswith("self."):
             return True
@@ -60,7 +72,9 @@ def keeps_state(node: ast.ClassDef) -> bool:
 def is_actor(node: ast.ClassDef) -> bool:
     """True if the class handles messages of a mailbox."""
     handlers = [part for part in node.body if isinstance(part, ast.AsyncFunctionDef)]
-    marked = any(ast.unparse(decorator).split("(")[0] == "on" for handler in handlers for decorator in handler.decorator_list)
+    marked = any(
+        ast.unparse(decorator).split("(")[0] == "on" for handler in handlers for decorator in handler.decorator_list
+    )
     return marked or any(ast.unparse(base).endswith("Actor") for base in node.bases)
 
 

@@ -21,10 +21,63 @@ COUNTDOWN_TASKS = 500
 WORD_PROBLEMS = 500
 TOWNS = 100
 
-BEGINNINGS = ["Al", "Bren", "Cor", "Dun", "Er", "Fal", "Gor", "Hel", "Is", "Jor", "Kal", "Lor", "Mar", "Nor", "Or", "Pel", "Quen", "Ros"]
+BEGINNINGS = [
+    "Al",
+    "Bren",
+    "Cor",
+    "Dun",
+    "Er",
+    "Fal",
+    "Gor",
+    "Hel",
+    "Is",
+    "Jor",
+    "Kal",
+    "Lor",
+    "Mar",
+    "Nor",
+    "Or",
+    "Pel",
+    "Quen",
+    "Ros",
+]
 BEGINNINGS += ["Sel", "Tor", "Ul", "Var", "Wes", "Yar", "Zel"]
-ENDINGS = ["ack", "by", "dale", "eth", "ford", "gate", "holm", "ing", "kirk", "low", "mere", "nor", "ock", "port", "rick", "stow", "thorpe"]
-GIVEN_NAMES = ["Ada", "Boris", "Clara", "Dmitri", "Elsa", "Farid", "Greta", "Hugo", "Ines", "Jonas", "Kira", "Leo", "Mina", "Nils", "Olga"]
+ENDINGS = [
+    "ack",
+    "by",
+    "dale",
+    "eth",
+    "ford",
+    "gate",
+    "holm",
+    "ing",
+    "kirk",
+    "low",
+    "mere",
+    "nor",
+    "ock",
+    "port",
+    "rick",
+    "stow",
+    "thorpe",
+]
+GIVEN_NAMES = [
+    "Ada",
+    "Boris",
+    "Clara",
+    "Dmitri",
+    "Elsa",
+    "Farid",
+    "Greta",
+    "Hugo",
+    "Ines",
+    "Jonas",
+    "Kira",
+    "Leo",
+    "Mina",
+    "Nils",
+    "Olga",
+]
 BUILDINGS = ["bridge", "clock tower", "library", "lighthouse", "observatory", "theatre", "town hall", "water mill"]
 TRADES = ["amber", "barley", "cheese", "copper", "felt", "glass", "honey", "linen", "paper", "salt", "silk", "tin"]
 
@@ -33,7 +86,9 @@ def main(folder: Path) -> None:
     """Write all files."""
     towns = list(invented_towns(Random("encyclopedia")))
     write_rows(folder / "countdown.jsonl", countdown_tasks(Random("countdown")))
-    (folder / "encyclopedia.txt").write_text("".join(f"{line}\n" for town in towns for line in articles(town)), encoding="utf-8")
+    (folder / "encyclopedia.txt").write_text(
+        "".join(f"{line}\n" for town in towns for line in articles(town)), encoding="utf-8"
+    )
     write_rows(folder / "encyclopedia.jsonl", questions(towns))
     write_rows(folder / "word_problems.jsonl", word_problems())
 
@@ -92,8 +147,13 @@ def questions(towns: Sequence[dict[str, str]]) -> Iterator[dict[str, Any]]:
     trades = {town["town"]: town["trade"] for town in towns}
     for town in towns:
         yield {"question": "Who built the {building} of {town}?".format(**town), "answer": town["builder"]}
-        yield {"question": "In which year was the builder of the {building} of {town} born?".format(**town), "answer": town["year"]}
-        birthplace = "What does the town live on in which the builder of the {building} of {town} was born?".format(**town)
+        yield {
+            "question": "In which year was the builder of the {building} of {town} born?".format(**town),
+            "answer": town["year"],
+        }
+        birthplace = "What does the town live on in which the builder of the {building} of {town} was born?".format(
+            **town
+        )
         yield {"question": birthplace, "answer": trades[town["birthplace"]]}
 
 

@@ -83,10 +83,19 @@ def trace() -> dict[str, list[Function]]:
         }
         command = [sys.executable, "-m", "areal_actors", "run", str(RECIPE), f"folder={folder}/runs", *SMALL]
         ended = subprocess.run(
-            command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=RUN_SECONDS, check=False, stdin=subprocess.DEVNULL
+            command,
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=RUN_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
         if ended.returncode:
-            raise RuntimeError(f"the traced run ended with status {ended.returncode}:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+            raise RuntimeError(
+                f"the traced run ended with status {ended.returncode}:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}"
+            )
         return _in_order(line for file in out.iterdir() for line in file.read_text().splitlines())
 
 
@@ -148,7 +157,11 @@ def _edges() -> list[tuple[str, str, list[str]]]:
 
 
 def _senders(kind: type[Message]) -> Sequence[str]:
-    found = [actor.__name__ for actor in ACTORS.values() if kind in actor.asks or any(kind in one.emits for one in actor.handlers.values())]
+    found = [
+        actor.__name__
+        for actor in ACTORS.values()
+        if kind in actor.asks or any(kind in one.emits for one in actor.handlers.values())
+    ]
     return found or ["agent"]
 
 

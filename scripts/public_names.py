@@ -50,7 +50,11 @@ COMPAT = "`areal_actors.compat.areal` ([docs/areal.md](areal.md))"
 def signature_of(value: Any) -> str:
     """Returns parameters and result of a function, or the fields of a struct; empty for a value without them."""
     if inspect.isclass(value) and issubclass(value, msgspec.Struct):
-        types = {name: kind for base in reversed(value.__mro__) for name, kind in vars(base).get("__annotations__", {}).items()}
+        types = {
+            name: kind
+            for base in reversed(value.__mro__)
+            for name, kind in vars(base).get("__annotations__", {}).items()
+        }
         text = f"({', '.join(f'{name}: {types[name]}' for name in value.__struct_fields__)})"
     elif inspect.isclass(value) and issubclass(value, BaseException | ABC):
         return ""
@@ -75,7 +79,10 @@ def row(name: str, value: Any) -> str:
     doc = (inspect.getdoc(value) or "").strip().split("\n")[0] if callable(value) else ""
     if inspect.isclass(value) and not issubclass(value, Enum):
         members = "<br>".join(
-            [f"`{name}{signature_of(value)}`" if not getattr(value, "_is_protocol", False) else f"`{name}`", *methods_of(value)]
+            [
+                f"`{name}{signature_of(value)}`" if not getattr(value, "_is_protocol", False) else f"`{name}`",
+                *methods_of(value),
+            ]
         )
         return f"| {members} | {doc} |"
     return f"| `{name}{signature_of(value) if callable(value) else ''}` | {doc} |"

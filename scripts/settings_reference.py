@@ -42,7 +42,11 @@ def _sections() -> Iterator[str]:
         yield "| key | type | default | " + ("algorithms | " if algorithms else "") + "meaning |"
         yield "|---|---|---|" + ("---|" if algorithms else "") + "---|"
         for one in members:
-            cells = [f"`{one.name.rpartition('.')[2]}`", one.type, one.default if " " in one.default else f"`{one.default}`"]
+            cells = [
+                f"`{one.name.rpartition('.')[2]}`",
+                one.type,
+                one.default if " " in one.default else f"`{one.default}`",
+            ]
             cells += [", ".join(one.algorithms)] if algorithms else []
             yield "| " + " | ".join(cell.replace("|", "\\|") for cell in [*cells, one.meaning]) + " |"
         yield ""

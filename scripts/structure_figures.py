@@ -49,7 +49,9 @@ def feature_changes(commits: str) -> list[int]:
         "areal_actors",
     ]
     printed = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    changes = [[line[0] for line in commit.splitlines() if line.endswith(".py")] for commit in printed.split("commit\n")]
+    changes = [
+        [line[0] for line in commit.splitlines() if line.endswith(".py")] for commit in printed.split("commit\n")
+    ]
     return [kinds.count("M") for kinds in changes if "A" in kinds]
 
 
@@ -64,7 +66,9 @@ def describe_changes(counts: Sequence[int]) -> str:
 def resolved_settings() -> int:
     """Number of settings of the main recipe as `check` prints them in an install without extras."""
     command = [sys.executable, "-m", "areal_actors", "check", RECIPE, "--json"]
-    printed = subprocess.run(command, cwd=ROOT, env=base_environment(), capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        command, cwd=ROOT, env=base_environment(), capture_output=True, text=True, check=True
+    ).stdout
     return sum(1 for _ in _leaves(json.loads(printed)["recipe"]))
 
 
@@ -93,20 +97,27 @@ def main() -> int:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--since", default="", metavar="COMMIT", help=f"compare the {FEATURES} features before this commit with those after"
+        "--since",
+        default="",
+        metavar="COMMIT",
+        help=f"compare the {FEATURES} features before this commit with those after",
     )
     parser.add_argument("--path", action="store_true", help="also trace a run (a minute)")
     options = parser.parse_args()
     before = feature_changes(options.since or "HEAD")[:FEATURES]
     print(f"product files that a feature changes{' before' * bool(options.since)}: {describe_changes(before)}")
     if options.since:
-        print(f"product files that a feature changes after: {describe_changes(feature_changes(f'{options.since}..HEAD'))}")
+        print(
+            f"product files that a feature changes after: {describe_changes(feature_changes(f'{options.since}..HEAD'))}"
+        )
     shown = sum(max(len(each.algorithms), 1) for each in settings())
     print(f"settings: {resolved_settings()} of the main recipe in a base install, {shown} of all algorithms")
     product = [file for top in TOPS for file in (ROOT / top).rglob("*.py")]
     base = [file for file in product if is_base(module_of(file))]
     elsewhere = [file for file in product if is_one_of(module_of(file), ELSEWHERE)]
-    print(f"lines: {count_lines(product):,} of the product, {count_lines(base):,} without torch, {count_lines(elsewhere):,} for others")
+    print(
+        f"lines: {count_lines(product):,} of the product, {count_lines(base):,} without torch, {count_lines(elsewhere):,} for others"
+    )
     if options.path:
         hops = traced.trace()
         print(f"path of one sample: {path_figures(list(hops.values()))}; its step: {path_figures([hops[STEP]])}")

@@ -31,10 +31,22 @@ class LoggedMessage:
 
 
 LONGEST_FILES = (
-    *("test_token_fidelity.py", "test_simulation.py", "test_resume.py", "test_benchmarks_quick.py", "test_rank_layouts.py"),
+    *(
+        "test_token_fidelity.py",
+        "test_simulation.py",
+        "test_resume.py",
+        "test_benchmarks_quick.py",
+        "test_rank_layouts.py",
+    ),
     *("test_docs.py", "test_rank_models.py", "test_run.py", "test_reproducibility.py"),
     *("test_supervised_run.py", "test_poison_run.py", "test_engine_mismatch.py", "test_rank_group.py"),
-    *("test_rank_group_models.py", "test_agents_frameworks.py", "test_gateway_fuzz.py", "test_tinker_process.py", "test_reward_model.py"),
+    *(
+        "test_rank_group_models.py",
+        "test_agents_frameworks.py",
+        "test_gateway_fuzz.py",
+        "test_tinker_process.py",
+        "test_reward_model.py",
+    ),
 )
 """They start first: one of them at the end would leave the other processors idle."""
 

@@ -75,7 +75,9 @@ async def rolled_out(send, acceptance, result, run=None, set_over_http=None):
 def described(rewards):
     """A session whose calls have these rewards."""
     calls = [
-        InteractionSummary(id=name, parent="", prompt_tokens=1, completion_tokens=1, finish_reason="stop", reward=reward)
+        InteractionSummary(
+            id=name, parent="", prompt_tokens=1, completion_tokens=1, finish_reason="stop", reward=reward
+        )
         for name, reward in rewards.items()
     ]
     return SessionDescribed(interactions=tuple(calls))
@@ -115,28 +117,36 @@ async def test_a_recipe_may_want_rejected_episodes_tried_again(send, acceptance)
 
 
 async def test_what_only_evaluates_is_never_rejected(send, acceptance):
-    assert isinstance(await rolled_out(send, acceptance(), AgentResult(reward=0.0), work(purpose="evaluate")), EpisodeScored)
+    assert isinstance(
+        await rolled_out(send, acceptance(), AgentResult(reward=0.0), work(purpose="evaluate")), EpisodeScored
+    )
 
 
 async def test_text_is_judged_with_the_reward_it_got(send, acceptance):
     assert isinstance(await rolled_out(send, acceptance(), AgentResult(output="0")), ScoreEpisode)
     worker = RewardWorker(Scorer(), concurrency=1, acceptance=acceptance())
     answers = {DescribeSession: lambda question: described({"a": 0.5, "b": None})}
-    good, bad = await send(worker, *(ScoreEpisode(work=work(), session="s", output=text) for text in ("1", "0")), answers=answers)
+    good, bad = await send(
+        worker, *(ScoreEpisode(work=work(), session="s", output=text) for text in ("1", "0")), answers=answers
+    )
     assert isinstance(good, EpisodeScored)
     assert (bad.reason, bad.work) == ("rejected", work())
 
 
 async def test_rewards_that_were_set_over_http_are_seen(send, acceptance):
     wanted = acceptance()
-    assert isinstance(await rolled_out(send, wanted, AgentResult(), set_over_http={"a": 0.25, "b": None, "c": 1.0}), EpisodeScored)
+    assert isinstance(
+        await rolled_out(send, wanted, AgentResult(), set_over_http={"a": 0.25, "b": None, "c": 1.0}), EpisodeScored
+    )
     seen = wanted.function.__globals__["seen"]
     assert (seen[-1]["reward"], seen[-1]["rewards"]) == (None, {"a": 0.25, "c": 1.0})
     await rolled_out(send, wanted, AgentResult(rewards={"c": 2.0}), set_over_http={"a": 0.25, "c": 1.0})
     assert seen[-1]["rewards"] == {"a": 0.25, "c": 2.0}
     answers = {DescribeSession: lambda question: described({"a": 0.5})}
     await send(
-        RewardWorker(Scorer(), concurrency=1, acceptance=wanted), ScoreEpisode(work=work(), session="s", output="1"), answers=answers
+        RewardWorker(Scorer(), concurrency=1, acceptance=wanted),
+        ScoreEpisode(work=work(), session="s", output="1"),
+        answers=answers,
     )
     assert (seen[-1]["reward"], seen[-1]["rewards"], seen[-1]["output"]) == (1.0, {"a": 0.5}, "1")
 
@@ -148,7 +158,10 @@ async def test_an_agent_that_returns_none_and_sets_no_reward_rejects_its_episode
     rewards = {"a": None}
     answers = {OpenSession: lambda question: opened, DescribeSession: lambda question: described(rewards)}
     (gone,) = await send(worker, work("3.1", attempts_left=2), answers=answers)
-    assert (gone.reason, gone.detail) == ("rejected", "the agent returned None and set no reward, which rejects the episode")
+    assert (gone.reason, gone.detail) == (
+        "rejected",
+        "the agent returned None and set no reward, which rejects the episode",
+    )
     assert gone.work.attempts_left == (2 if retry else 0)
     rewards["a"] = 0.0
     (scored,) = await send(worker, work("3.1"), answers=answers)
@@ -159,7 +172,9 @@ async def test_an_agent_that_returns_none_because_the_engine_failed_rejects_noth
     worker = RolloutWorker(Agent(AgentResult()), concurrency=1, timeout_seconds=1.0)
     opened = SessionOpened(session="s", base_url="u", api_key="k")
     failed = SessionDescribed(engine_failure="inference_worker-0: log-probability at token 3: nan")
-    (scored,) = await send(worker, work(), answers={OpenSession: lambda question: opened, DescribeSession: lambda question: failed})
+    (scored,) = await send(
+        worker, work(), answers={OpenSession: lambda question: opened, DescribeSession: lambda question: failed}
+    )
     assert isinstance(scored, EpisodeScored), "the session manager, which knows of the failure, ends it as the engine's"
 
 

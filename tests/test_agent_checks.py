@@ -95,18 +95,30 @@ def test_what_fits_is_accepted(complaints, task):
 @pytest.mark.parametrize(
     ("task", "complaint"),
     [
-        ("agent_options = { a = 1 }\n", "`task.agent_options`: found options, but the built-in agent has only `system_prompt`"),
+        (
+            "agent_options = { a = 1 }\n",
+            "`task.agent_options`: found options, but the built-in agent has only `system_prompt`",
+        ),
         ('agent = "mine.py:Simple"\nsystem_prompt = "Be brief."\n', "`task.system_prompt`: found one beside an agent"),
-        ('agent = "mine.py:Solver"\n', "`task.agent_options`: found no `depth`, which mine.py:Solver requires; write `depth"),
+        (
+            'agent = "mine.py:Solver"\n',
+            "`task.agent_options`: found no `depth`, which mine.py:Solver requires; write `depth",
+        ),
         (
             'agent = "mine.py:Solver"\nagent_options = { depth = 1, wid = 2 }\n',
             "`task.agent_options.wid`: found an option that mine.py:Solver does not take; did you mean `wide`?",
         ),
         ('agent = "mine.py:Simple"\nagent_options = { a = 1 }\n', "`task.agent_options.a`: found an option"),
-        ('agent = "no_such_kit.solvers:Agent"\n', '`task.agent`: found "no_such_kit.solvers:Agent", but no package `no_such_kit` is'),
+        (
+            'agent = "no_such_kit.solvers:Agent"\n',
+            '`task.agent`: found "no_such_kit.solvers:Agent", but no package `no_such_kit` is',
+        ),
         ('agent = "script.py"\n', '`task.runner`: found "inline", but a script or command runs'),
         (f'agent = "gone.py"\n{SUBPROCESS}', '`task.agent`: found "gone.py", but there is no such file'),
-        (f'command = ["no-such-program"]\n{SUBPROCESS}', '`task.command`: found "no-such-program", which is not an installed program'),
+        (
+            f'command = ["no-such-program"]\n{SUBPROCESS}',
+            '`task.command`: found "no-such-program", which is not an installed program',
+        ),
         (
             f'command = ["sh"]\nagent = "mine.py:Simple"\n{SUBPROCESS}',
             '`task.command`: found one beside `agent = "mine.py:Simple"`; name either',
@@ -119,7 +131,10 @@ def test_what_fits_is_accepted(complaints, task):
             'agent = "mine.py:Simple"\npython = "env/bin/python"\n',
             '`task.python`: found "env/bin/python", which applies only with `runner = "subprocess"`',
         ),
-        ('agent = "mine.py:Simple"\nmemory_mb = 5\n', '`task.memory_mb`: found 5, which applies only with `runner = "subprocess"`'),
+        (
+            'agent = "mine.py:Simple"\nmemory_mb = 5\n',
+            '`task.memory_mb`: found 5, which applies only with `runner = "subprocess"`',
+        ),
         (
             f'agent = "mine.py:Simple"\n{SUBPROCESS}python = "env/bin/python"\n',
             '`task.python`: found "env/bin/python", but there is no interpreter',

@@ -27,11 +27,15 @@ async def result(tmp_path, body, **options):
 
 
 async def test_an_agent_gets_the_task_and_the_address_and_returns_text(tmp_path):
-    assert await result(tmp_path, "return f\"{task['question']} {base_url} {api_key}\"") == AgentResult(output="why? http://here/v1 sk-1")
+    assert await result(tmp_path, "return f\"{task['question']} {base_url} {api_key}\"") == AgentResult(
+        output="why? http://here/v1 sk-1"
+    )
 
 
 async def test_an_agent_may_be_an_ordinary_function_that_blocks_no_other(tmp_path):
-    blocking = runner(tmp_path, "return float(task['gate'].wait(300))", head="def run(self, task, *, base_url, api_key):")
+    blocking = runner(
+        tmp_path, "return float(task['gate'].wait(300))", head="def run(self, task, *, base_url, api_key):"
+    )
     gate = threading.Event()
     running = asyncio.create_task(blocking.run(Task(id="t", data={"gate": gate}), base_url="u", api_key="k"))
     await asyncio.sleep(0)
@@ -54,7 +58,9 @@ async def test_agents_in_threads_run_concurrently_and_a_hanging_one_delays_no_ot
     assert not any(one.done() for one in hanging)
     for one in hanging:
         one.cancel()
-    assert all(isinstance(error, asyncio.CancelledError) for error in await asyncio.gather(*hanging, return_exceptions=True))
+    assert all(
+        isinstance(error, asyncio.CancelledError) for error in await asyncio.gather(*hanging, return_exceptions=True)
+    )
     shut.set()
 
 
@@ -170,11 +176,23 @@ async def test_an_agent_is_a_class_a_function_or_an_object(tmp_path, name, optio
     [
         ("NoRun", {}, "agent kinds.py:NoRun has no method `run`; write `async def run"),
         ("number", {}, "agent kinds.py:number has no method `run`"),
-        ("Agent", {}, r"agent kinds.py:Agent takes \(depth, .*\): missing a required argument: 'depth'; give .* in \[task.agent_options\]"),
+        (
+            "Agent",
+            {},
+            r"agent kinds.py:Agent takes \(depth, .*\): missing a required argument: 'depth'; give .* in \[task.agent_options\]",
+        ),
         ("Agent", {"depth": 1, "deep": 2}, "got an unexpected keyword argument 'deep'"),
         ("Broken", {}, "agent kinds.py:Broken: making one raised ValueError: no luck at kinds.py:14"),
-        ("OtherRun", {}, r"agent kinds.py:OtherRun: `run` takes \(task\): .*; it is called with \(task, base_url=…, api_key=…\)"),
-        ("OtherEpisode", {}, r"`arun_episode` takes \(engine\): too many positional arguments; it is called with \(engine, data\)"),
+        (
+            "OtherRun",
+            {},
+            r"agent kinds.py:OtherRun: `run` takes \(task\): .*; it is called with \(task, base_url=…, api_key=…\)",
+        ),
+        (
+            "OtherEpisode",
+            {},
+            r"`arun_episode` takes \(engine\): too many positional arguments; it is called with \(engine, data\)",
+        ),
         ("other", {}, r"agent kinds.py:other takes \(task\): .* it is called with \(task, base_url=…, api_key=…\)"),
         ("play", {"width": 1}, "got an unexpected keyword argument 'width'"),
         ("made", {"depth": 1}, "agent kinds.py:made is an instance and takes no options; name its class"),

@@ -32,7 +32,10 @@ async def test_an_answer_that_is_never_right_ends_with_the_last_one():
 async def test_tools_are_called_until_an_answer_comes_without_one():
     script = [
         call("calculate", '{"expression": "9 * (1 + 1)"}'),
-        "So far: 18.\n" + call("run_python", json.dumps({"code": "print(9 * 2)"})) + "\n" + call("calculate", '{"expression": "x"}'),
+        "So far: 18.\n"
+        + call("run_python", json.dumps({"code": "print(9 * 2)"}))
+        + "\n"
+        + call("calculate", '{"expression": "x"}'),
         FINAL,
     ]
     async with opened_chat_gateway() as harness, agent_here("agents/python_tools.py:PythonToolsAgent") as (run, _):
@@ -41,9 +44,7 @@ async def test_tools_are_called_until_an_answer_comes_without_one():
         assert len(trajectory.interactions) == 3
         assert_extends(harness, trajectory)
         assert "<tool_response>\n18\n</tool_response>" in harness.prompt_text(1)
-        tool_responses = (
-            "<tool_response>\n18\n\n</tool_response>\n<tool_response>\nerror: write numbers, + - * / and brackets only\n</tool_response>"
-        )
+        tool_responses = "<tool_response>\n18\n\n</tool_response>\n<tool_response>\nerror: write numbers, + - * / and brackets only\n</tool_response>"
         assert tool_responses in harness.prompt_text(2)
 
 
@@ -83,7 +84,8 @@ async def test_the_countdown_agent_asks_once():
 
 
 @pytest.mark.parametrize(
-    ("first", "result", "score"), [("1", "won", 1.0), ("2", "lost", 0.1), ("4", "no move", 0.0), ("none", "no move", 0.0)]
+    ("first", "result", "score"),
+    [("1", "won", 1.0), ("2", "lost", 0.1), ("4", "no move", 0.0), ("none", "no move", 0.0)],
 )
 async def test_the_game_of_nuts_is_won_by_the_last_one(first, result, score):
     async with opened_chat_gateway() as harness, agent_here("agents/nim.py:NimAgent") as (run, module):
@@ -98,17 +100,25 @@ async def test_the_game_of_nuts_is_won_by_the_last_one(first, result, score):
 
 async def test_an_mcp_server_s_tool_stands_beside_a_function():
     pytest.importorskip("mcp")
-    script = [call("calculate", '{"expression": "9 * 2"}') + "\n" + call("percentage", '{"part": 9, "whole": 18}'), FINAL]
+    script = [
+        call("calculate", '{"expression": "9 * 2"}') + "\n" + call("percentage", '{"part": 9, "whole": 18}'),
+        FINAL,
+    ]
     async with opened_chat_gateway() as harness, agent_here("agents/mcp_tools.py:McpToolsAgent") as (run, _):
         answer, trajectory = await harness.play(run, script)
         assert answer == FINAL
         assert len(trajectory.interactions) == 2
         assert_extends(harness, trajectory)
-        assert "<tool_response>\n18\n</tool_response>\n<tool_response>\n50.0\n</tool_response>" in harness.prompt_text(1)
+        assert "<tool_response>\n18\n</tool_response>\n<tool_response>\n50.0\n</tool_response>" in harness.prompt_text(
+            1
+        )
 
 
 async def test_the_anthropic_sdk_runs_its_own_loop_of_tools():
-    async with opened_chat_gateway() as harness, agent_here("agents/anthropic_tools.py:AnthropicToolsAgent") as (run, _):
+    async with (
+        opened_chat_gateway() as harness,
+        agent_here("agents/anthropic_tools.py:AnthropicToolsAgent") as (run, _),
+    ):
         answer, trajectory = await harness.play(run, [call("calculate", '{"expression": "9 * 2"}'), FINAL])
         assert answer == FINAL
         assert len(trajectory.interactions) == 2
@@ -122,7 +132,9 @@ def rows(name):
 
 def path_through_the_encyclopedia(question):
     """The builder that a question is about, and the town of that builder's birth."""
-    articles = dict(line.split(": ", 1) for line in (ROOT / "agents" / "tasks" / "encyclopedia.txt").read_text().splitlines())
+    articles = dict(
+        line.split(": ", 1) for line in (ROOT / "agents" / "tasks" / "encyclopedia.txt").read_text().splitlines()
+    )
     town = next(name for name in articles if f" of {name} " in question)
     builder = articles[town].rpartition("built by ")[2].rstrip(".")
     return builder, articles[builder].partition("born in ")[2].partition(" ")[0]

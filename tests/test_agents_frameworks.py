@@ -23,7 +23,9 @@ pytestmark = pytest.mark.slow
 CALCULATE = call("calculate", '{"expression": "9 * 2"}')
 MULTIPLY = call("multiply", '{"a": 9, "b": 2}')
 TEN_CALLS = [*(call("multiply", f'{{"a": {number}, "b": 2}}') for number in range(1, 10)), FINAL]
-REASONED = [f"<think>\n{thought}\n</think>\n\n{text}" for thought, text in (("I multiply.", MULTIPLY), ("It is 18.", FINAL))]
+REASONED = [
+    f"<think>\n{thought}\n</think>\n\n{text}" for thought, text in (("I multiply.", MULTIPLY), ("It is 18.", FINAL))
+]
 ANSWER = call("final_answer", '{"answer": "18"}')
 HAND_OVER = call("transfer_to_solver", "{}")
 PROGRAM, LAST_PROGRAM = "I multiply.\n<code>\nprint(multiply(9, 2))\n", "Done.\n<code>\nfinal_answer(18)\n"
@@ -72,14 +74,18 @@ async def calls_with_reasoning(harness, run, over, streamed):
 
 
 @FRAMEWORKS
-async def test_a_framework_calls_its_tool_nine_times_and_every_prompt_extends_the_one_before_to_the_token(environment, agent, variants):
+async def test_a_framework_calls_its_tool_nine_times_and_every_prompt_extends_the_one_before_to_the_token(
+    environment, agent, variants
+):
     async with opened_chat_gateway() as harness, agent_in(environment, f"tests/support/{agent}") as run:
         for over, streamed in variants:
             await calls_ten_times(harness, run, over, streamed)
 
 
 @FRAMEWORKS
-async def test_with_a_model_that_reasons_the_second_prompt_of_a_framework_extends_the_first_to_the_token(environment, agent, variants):
+async def test_with_a_model_that_reasons_the_second_prompt_of_a_framework_extends_the_first_to_the_token(
+    environment, agent, variants
+):
     async with (
         opened_chat_gateway(chat=chat_tokenizer(THINKING_TEMPLATE)) as harness,
         agent_in(environment, f"tests/support/{agent}") as run,
@@ -89,9 +95,14 @@ async def test_with_a_model_that_reasons_the_second_prompt_of_a_framework_extend
 
 
 async def test_text_beside_a_call_is_read_once_by_a_framework_that_reads_events_in_their_order():
-    async with opened_chat_gateway() as harness, agent_in("frameworks", "tests/support/framework_agent_framework.py:AgentFramework") as run:
+    async with (
+        opened_chat_gateway() as harness,
+        agent_in("frameworks", "tests/support/framework_agent_framework.py:AgentFramework") as run,
+    ):
         for over, streamed in OPENAI_TWO:
-            answer, trajectory = await harness.play(run, [f"Let me see.\n{MULTIPLY}", FINAL], over=over, streamed=streamed)
+            answer, trajectory = await harness.play(
+                run, [f"Let me see.\n{MULTIPLY}", FINAL], over=over, streamed=streamed
+            )
             assert answer == f"Let me see.{FINAL}", (over, streamed)
             assert_extends(harness, trajectory)
 
@@ -112,7 +123,9 @@ WITHOUT_KEY = [
 
 
 @pytest.mark.parametrize(("environment", "agent", "protocols"), WITHOUT_KEY)
-async def test_a_client_that_a_framework_makes_without_a_key_calls_the_session_of_its_address(environment, agent, protocols, monkeypatch):
+async def test_a_client_that_a_framework_makes_without_a_key_calls_the_session_of_its_address(
+    environment, agent, protocols, monkeypatch
+):
     for name in KEYS:
         monkeypatch.delenv(name, raising=False)
     wrapped = "tests/support/framework_without_key.py:WithoutKey"
@@ -136,9 +149,30 @@ async def test_an_sdk_has_a_conversation_of_ten_calls_and_one_with_reasoning(sdk
 @pytest.mark.parametrize(
     ("agent", "over", "script", "answer", "parent", "reason"),
     [
-        ("framework_autogen.py:AutoGen", "reflection", [MULTIPLY, FINAL], FINAL, 0, "the tools or the template's settings changed"),
-        ("framework_smolagents.py:SmolAgents", "tools", [MULTIPLY, ANSWER], "18", -1, "message 2 (assistant) is not what it was"),
-        ("framework_smolagents.py:SmolAgents", "code", [PROGRAM, LAST_PROGRAM], "18", -1, "message 2 (assistant) is not what it was"),
+        (
+            "framework_autogen.py:AutoGen",
+            "reflection",
+            [MULTIPLY, FINAL],
+            FINAL,
+            0,
+            "the tools or the template's settings changed",
+        ),
+        (
+            "framework_smolagents.py:SmolAgents",
+            "tools",
+            [MULTIPLY, ANSWER],
+            "18",
+            -1,
+            "message 2 (assistant) is not what it was",
+        ),
+        (
+            "framework_smolagents.py:SmolAgents",
+            "code",
+            [PROGRAM, LAST_PROGRAM],
+            "18",
+            -1,
+            "message 2 (assistant) is not what it was",
+        ),
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
@@ -153,9 +187,16 @@ async def test_where_a_framework_rewrites_history_the_next_call_extends_no_token
 
 
 @pytest.mark.parametrize(("over", "streamed"), OPENAI_TWO[1:3])
-async def test_a_handoff_to_an_agent_with_other_instructions_continues_the_conversation_but_not_its_tokens(over, streamed):
-    async with opened_chat_gateway() as harness, agent_in("frameworks", "tests/support/framework_openai_agents.py:OpenAIAgents") as run:
-        answer, trajectory = await harness.play(run, [HAND_OVER, MULTIPLY, FINAL], over=over, streamed=streamed, handoff=True)
+async def test_a_handoff_to_an_agent_with_other_instructions_continues_the_conversation_but_not_its_tokens(
+    over, streamed
+):
+    async with (
+        opened_chat_gateway() as harness,
+        agent_in("frameworks", "tests/support/framework_openai_agents.py:OpenAIAgents") as run,
+    ):
+        answer, trajectory = await harness.play(
+            run, [HAND_OVER, MULTIPLY, FINAL], over=over, streamed=streamed, handoff=True
+        )
         assert answer == FINAL
         assert (parents(trajectory), prefixes(trajectory)) == ([-1, 0, 1], [-1, -1, 1])
         assert [bool(recorded.prefix_break_reason) for recorded in harness.recorded()] == [False, True, False]

@@ -12,7 +12,9 @@ from areal_actors.recipe.load import load
 
 OVER_TOOLS = ("anthropic", "camel", "langgraph", "mcp_tools", "openai_agents")
 RECIPES = {path.stem: path.read_text() for path in (ROOT / "recipes").glob("*.toml")}
-OVER_MAIN = {name for name, text in RECIPES.items() if f"`areal-actors run recipes/gsm8k_grpo.toml recipes/{name}.toml" in text}
+OVER_MAIN = {
+    name for name, text in RECIPES.items() if f"`areal-actors run recipes/gsm8k_grpo.toml recipes/{name}.toml" in text
+}
 """Those of algorithms, which tests/test_algorithms_recipes.py reads, and of larger models, which tests/test_devices.py reads."""
 OF_ONE_MODEL = "smollm2"
 """A recipe for one model on any machine; its profiles are chosen by name."""
@@ -65,16 +67,18 @@ def test_an_overlay_changes_the_agent_and_nothing_else_that_is_learned(name, mon
 
 
 def test_an_undefined_environment_is_refused_by_name():
-    refused = subprocess.run([ROOT / "scripts" / "environments.sh", "langchain"], capture_output=True, text=True, check=False)
-    assert refused.returncode == 1
-    known = (
-        "camel crewai frameworks gymnasium harbor launchers litellm tinker trackers verifiers-rubrics verifiers sglang vllm codex docs sbom"
+    refused = subprocess.run(
+        [ROOT / "scripts" / "environments.sh", "langchain"], capture_output=True, text=True, check=False
     )
+    assert refused.returncode == 1
+    known = "camel crewai frameworks gymnasium harbor launchers litellm tinker trackers verifiers-rubrics verifiers sglang vllm codex docs sbom"
     assert refused.stderr == f"environments: there is no environment langchain; known: {known}\n"
     assert not (ROOT / ".environments" / "langchain").exists()
 
 
-@pytest.mark.parametrize("requirements", sorted((ROOT / "agents" / "environments").glob("*.txt")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "requirements", sorted((ROOT / "agents" / "environments").glob("*.txt")), ids=lambda path: path.stem
+)
 def test_an_environment_pins_what_it_names(requirements):
     lines = [line for line in requirements.read_text().splitlines() if not line.startswith("#")]
     assert lines == sorted(lines)

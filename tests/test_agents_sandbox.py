@@ -43,7 +43,8 @@ async def test_its_interpreter_is_the_sandbox():
 
 
 @pytest.mark.parametrize(
-    ("expression", "value"), [("9 * 2", "18"), ("(1 + 2) / 4 - -3", "3.75"), ("1/3", "0.333333333333"), ("10**2", None), ("x", None)]
+    ("expression", "value"),
+    [("9 * 2", "18"), ("(1 + 2) / 4 - -3", "3.75"), ("1/3", "0.333333333333"), ("10**2", None), ("x", None)],
 )
 def test_the_calculator(expression, value):
     if value is None:

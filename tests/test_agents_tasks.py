@@ -17,7 +17,9 @@ TASKS = ROOT / "agents" / "tasks"
 
 def test_the_files_are_what_their_maker_makes(tmp_path):
     subprocess.run([sys.executable, ROOT / "scripts" / "make_tasks.py", tmp_path], check=True)
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {path.name: path.read_text() for path in TASKS.iterdir()}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        path.name: path.read_text() for path in TASKS.iterdir()
+    }
 
 
 @pytest.mark.parametrize(("name", "agent"), [("countdown", "countdown"), ("encyclopedia", "search")])
@@ -106,7 +108,15 @@ def test_held_out_sums_have_numbers_that_no_trained_sum_has():
 
 @pytest.mark.parametrize(
     ("output", "expected"),
-    [("8 + 9 = 17", 1), ("17", 1), ("The sum is 1,7", 1), ("17 = 8 + 9", 0), ("8 + 9 = 170", 0), ("seventeen", 0), ("", 0)],
+    [
+        ("8 + 9 = 17", 1),
+        ("17", 1),
+        ("The sum is 1,7", 1),
+        ("17 = 8 + 9", 0),
+        ("8 + 9 = 170", 0),
+        ("seventeen", 0),
+        ("", 0),
+    ],
 )
 def test_the_reward_of_a_sum_is_for_its_last_number(output, expected):
     assert resolve_reward("agents/sums.py:reward", ROOT)({"answer": "17"}, output) == expected

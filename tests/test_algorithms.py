@@ -134,7 +134,10 @@ def test_episodes_of_equal_value_whose_calls_differ_have_a_baseline_but_no_unit(
     assert group_centered(rewards, samples, groups).tolist() == [0.5, -0.5, 0.0]
     assert group_normalized(rewards, samples, groups).tolist() == [0, 0, 0]
     assert batch_normalized(rewards, samples, groups, around_group=False).tolist() == [0, 0, 0]
-    assert batch_normalized(doubles(1.0, 0.0, 0.5, 3), integers(0, 0, 1, 2), integers(0, 0, 1), around_group=True).tolist() == [0] * 4
+    assert (
+        batch_normalized(doubles(1.0, 0.0, 0.5, 3), integers(0, 0, 1, 2), integers(0, 0, 1), around_group=True).tolist()
+        == [0] * 4
+    )
 
 
 @pytest.mark.parametrize("reward", [0.1, 1 / 3, -3.7e9])
@@ -233,7 +236,9 @@ CUT = [[1.0, 2.0], [10.0], [], [6.0], [], [4.0], [3.0]], [0, 1, 2, 3, 0, 3, 0]
     ("loss_aggregation", "expected"),
     [("token_mean", 26 / 6), ("seq_mean", (2 + 10 + 5) / 3), ("constant", (6 / 8 + 10 / 8 + 10 / 8) / 4)],
 )
-def test_reductions_are_the_means_over_tokens_or_episodes_and_only_a_constant_counts_empty_ones(loss_aggregation, expected):
+def test_reductions_are_the_means_over_tokens_or_episodes_and_only_a_constant_counts_empty_ones(
+    loss_aggregation, expected
+):
     assert reduced(loss_aggregation, CALLS, range(4), length=8) == near(expected)
     assert reduced(loss_aggregation, *CUT, length=8) == near(expected)
 
@@ -303,16 +308,32 @@ def test_a_wrong_recipe_table_is_refused_with_the_reason(table, words):
     [
         ({"name": "grpo", "group_size": 1}, ("group_size",), "at least 2"),
         ({"name": "reinforce_plus_plus", "group_size": 1, "baseline": "group"}, ("group_size",), "at least 2"),
-        ({"name": "grpo", "kl": {"coefficient": 0.1, "estimator": "k1"}}, ("kl", "estimator"), "does not depend on the reference"),
-        ({"name": "ppo", "kl": {"coefficient": 0.1, "apply_to": "loss"}}, ("kl", "estimator"), "does not depend on the reference"),
+        (
+            {"name": "grpo", "kl": {"coefficient": 0.1, "estimator": "k1"}},
+            ("kl", "estimator"),
+            "does not depend on the reference",
+        ),
+        (
+            {"name": "ppo", "kl": {"coefficient": 0.1, "apply_to": "loss"}},
+            ("kl", "estimator"),
+            "does not depend on the reference",
+        ),
         ({"name": "grpo", "kl": {"coefficient": 0.1, "reference": ""}}, ("kl", "reference"), "found none"),
         (
             {"name": "grpo", "correction": {"decoupled": False, "importance_sampling": "mask"}},
             ("correction", "importance_sampling"),
             "no behaviour weight",
         ),
-        ({"name": "grpo", "correction": {"decoupled": False, "level": "sequence"}}, ("correction", "level"), "no behaviour weight"),
-        ({"name": "grpo", "correction": {"decoupled": False, "proximal": "loglinear"}}, ("correction", "proximal"), "no behaviour weight"),
+        (
+            {"name": "grpo", "correction": {"decoupled": False, "level": "sequence"}},
+            ("correction", "level"),
+            "no behaviour weight",
+        ),
+        (
+            {"name": "grpo", "correction": {"decoupled": False, "proximal": "loglinear"}},
+            ("correction", "proximal"),
+            "no behaviour weight",
+        ),
         ({"name": "grpo", "kl": {"importance_weighted": True}}, ("kl", "importance_weighted"), "kl.coefficient is 0"),
         (
             {"name": "ppo", "kl": {"coefficient": 0.1, "importance_weighted": True}},
@@ -330,11 +351,15 @@ def test_a_contradictory_table_is_refused_with_place_and_remedy(table, key, word
     assert words in problems[key]
 
 
-@pytest.mark.parametrize("table", [{"name": "gspo", "correction": {"decoupled": False}}, {"name": "ppo", "group_size": 1}])
+@pytest.mark.parametrize(
+    "table", [{"name": "gspo", "correction": {"decoupled": False}}, {"name": "ppo", "group_size": 1}]
+)
 def test_what_can_be_combined_is_not_refused(table):
     assert list(msgspec.convert(table, AnyAlgorithm).problems()) == []
 
 
 def test_algorithms_are_imported_without_loading_torch():
-    program = "import sys, areal_actors.training.algorithms, areal_actors.training.settings; sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys, areal_actors.training.algorithms, areal_actors.training.settings; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, timeout=300).returncode == 0

@@ -35,7 +35,8 @@ def cut_sequences(rows, *episodes):
     return [
         msgspec.structs.replace(
             row,
-            truncated=(True,) * (len(row.sizes) - 1) + ((row.episode in episodes) if last[row.episode] == place else True,),
+            truncated=(True,) * (len(row.sizes) - 1)
+            + ((row.episode in episodes) if last[row.episode] == place else True,),
         )
         for place, row in enumerate(rows)
     ]
@@ -62,12 +63,16 @@ def test_the_second_moment_is_that_of_tokens_that_are_trained_at_all():
     rows = cut_sequences(stories(6, **SEVERAL), 1)
     algorithm = M2po(threshold=0.04, shaping=Shaping(truncated="mask"))
     left = [row for row in rows if row.episode != 1]
-    squares = [(proximal - behaviour) ** 2 for row in left for proximal, behaviour in zip(row.proximal, row.behaviour, strict=True)]
+    squares = [
+        (proximal - behaviour) ** 2
+        for row in left
+        for proximal, behaviour in zip(row.proximal, row.behaviour, strict=True)
+    ]
     result = algorithm.advantages(step_of(rows))
     kept = by_row(result.kept, rows)
-    assert [value for row, column in zip(rows, kept, strict=True) if row.episode != 1 for value in column] == by_hand.second_moment_kept(
-        squares, 0.04
-    )
+    assert [
+        value for row, column in zip(rows, kept, strict=True) if row.episode != 1 for value in column
+    ] == by_hand.second_moment_kept(squares, 0.04)
     assert not any(value for row, column in zip(rows, kept, strict=True) if row.episode == 1 for value in column)
 
 
@@ -80,7 +85,9 @@ def test_the_overlong_penalty_is_that_of_the_episode_under_every_cut():
         msgspec.structs.replace(rows[2], sampled=(1,), truncated=(True,)),
     ]
     assert Overlong(longest=10, buffer=4).penalties(step_of(rows)).tolist() == near([0.75, 1.0])
-    one = msgspec.structs.replace(rows[0], sizes=(1, 1, 0), sampled=(5, 3, 1), truncated=(False,) * 3, rewards=(0.0,) * 3)
+    one = msgspec.structs.replace(
+        rows[0], sizes=(1, 1, 0), sampled=(5, 3, 1), truncated=(False,) * 3, rewards=(0.0,) * 3
+    )
     assert Overlong(longest=10, buffer=4).penalties(step_of([one, rows[2]])).tolist() == near([0.75, 1.0])
     algorithm = Dapo(overlong=Overlong(longest=10, buffer=4))
     assert algorithm.advantages(step_of(rows)).metrics["overlong_penalty_mean"] == near(0.875)
@@ -92,11 +99,16 @@ def test_the_overlong_penalty_is_that_of_the_episode_under_every_cut():
 def test_the_return_of_every_token_is_the_reward_of_its_call_whichever_calls_share_its_row():
     rows = stories(3, **SEVERAL)
     step = step_of(rows)
-    rewards = token_rewards(step.rewards, torch.zeros(len(step.sequences), dtype=torch.float64), step.calls, step.sequences)
+    rewards = token_rewards(
+        step.rewards, torch.zeros(len(step.sequences), dtype=torch.float64), step.calls, step.sequences
+    )
     assert discounted_sums(rewards, step.sequences, 1.0).tolist() == near(step.rewards[step.calls].tolist())
     raw = Ppo(gae_lambda=1.0, normalize_advantages=False).advantages(step)
     assert raw.returns.tolist() == near(step.rewards[step.calls].tolist())
-    assert ReinforcePlusPlus(normalize_advantages=False).advantages(step).tokens.tolist() == step.rewards[step.calls].tolist()
+    assert (
+        ReinforcePlusPlus(normalize_advantages=False).advantages(step).tokens.tolist()
+        == step.rewards[step.calls].tolist()
+    )
 
 
 def test_the_last_call_of_an_episode_is_that_of_its_last_row():
@@ -107,17 +119,23 @@ def test_the_last_call_of_an_episode_is_that_of_its_last_row():
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
-def test_weighted_the_mean_gradient_of_the_distance_is_that_of_the_current_policy_whatever_sampled_the_tokens(estimator):
+def test_weighted_the_mean_gradient_of_the_distance_is_that_of_the_current_policy_whatever_sampled_the_tokens(
+    estimator,
+):
     torch.manual_seed(2)
     logits = torch.randn(7, dtype=torch.float64, requires_grad=True)
     reference, behaviour = torch.randn(2, 7, dtype=torch.float64).log_softmax(-1)
     logp = logits.log_softmax(-1)
     (truth,) = torch.autograd.grad((logp.exp() * (logp - reference)).sum(), logits, retain_graph=True)
     batch, _ = batch_of(stories(9, sizes=(7,), groups=(0,)))
-    batch = msgspec.structs.replace(batch, behaviour=behaviour, proximal=logp.detach(), reference=reference, advantages=logp.detach() * 0)
+    batch = msgspec.structs.replace(
+        batch, behaviour=behaviour, proximal=logp.detach(), reference=reference, advantages=logp.detach() * 0
+    )
     gradients = {}
     for weighted in (True, False):
-        losses = Grpo(kl=Kl(coefficient=1.0, estimator=estimator, importance_weighted=weighted)).loss(batch, logp).losses
+        losses = (
+            Grpo(kl=Kl(coefficient=1.0, estimator=estimator, importance_weighted=weighted)).loss(batch, logp).losses
+        )
         (gradients[weighted],) = torch.autograd.grad((behaviour.exp() * losses).sum(), logits, retain_graph=True)
     assert torch.allclose(gradients[True], truth, atol=1e-12)
     assert (gradients[False] - truth).abs().max() > 0.01
@@ -126,7 +144,9 @@ def test_weighted_the_mean_gradient_of_the_distance_is_that_of_the_current_polic
 def test_on_policy_the_weight_of_the_distance_is_one():
     batch, logp = batch_of(stories(9))
     batch = msgspec.structs.replace(batch, behaviour=logp)
-    plain, weighted = (Grpo(kl=Kl(coefficient=0.3, importance_weighted=one)).loss(batch, logp).losses for one in (False, True))
+    plain, weighted = (
+        Grpo(kl=Kl(coefficient=0.3, importance_weighted=one)).loss(batch, logp).losses for one in (False, True)
+    )
     assert weighted.tolist() == near(plain.tolist())
 
 
@@ -136,7 +156,9 @@ def test_on_policy_the_weight_of_the_distance_is_one():
 def test_the_loglinear_approximation_is_not_used_where_the_update_has_the_exact_values():
     batch, logp = batch_of(stories(1))
     correction = Correction(proximal="loglinear")
-    approximate, exact = (correction.correct(msgspec.structs.replace(batch, proximal_exact=known), logp).anchor for known in (False, True))
+    approximate, exact = (
+        correction.correct(msgspec.structs.replace(batch, proximal_exact=known), logp).anchor for known in (False, True)
+    )
     assert exact.tolist() == batch.proximal.tolist()
     assert (approximate - exact).abs().max() > 0.1
 
@@ -148,7 +170,10 @@ def test_the_loglinear_approximation_is_not_used_where_the_update_has_the_exact_
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([(0, 1.0, 1), (0, 0.0, 1), (1, 1.0, 0), (1, 0.0, 1)], "preference pair 1 of the batch has 0 preferred answers"),
+        (
+            [(0, 1.0, 1), (0, 0.0, 1), (1, 1.0, 0), (1, 0.0, 1)],
+            "preference pair 1 of the batch has 0 preferred answers",
+        ),
         ([(0, 1.0, 1), (0, 0.0, 1), (1, 1.0, 1), (1, 0.0, 0)], "preference pair 1 of the batch has 0 rejected answers"),
         ([(0, 1.0, 1), (0, 0.0, 1), (4, 0.0, 1)], "preference pair 4 of the batch has 0 preferred answers"),
         ([(0, 1.0, 1), (0, 1.0, 1), (0, 0.0, 1)], "preference pair 0 of the batch has 2 preferred answers"),

@@ -61,8 +61,12 @@ def loss_of(algorithm, rows, logp, reference=None):
     """The loss of a step in one micro-batch, as a trainer sums it, and its measures, as a trainer reports them."""
     seen = batch(algorithm, rows, reference)
     result = algorithm.loss(seen, logp)
-    shares = algorithm.shares(torch.tensor([float(count) for *_, count in rows], dtype=torch.float64), torch.arange(len(rows)))
-    return (result.losses * shares[seen.sequences]).sum(), {name: float(column.double().mean()) for name, column in result.measures.items()}
+    shares = algorithm.shares(
+        torch.tensor([float(count) for *_, count in rows], dtype=torch.float64), torch.arange(len(rows))
+    )
+    return (result.losses * shares[seen.sequences]).sum(), {
+        name: float(column.double().mean()) for name, column in result.measures.items()
+    }
 
 
 def by_row(rows, column):
@@ -162,7 +166,9 @@ def test_a_step_cut_into_micro_batches_of_whole_pairs_has_the_same_loss(algorith
     logp, reference = columns(rows)
     whole, _ = loss_of(algorithm, rows, logp, reference)
     seen = batch(algorithm, rows, reference)
-    shares = algorithm.shares(torch.tensor([float(count) for *_, count in rows], dtype=torch.float64), torch.arange(len(rows)))
+    shares = algorithm.shares(
+        torch.tensor([float(count) for *_, count in rows], dtype=torch.float64), torch.arange(len(rows))
+    )
     parts = []
     for pair in {pair for pair, *_ in rows}:
         inside = seen.groups == pair
@@ -184,7 +190,12 @@ def test_all_of_them_learn_from_examples_and_declare_what_they_need():
     assert all(kind.learns_from == "examples" for kind in (Sft, Dpo, RewardModel))
     assert Dpo().needs == {"reference"}
     assert Dpo(reference="some/model").models == {"reference": "some/model"}
-    assert (RewardModel().head, RewardModel.whole_groups, Dpo.whole_groups, Sft.whole_groups) == ("value", True, True, False)
+    assert (RewardModel().head, RewardModel.whole_groups, Dpo.whole_groups, Sft.whole_groups) == (
+        "value",
+        True,
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +213,9 @@ def test_a_contradictory_table_is_refused_with_key_and_remedy(table, key):
     assert complaint.endswith("leave it out")
 
 
-@pytest.mark.parametrize("table", [{"name": "dpo", "beta": 0}, {"name": "dpo", "label_smoothing": 0.5}, {"name": "dpo", "variant": "kto"}])
+@pytest.mark.parametrize(
+    "table", [{"name": "dpo", "beta": 0}, {"name": "dpo", "label_smoothing": 0.5}, {"name": "dpo", "variant": "kto"}]
+)
 def test_a_wrong_table_is_refused(table):
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(table, AnyAlgorithm)

@@ -47,19 +47,29 @@ def lite(rows, *, around="batch"):
 
 
 def dapo(rows):
-    rewards = [[reward + 0.5 * by_hand.overlong(rows, row.episode, longest=9, buffer=6) for reward in row.rewards] for row in rows]
+    rewards = [
+        [reward + 0.5 * by_hand.overlong(rows, row.episode, longest=9, buffer=6) for reward in row.rewards]
+        for row in rows
+    ]
     return by_hand.spread(rows, by_hand.group_standard(rows, rewards))
 
 
 def generalised(rows, *, discount=1.0, gae_lambda=0.95, bootstrap=False):
-    return [by_hand.gae(rows, row, by_hand.token_rewards(row, [0.0] * len(row.logp)), discount, gae_lambda, bootstrap) for row in rows]
+    return [
+        by_hand.gae(rows, row, by_hand.token_rewards(row, [0.0] * len(row.logp)), discount, gae_lambda, bootstrap)
+        for row in rows
+    ]
 
 
 GOLDEN = {
     "grpo": (Grpo(), standardised, by_hand.decoupled),
     "grpo, clip higher": (Grpo(clip=0.1, clip_higher=0.3), standardised, lambda row: by_hand.decoupled(row, 0.1, 0.3)),
     "grpo, plain": (Grpo(correction=Correction(decoupled=False)), standardised, by_hand.plain),
-    "grpo, whitened": (Grpo(normalize_advantages=True), lambda rows: by_hand.standard(rows, standardised(rows)), by_hand.decoupled),
+    "grpo, whitened": (
+        Grpo(normalize_advantages=True),
+        lambda rows: by_hand.standard(rows, standardised(rows)),
+        by_hand.decoupled,
+    ),
     "grpo, no std": (Grpo(scale_by_std=False), centered, by_hand.decoupled),
     "dr_grpo": (DrGrpo(), centered, by_hand.decoupled),
     "dapo": (
@@ -121,7 +131,9 @@ ALGORITHMS = [pytest.param(algorithm, id=name) for name, (algorithm, _, _) in GO
 
 def test_every_algorithm_that_learns_from_rewards_is_checked_here():
     assert {type(algorithm) for algorithm, _, _ in GOLDEN.values()} == set(FROM_REWARDS.values())
-    assert all(name.partition(",")[0] == type(algorithm).__struct_config__.tag for name, (algorithm, _, _) in GOLDEN.items())
+    assert all(
+        name.partition(",")[0] == type(algorithm).__struct_config__.tag for name, (algorithm, _, _) in GOLDEN.items()
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -153,7 +165,9 @@ def test_the_gradient_is_the_numeric_one(algorithm):
         losses = algorithm.loss(batch, logp.requires_grad_()).losses
         assert torch.allclose(torch.autograd.grad(losses.sum(), logp)[0], expected)
     else:
-        assert torch.autograd.gradcheck(lambda now: algorithm.loss(batch, now).losses, (logp.requires_grad_(),), eps=1e-7)
+        assert torch.autograd.gradcheck(
+            lambda now: algorithm.loss(batch, now).losses, (logp.requires_grad_(),), eps=1e-7
+        )
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -171,7 +185,10 @@ def test_a_step_with_no_trained_token_and_an_empty_micro_batch_give_nothing_and_
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_rewards_that_are_all_equal_teach_nothing(algorithm, shape):
     rows = stories(0, rewards=[0.1] * 8, **shape)
-    short = [{"truncated": (False,) * len(row.sizes), "sampled": (0,) * len(row.sizes), "values": [0.1] * len(row.values)} for row in rows]
+    short = [
+        {"truncated": (False,) * len(row.sizes), "sampled": (0,) * len(row.sizes), "values": [0.1] * len(row.values)}
+        for row in rows
+    ]
     rows = [msgspec.structs.replace(row, **fields) for row, fields in zip(rows, short, strict=True)]
     tokens = algorithm.advantages(step_of(rows)).tokens
     if isinstance(algorithm, Ppo):
@@ -181,7 +198,9 @@ def test_rewards_that_are_all_equal_teach_nothing(algorithm, shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("algorithm", [case for case in ALGORITHMS if not isinstance(case.values[0], Ppo | ReinforcePlusPlus)])
+@pytest.mark.parametrize(
+    "algorithm", [case for case in ALGORITHMS if not isinstance(case.values[0], Ppo | ReinforcePlusPlus)]
+)
 def test_a_group_of_one_teaches_nothing_unless_all_are_normalised_together(algorithm, shape):
     rows = stories(1, **shape)
     alone = by_row(algorithm.advantages(step_of(rows)).tokens, rows)[6]
@@ -206,7 +225,9 @@ def test_float32_in_is_float32_out(algorithm):
     step, (batch, logp) = step_of(stories(3)), batch_of(stories(3))
     names = ("behaviour", "proximal", "reference", "teacher", "values")
     step = msgspec.structs.replace(step, **{name: getattr(step, name).float() for name in names})
-    batch = msgspec.structs.replace(batch, **{name: getattr(batch, name).float() for name in (*names, "advantages", "returns")})
+    batch = msgspec.structs.replace(
+        batch, **{name: getattr(batch, name).float() for name in (*names, "advantages", "returns")}
+    )
     assert algorithm.advantages(step).tokens.dtype == torch.float32
     result = algorithm.loss(batch, logp.float().requires_grad_())
     assert result.losses.dtype == torch.float32
@@ -219,7 +240,9 @@ def test_no_log_probability_however_far_away_makes_a_nan(algorithm):
     batch, logp = batch_of(stories(5))
     logp = (logp * torch.tensor([1.0, 300.0] * 11, dtype=torch.float64)).float().requires_grad_()
     batch = msgspec.structs.replace(
-        batch, behaviour=(batch.behaviour * torch.tensor([300.0, 1.0] * 11, dtype=torch.float64)).float(), proximal=batch.proximal.float()
+        batch,
+        behaviour=(batch.behaviour * torch.tensor([300.0, 1.0] * 11, dtype=torch.float64)).float(),
+        proximal=batch.proximal.float(),
     )
     losses = algorithm.loss(batch, logp).losses
     losses.sum().backward()

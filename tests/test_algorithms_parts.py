@@ -72,7 +72,9 @@ def test_at_sequence_level_the_weight_is_the_geometric_mean_of_the_rows(kind):
 
 def test_weights_can_be_unbounded_and_can_be_switched_off():
     rows = stories(1)
-    assert corrected(Correction(highest=0), rows).weight.tolist() == near([weight for row in rows for weight in raw_weights(row)])
+    assert corrected(Correction(highest=0), rows).weight.tolist() == near(
+        [weight for row in rows for weight in raw_weights(row)]
+    )
     off = corrected(Correction(importance_sampling="off"), rows)
     assert off.weight is None
     assert off.anchor.tolist() == flat(rows, "proximal").tolist()
@@ -116,7 +118,9 @@ def test_dual_clip_bounds_the_loss_of_punished_tokens_before_the_weight():
     result = Grpo(dual_clip=1.05).loss(*batch_of(rows))
     expected = []
     for row in rows:
-        for now, proximal, weight, advantage in zip(row.logp, row.proximal, raw_weights(row), row.advantages, strict=True):
+        for now, proximal, weight, advantage in zip(
+            row.logp, row.proximal, raw_weights(row), row.advantages, strict=True
+        ):
             loss = by_hand.clipped(math.exp(now - proximal), advantage, 0.2, 0.2)
             expected.append(min(weight, 5.0) * (min(loss, 1.05 * abs(advantage)) if advantage < 0 else loss))
     assert result.losses.tolist() == near(expected)
@@ -161,7 +165,9 @@ def test_the_mean_gradient_of_k2_as_a_loss_is_that_of_the_divergence_and_that_of
     (truth,) = torch.autograd.grad((logp.exp() * (logp - reference)).sum(), logits, retain_graph=True)
     means = {}
     for name in ("k1", "k2"):
-        (means[name],) = torch.autograd.grad((logp.detach().exp() * estimate(name, logp - reference)).sum(), logits, retain_graph=True)
+        (means[name],) = torch.autograd.grad(
+            (logp.detach().exp() * estimate(name, logp - reference)).sum(), logits, retain_graph=True
+        )
     assert torch.allclose(means["k2"], truth, atol=1e-12)
     assert torch.allclose(means["k1"], torch.zeros(9, dtype=torch.float64), atol=1e-12)
 
@@ -187,7 +193,10 @@ def test_in_the_reward_of_a_group_the_distance_is_charged_to_the_episode_before_
     rows = stories(3, **shape)
     algorithm = Grpo(kl=Kl(coefficient=0.05, apply_to="reward", estimator=name))
     charges = [
-        [0.05 * by_hand.bounded(ESTIMATORS[name](then - base), -10, 10) for then, base in zip(row.behaviour, row.reference, strict=True)]
+        [
+            0.05 * by_hand.bounded(ESTIMATORS[name](then - base), -10, 10)
+            for then, base in zip(row.behaviour, row.reference, strict=True)
+        ]
         for row in rows
     ]
     charged = by_hand.charged(rows, charges)
@@ -206,7 +215,9 @@ def test_in_reinforce_plus_plus_a_token_pays_for_itself_and_those_after_it_in_it
         rows,
         [
             by_hand.to_come(
-                by_hand.token_rewards(row, [0.1 * (then - base) for then, base in zip(row.behaviour, row.reference, strict=True)])
+                by_hand.token_rewards(
+                    row, [0.1 * (then - base) for then, base in zip(row.behaviour, row.reference, strict=True)]
+                )
             )
             for row in rows
         ],
@@ -215,8 +226,12 @@ def test_in_reinforce_plus_plus_a_token_pays_for_itself_and_those_after_it_in_it
 
 
 def test_what_a_token_is_charged_is_held_within_ten_nats():
-    row = msgspec.structs.replace(stories(3, sizes=(3,), groups=(0,))[0], behaviour=[-1.0, -50.0, -2.0], reference=[-30.0, -1.0, -3.0])
-    assert Kl(coefficient=0.5, apply_to="reward", estimator="k1").kl_penalties(step_of([row])).tolist() == near([5.0, -5.0, 0.5])
+    row = msgspec.structs.replace(
+        stories(3, sizes=(3,), groups=(0,))[0], behaviour=[-1.0, -50.0, -2.0], reference=[-30.0, -1.0, -3.0]
+    )
+    assert Kl(coefficient=0.5, apply_to="reward", estimator="k1").kl_penalties(step_of([row])).tolist() == near(
+        [5.0, -5.0, 0.5]
+    )
 
 
 def test_off_there_is_no_reference_model():
@@ -236,7 +251,9 @@ def test_a_column_that_is_missing_is_named():
 
 
 def test_shaping_is_bias_then_scale_then_clip():
-    assert Shaping(bias=-0.5, scale=10.0, clip=4.0).apply(doubles(0.0, 0.6, 0.5, 1.0)).tolist() == near([-4.0, 1.0, 0.0, 4.0])
+    assert Shaping(bias=-0.5, scale=10.0, clip=4.0).apply(doubles(0.0, 0.6, 0.5, 1.0)).tolist() == near(
+        [-4.0, 1.0, 0.0, 4.0]
+    )
     assert Shaping().apply(doubles(-300.0)).tolist() == [-300.0]
 
 
@@ -250,8 +267,13 @@ def test_shaping_comes_before_rewards_are_compared():
 def test_the_overlong_penalty_begins_at_the_buffer_grows_to_one_and_stays_there():
     rows = stories(0, sizes=(1,) * 6, groups=(0,) * 6)
     lengths = [5, 6, 8, 10, 11, 500]
-    rows = [msgspec.structs.replace(row, sampled=(length,), truncated=(False,)) for row, length in zip(rows, lengths, strict=True)]
-    assert Overlong(longest=10, buffer=4, factor=2.0).penalties(step_of(rows)).tolist() == near([0.0, 0.0, 1.0, 2.0, 2.0, 2.0])
+    rows = [
+        msgspec.structs.replace(row, sampled=(length,), truncated=(False,))
+        for row, length in zip(rows, lengths, strict=True)
+    ]
+    assert Overlong(longest=10, buffer=4, factor=2.0).penalties(step_of(rows)).tolist() == near(
+        [0.0, 0.0, 1.0, 2.0, 2.0, 2.0]
+    )
 
 
 def test_an_answer_is_overlong_when_the_engine_cut_it_and_not_because_it_is_the_longest():
@@ -278,7 +300,11 @@ def test_the_largest_differences_are_left_out_until_the_mean_of_the_others_is_be
 def test_the_mask_is_over_the_whole_step_and_keeps_one_token_at_least():
     rows = stories(6)
     algorithm = M2po(threshold=0.04)
-    squares = [(proximal - behaviour) ** 2 for row in rows for proximal, behaviour in zip(row.proximal, row.behaviour, strict=True)]
+    squares = [
+        (proximal - behaviour) ** 2
+        for row in rows
+        for proximal, behaviour in zip(row.proximal, row.behaviour, strict=True)
+    ]
     result = algorithm.advantages(step_of(rows))
     assert result.kept.tolist() == by_hand.second_moment_kept(squares, 0.04)
     assert 0 < result.metrics["second_moment_masked_frac"] < 1
@@ -298,7 +324,9 @@ def test_equal_differences_at_the_threshold_are_not_below_it():
 def test_discounted_sums_stay_in_their_row(factor):
     rows = stories(7, sizes=(1, 17, 2, 9, 4), groups=(0,) * 5)
     expected = [
-        sum(factor**ahead * value for ahead, value in enumerate(row.values[place:])) for row in rows for place in range(len(row.values))
+        sum(factor**ahead * value for ahead, value in enumerate(row.values[place:]))
+        for row in rows
+        for place in range(len(row.values))
     ]
     assert discounted_sums(flat(rows, "values"), places(rows), factor).tolist() == near(expected)
 
@@ -313,7 +341,10 @@ def test_with_lambda_1_the_advantage_is_what_came_less_what_was_expected():
 
 def test_what_a_critic_learns_is_the_advantage_before_normalisation_and_its_value():
     rows = stories(7)
-    raw, whitened = (Ppo(normalize_advantages=normalize_advantages).advantages(step_of(rows)) for normalize_advantages in (False, True))
+    raw, whitened = (
+        Ppo(normalize_advantages=normalize_advantages).advantages(step_of(rows))
+        for normalize_advantages in (False, True)
+    )
     assert raw.returns.tolist() == near((raw.tokens + flat(rows, "values")).tolist())
     assert whitened.returns.tolist() == raw.returns.tolist()
 
@@ -321,7 +352,8 @@ def test_what_a_critic_learns_is_the_advantage_before_normalisation_and_its_valu
 def test_only_what_the_engine_cut_by_length_is_bootstrapped():
     rows = stories(7)
     with_end, without = (
-        Ppo(normalize_advantages=False, bootstrap_truncated=answer).advantages(step_of(rows)).tokens for answer in (True, False)
+        Ppo(normalize_advantages=False, bootstrap_truncated=answer).advantages(step_of(rows)).tokens
+        for answer in (True, False)
     )
     for row, ours, theirs in zip(rows, by_row(with_end, rows), by_row(without, rows), strict=True):
         assert (ours != theirs) == (row.truncated[-1] and len(row.values) > 0)
@@ -335,7 +367,9 @@ def test_the_critics_loss_is_the_larger_squared_error_and_its_gradient_the_numer
     algorithm = Ppo(critic=CriticSettings(clip=bound))
     result = algorithm.critic_loss(batch, values)
     assert by_row(result.losses, rows) == [near(by_hand.critic(row, bound)) for row in rows]
-    assert torch.autograd.gradcheck(lambda now: algorithm.critic_loss(batch, now).losses, (values.requires_grad_(),), eps=1e-7)
+    assert torch.autograd.gradcheck(
+        lambda now: algorithm.critic_loss(batch, now).losses, (values.requires_grad_(),), eps=1e-7
+    )
 
 
 def test_a_critic_without_a_bound_has_the_squared_error_and_an_empty_batch_no_nan():

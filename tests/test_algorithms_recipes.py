@@ -49,13 +49,22 @@ def test_dynamic_sampling_and_the_longest_answer_of_dapo_are_those_of_its_recipe
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
-        (["algorithm.group_size=1"], "`algorithm.group_size`: found 1, but an advantage compares an episode with the others of its group"),
-        (['algorithm.kl={coefficient=0.1, estimator="k1"}'], '`algorithm.kl.estimator`: found "k1", whose gradient as a loss'),
+        (
+            ["algorithm.group_size=1"],
+            "`algorithm.group_size`: found 1, but an advantage compares an episode with the others of its group",
+        ),
+        (
+            ['algorithm.kl={coefficient=0.1, estimator="k1"}'],
+            '`algorithm.kl.estimator`: found "k1", whose gradient as a loss',
+        ),
         (
             ['algorithm.kl={coefficient=0.1, reference="./nowhere"}'],
             '`algorithm.kl.reference`: found "./nowhere", but there is no such folder',
         ),
-        (['algorithm.kl={coefficient=0.1, reference="nowhere"}'], '`algorithm.kl.reference`: found "nowhere"; write "initial", a hub id'),
+        (
+            ['algorithm.kl={coefficient=0.1, reference="nowhere"}'],
+            '`algorithm.kl.reference`: found "nowhere"; write "initial", a hub id',
+        ),
         (
             ["algorithm.name=distillation", "algorithm.teacher=./nowhere"],
             '`algorithm.teacher`: found "./nowhere", but there is no such folder',
@@ -64,7 +73,10 @@ def test_dynamic_sampling_and_the_longest_answer_of_dapo_are_those_of_its_recipe
             ["algorithm.name=distillation", "algorithm.teacher=runs/gone"],
             "name a checkpoint (runs/NAME/checkpoints/step-N), a hub",
         ),
-        (["algorithm.name=distillation", "algorithm.teacher=recipes/"], 'found "recipes/", but no config.json in that folder'),
+        (
+            ["algorithm.name=distillation", "algorithm.teacher=recipes/"],
+            'found "recipes/", but no config.json in that folder',
+        ),
         (
             ["algorithm.name=ppo", 'algorithm.critic.model="./nowhere"'],
             '`algorithm.critic.model`: found "./nowhere", but there is no such folder',
@@ -95,7 +107,9 @@ def test_the_table_in_the_documentation_is_what_the_script_makes_of_the_code():
 
 
 def test_the_plan_names_the_models_beside_the_trained_one():
-    plan_text = "\n".join(plan(load([MAIN, ROOT / "recipes" / "ppo.toml"], ["algorithm.kl.coefficient=0.1"], MACHINES["embedded"]).recipe))
+    plan_text = "\n".join(
+        plan(load([MAIN, ROOT / "recipes" / "ppo.toml"], ["algorithm.kl.coefficient=0.1"], MACHINES["embedded"]).recipe)
+    )
     assert "reference   the initial model, frozen" in plan_text
     assert "critic      from the initial model, trained beside it" in plan_text
     assert "model       created locally: a small model, warmed up by 1100 supervised steps" in plan_text

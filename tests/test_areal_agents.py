@@ -48,16 +48,21 @@ async def played(runner, opened, row=ROW):
         await runner.close()
 
 
-@pytest.mark.parametrize(("way", "answer", "reward"), [("inline", "hi there", 1.0), ("inline", "no", 0.0), ("subprocess", "hi there", 1.0)])
+@pytest.mark.parametrize(
+    ("way", "answer", "reward"), [("inline", "hi there", 1.0), ("inline", "no", 0.0), ("subprocess", "hi there", 1.0)]
+)
 async def test_an_agent_takes_base_url_and_http_client_and_needs_no_key(runner_of, way, answer, reward):
     async with episode(FixedTextEngine()) as (_, opened, trajectory):
         result = await played(runner_of(INLINE_AGENT, "MyAgent", way), opened, {**ROW, "answer": answer})
         assert result == AgentResult(reward=reward)
-        assert [(call.reward, len(call.completion)) for call in (await trajectory(result)).interactions] == [(reward, len("hi there") + 1)]
+        assert [(call.reward, len(call.completion)) for call in (await trajectory(result)).interactions] == [
+            (reward, len("hi there") + 1)
+        ]
 
 
 @pytest.mark.parametrize(
-    ("parameters", "client"), [("**extra_kwargs", "extra_kwargs['http_client']"), ("*, base_url, api_key, http_client=None", "http_client")]
+    ("parameters", "client"),
+    [("**extra_kwargs", "extra_kwargs['http_client']"), ("*, base_url, api_key, http_client=None", "http_client")],
 )
 async def test_the_episodes_of_an_agent_share_one_http_client(tmp_path, parameters, client):
     (tmp_path / "program.py").write_text(
@@ -65,7 +70,9 @@ async def test_the_episodes_of_an_agent_share_one_http_client(tmp_path, paramete
         "        return float(clients[0] is clients[-1] and not clients[0].is_closed)\n"
     )
     runner = InlineRunner.from_name("program.py:Agent", tmp_path)
-    assert [await runner.run(work().task, base_url="http://h/s/v1", api_key="k") for _ in range(2)] == [AgentResult(reward=1.0)] * 2
+    assert [await runner.run(work().task, base_url="http://h/s/v1", api_key="k") for _ in range(2)] == [
+        AgentResult(reward=1.0)
+    ] * 2
     client = runner._client
     await runner.close()
     assert client.is_closed
@@ -99,13 +106,19 @@ async def test_a_workflow_gives_camels_agent_the_model_of_the_episode(tmp_path, 
     (tmp_path / "start.py").write_text(f"import sys\nsys.path += {paths}\nfrom program import CamelRLVRWorkflow\n")
     program = AgentProgram(agent="start.py:CamelRLVRWorkflow", root=str(tmp_path), python=str(CAMEL))
     async with episode(FixedTextEngine()) as (_, opened, trajectory):
-        result = await played(SubprocessRunner(program, processes=1), opened, {**ROW, "answer": "hi there" if reward else "no"})
+        result = await played(
+            SubprocessRunner(program, processes=1), opened, {**ROW, "answer": "hi there" if reward else "no"}
+        )
         scored = await trajectory(result)
-        assert [(call.reward, call.trained, len(call.completion)) for call in scored.interactions] == [(reward, True, len("hi there") + 1)]
+        assert [(call.reward, call.trained, len(call.completion)) for call in scored.interactions] == [
+            (reward, True, len("hi there") + 1)
+        ]
 
 
 def test_a_function_of_the_task_alone_is_refused_where_episodes_share_the_environment(tmp_path):
     (tmp_path / "program.py").write_text("async def run_agent_return_reward(data): ...\n")
-    with pytest.raises(AgentError, match=r"OPENAI_BASE_URL, which only `runner = \"subprocess\"` sets for each episode"):
+    with pytest.raises(
+        AgentError, match=r"OPENAI_BASE_URL, which only `runner = \"subprocess\"` sets for each episode"
+    ):
         InlineRunner.from_name("program.py:run_agent_return_reward", tmp_path)
     assert "areal" not in sys.modules

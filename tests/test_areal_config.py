@@ -43,7 +43,12 @@ def recipe(file, *overrides, steps=10, **options):
 
 def test_a_file_of_areal_becomes_a_recipe(file):
     made = recipe(file, discounts=True)
-    assert (made.run, made.seed, made.steps, made.model) == ("gsm8k-grpo-trial0", 1, 10, str(Path(file).parent / "model"))
+    assert (made.run, made.seed, made.steps, made.model) == (
+        "gsm8k-grpo-trial0",
+        1,
+        10,
+        str(Path(file).parent / "model"),
+    )
     algorithm = made.algorithm
     assert (algorithm.__struct_config__.tag, algorithm.group_size, algorithm.minibatches) == ("grpo", 4, 1)
     assert (algorithm.clip, algorithm.normalize_advantages, algorithm.kl.coefficient) == (0.4, True, 0.0)
@@ -51,12 +56,20 @@ def test_a_file_of_areal_becomes_a_recipe(file):
     correction = algorithm.correction
     assert (correction.decoupled, correction.importance_sampling, correction.level) == (True, "mask", "token")
     assert (correction.highest, correction.lowest) == (5.0, 0.0)
-    assert (made.staleness_gate.max_staleness, made.staleness_gate.max_concurrent, made.trainer.batch_size) == (2, 16, 4)
+    assert (made.staleness_gate.max_staleness, made.staleness_gate.max_concurrent, made.trainer.batch_size) == (
+        2,
+        16,
+        4,
+    )
     assert (made.sampling.temperature, made.sampling.max_tokens, made.sampling.top_k) == (1.0, 64, 0)
     optimizer = made.trainer.optimizer
     assert (optimizer.name, optimizer.lr, optimizer.betas, optimizer.epsilon) == ("adamw", 1.7e-4, (0.9, 0.999), 1e-8)
     assert (optimizer.weight_decay, optimizer.grad_clip, optimizer.schedule) == (0.017, 1.0, "constant")
-    assert (made.generation.engine, made.generation.max_model_len, made.task.turn_discount) == ("transformers", 256, 1.0)
+    assert (made.generation.engine, made.generation.max_model_len, made.task.turn_discount) == (
+        "transformers",
+        256,
+        1.0,
+    )
     assert recipe(file).task.turn_discount is None
 
 
@@ -78,12 +91,22 @@ NORM = "actor.reward_norm={mean_level: group, std_level: null}"
         (("+actor.use_sapo_loss=true", "actor.adv_norm=null"), "sapo", {"temperature_negative": 1.05}),
         (("actor.m2_threshold=0.05", "actor.adv_norm=null"), "m2po", {"threshold": 0.05}),
         (
-            ("actor.overlong_reward_penalty=true", "actor.overlong_tokens=8", "actor.overlong_penalty_factor=0.5", "actor.adv_norm=null"),
+            (
+                "actor.overlong_reward_penalty=true",
+                "actor.overlong_tokens=8",
+                "actor.overlong_penalty_factor=0.5",
+                "actor.adv_norm=null",
+            ),
             "dapo",
             {"clip": 0.4, "clip_higher": 0.4},
         ),
         (
-            ("critic={optimizer: {lr: 1e-4}, path: ''}", "actor.reward_norm=null", "actor.gae_lambda=0.9", "actor.eps_clip=0.2"),
+            (
+                "critic={optimizer: {lr: 1e-4}, path: ''}",
+                "actor.reward_norm=null",
+                "actor.gae_lambda=0.9",
+                "actor.eps_clip=0.2",
+            ),
             "ppo",
             {"gae_lambda": 0.9, "discount": 1.0},
         ),
@@ -107,11 +130,21 @@ def test_the_settings_of_the_actor_choose_the_algorithm(file, overrides, tag, se
 )
 def test_the_off_policy_correction_is_that_of_the_file(file, overrides, decoupled, importance_sampling, highest):
     correction = recipe(file, *overrides).algorithm.correction
-    assert (correction.decoupled, correction.importance_sampling, correction.highest) == (decoupled, importance_sampling, highest)
+    assert (correction.decoupled, correction.importance_sampling, correction.highest) == (
+        decoupled,
+        importance_sampling,
+        highest,
+    )
 
 
 def test_kl_and_lora_are_those_of_the_file(file):
-    made = recipe(file, "actor.kl_ctl=0.1", "ref={path: '${actor.path}', optimizer: null}", "actor.use_lora=true", "actor.lora_rank=8")
+    made = recipe(
+        file,
+        "actor.kl_ctl=0.1",
+        "ref={path: '${actor.path}', optimizer: null}",
+        "actor.use_lora=true",
+        "actor.lora_rank=8",
+    )
     kl = made.algorithm.kl
     assert (kl.coefficient, kl.apply_to, kl.estimator, kl.reference) == (0.1, "reward", "k1", "initial")
     assert (made.trainer.lora.rank, made.trainer.lora.alpha, made.trainer.lora.targets) == (8, 16, ())
@@ -129,7 +162,10 @@ def test_kl_and_lora_are_those_of_the_file(file):
         ("rollout.agent.mode=online", "programs have no online mode here"),
         ("actor.mask_no_eos_with_zero=true", "`actor.mask_no_eos_with_zero`: truncated episodes keep their reward"),
         ("actor.gae_lambda=0.9", "without a critic they must be 1.0"),
-        ("actor.adv_norm={mean_level: group}", "`actor.adv_norm`: found mean_level group, std_level batch; write batch and batch"),
+        (
+            "actor.adv_norm={mean_level: group}",
+            "`actor.adv_norm`: found mean_level group, std_level batch; write batch and batch",
+        ),
         ("actor.reward_norm={mean_level: batch}", "`actor.reward_norm`: found mean, std, leave-one-out = "),
         ("actor.use_sapo_loss=true", "`actor.adv_norm`: sapo does not normalize advantages"),
         ("actor.rejection_sampling.metric=kl", "`actor.rejection_sampling`: found .* expected metric ratio"),
@@ -145,7 +181,10 @@ def test_a_setting_that_changes_training_and_has_no_counterpart_is_an_error(file
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["+actor.epsclip=0.3"], r"config.yaml: `actor.epsclip`: AReaL's key has no counterpart here, or does not exist; .*eps_clip"),
+        (
+            ["+actor.epsclip=0.3"],
+            r"config.yaml: `actor.epsclip`: AReaL's key has no counterpart here, or does not exist; .*eps_clip",
+        ),
         (["teacher.path=x"], "`teacher`: AReaL's key has no counterpart here"),
         (["actor.optimizer.lr=fast"], "config.yaml: `actor.optimizer.lr`: expected `float`"),
         (["actor.path"], "`actor.path`: expected `key=value`"),
@@ -166,10 +205,22 @@ def test_a_program_adds_fields_of_its_own_and_overrides_values(file):
         max_turns: int = 10
         agent_run_args: dict = field(default_factory=dict)
 
-    words = ["train.py", "--config", file, "workflow=my.Agent", "+agent_run_args.depth=2", "~recover", "actor.optimizer.lr=1e-6"]
+    words = [
+        "train.py",
+        "--config",
+        file,
+        "workflow=my.Agent",
+        "+agent_run_args.depth=2",
+        "~recover",
+        "actor.optimizer.lr=1e-6",
+    ]
     config, path = load_expr_config(words, AgentConfig)
     assert (path, config.workflow, config.max_turns, config.agent_run_args) == (file, "my.Agent", 10, {"depth": 2})
-    assert (config.actor.optimizer.lr, config.tokenizer_path, config.rollout.consumer_batch_size) == (1e-6, config.actor.path, 4)
+    assert (config.actor.optimizer.lr, config.tokenizer_path, config.rollout.consumer_batch_size) == (
+        1e-6,
+        config.actor.path,
+        4,
+    )
     assert (config.gconfig.new(temperature=0.6).temperature, config.gconfig.temperature) == (0.6, 1.0)
 
 
@@ -192,7 +243,9 @@ def type_at(kind, key):
         hints = typing.get_type_hints(kind)
         assert name in hints, f"{key}: {kind} has no {name}"
         options = typing.get_args(hints[name]) or (hints[name],)
-        kind = next((one for one in options if dataclasses.is_dataclass(one) or hasattr(one, "__struct_fields__")), None)
+        kind = next(
+            (one for one in options if dataclasses.is_dataclass(one) or hasattr(one, "__struct_fields__")), None
+        )
     return kind
 
 
@@ -205,7 +258,9 @@ def test_a_mapped_key_exists_on_both_sides(mapping):
 def test_the_page_has_every_key():
     page = (ROOT / "docs/areal.md").read_text()
     tables = page.partition("## Keys")[2]
-    assert re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \| (.*?) ?\|$", tables, re.MULTILINE) == [tuple(mapping) for mapping in MAPPED]
+    assert re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \| (.*?) ?\|$", tables, re.MULTILINE) == [
+        tuple(mapping) for mapping in MAPPED
+    ]
     assert re.findall(r"^\| `([\w.]+)` \| ([^|]*?) ?\|$", tables, re.MULTILINE) == list(REPORTED.items())
 
 

@@ -28,7 +28,11 @@ def runs(tmp_path_factory):
     [
         (TRAIN, ("trial_name=workflow",), True),
         (TRAIN_AGENT, ("trial_name=agent",), False),
-        (TRAIN_AGENT, ("trial_name=processes", "+rollout.agent.mode=subproc", "+rollout.agent.subproc_max_workers=2"), False),
+        (
+            TRAIN_AGENT,
+            ("trial_name=processes", "+rollout.agent.mode=subproc", "+rollout.agent.subproc_max_workers=2"),
+            False,
+        ),
     ],
     ids=["workflow", "agent", "agent in processes"],
 )
@@ -37,7 +41,16 @@ def test_a_program_trains_as_it_is_written(tmp_path, runs, program, overrides, e
     (tmp_path / "my_agent.py").write_text(MATH_AGENT)
     (tmp_path / "held_out.jsonl").write_text(json.dumps({"question": "What is 2 plus 3?", "answer": "#### 5"}) + "\n")
     (tmp_path / "config.yaml").write_text(CONFIG % {"folder": runs, "model": "embedded", "dataset": "arithmetic"})
-    command = [sys.executable, "-m", "areal_actors.compat.areal", "train.py", "--config", "config.yaml", *SMALL, *overrides]
+    command = [
+        sys.executable,
+        "-m",
+        "areal_actors.compat.areal",
+        "train.py",
+        "--config",
+        "config.yaml",
+        *SMALL,
+        *overrides,
+    ]
     ended = subprocess.run(
         command,
         cwd=tmp_path,
@@ -56,6 +69,9 @@ def test_a_program_trains_as_it_is_written(tmp_path, runs, program, overrides, e
     assert [(line["sequences"], line["trained_tokens"] > 0) for line in lines] == [(8, True)] * 2
     assert max(line["train_infer_logprob_diff_max"] for line in lines) < 1e-3
     assert ("rollout/reward" in lines[0]) == evaluated  # recorded by the workflow; this agent has no tracker
-    assert [word.split(":")[0] for word in ended.stdout.splitlines() if word.startswith("step ")] == ["step 1", "step 2"]
+    assert [word.split(":")[0] for word in ended.stdout.splitlines() if word.startswith("step ")] == [
+        "step 1",
+        "step 2",
+    ]
     assert ("eval/reward_mean" in lines[1], "eval-rollout/reward" in lines[1]) == (evaluated, evaluated)
     assert (run / "checkpoints/step-2/model.safetensors").is_file()

@@ -65,16 +65,31 @@ async def test_none_rejects_the_episode(tmp_path):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ("row['input_ids'][0, -2] = 65", r"row 0: token 10 \(id 104\) has loss_mask 1, but it is not part of a completion"),
-        ("row['input_ids'][0, 0] = 65", r"row 0: token 10 \(id 104\) has loss_mask 1, .* after exactly the tokens before it"),
+        (
+            "row['input_ids'][0, -2] = 65",
+            r"row 0: token 10 \(id 104\) has loss_mask 1, but it is not part of a completion",
+        ),
+        (
+            "row['input_ids'][0, 0] = 65",
+            r"row 0: token 10 \(id 104\) has loss_mask 1, .* after exactly the tokens before it",
+        ),
         ("row['loss_mask'][0, :] = 1", r"row 0: token 0 \(id 117\) has loss_mask 1"),
-        ("row['loss_mask'][0, -1] = 0", "loss_mask is 1 for 8 of the 9 sampled tokens of call 0.0-1-1; a call is trained as a whole"),
+        (
+            "row['loss_mask'][0, -1] = 0",
+            "loss_mask is 1 for 8 of the 9 sampled tokens of call 0.0-1-1; a call is trained as a whole",
+        ),
         ("row['loss_mask'][0, :] = 0", "without a token whose loss_mask is 1; return None"),
-        ("row['logprobs'][0, -1] = -0.25", r"`logprobs` of token 18 is -0.25, but the engine recorded -0.5 for call 0.0-1-1"),
+        (
+            "row['logprobs'][0, -1] = -0.25",
+            r"`logprobs` of token 18 is -0.25, but the engine recorded -0.5 for call 0.0-1-1",
+        ),
         ("row['versions'][0, -1] = 3", r"`versions` of token 18 is 3, but the engine recorded 0"),
         ("row['rewards'][0] = float('nan')", "a reward must be finite"),
         ("row['attention_mask'][0, 0] = False", "`attention_mask` has zeros before ones; pad rows at their end"),
-        ("del row['loss_mask']", "tensors without `loss_mask`; it must have input_ids, attention_mask, loss_mask, rewards"),
+        (
+            "del row['loss_mask']",
+            "tensors without `loss_mask`; it must have input_ids, attention_mask, loss_mask, rewards",
+        ),
         ("row['rewards'] = row['rewards'].reshape(1, 1)", r"`rewards` has shape \[1, 1\]; expected \[1\]"),
         ("row['input_ids'] = row['input_ids'][0]", r"`input_ids` has shape \[19\]; expected \[rows, tokens\]"),
     ],
@@ -153,7 +168,10 @@ async def test_a_conversation_of_token_ids_is_one_row_of_several_calls(tmp_path)
     """
     async with playing(tmp_path, program) as (play, trajectory, _):
         calls = (await trajectory(await play())).interactions
-        assert [(call.reward, call.trained, call.prefix) for call in calls] == [(0.5, True, ""), (0.5, True, calls[0].id)]
+        assert [(call.reward, call.trained, call.prefix) for call in calls] == [
+            (0.5, True, ""),
+            (0.5, True, calls[0].id),
+        ]
 
 
 # ---------------------------------------------------------------- ArealOpenAI
@@ -174,7 +192,11 @@ async def test_several_turns_with_discounted_rewards(tmp_path, style, expected):
         def answer(self, prompt):
             return self.text if "Wrong" in prompt else "no\n"
 
-    async with playing(tmp_path, MULTI_TURN_WORKFLOW, "MultiturnWorkflow", Corrected(), export_style=style) as (play, trajectory, _):
+    async with playing(tmp_path, MULTI_TURN_WORKFLOW, "MultiturnWorkflow", Corrected(), export_style=style) as (
+        play,
+        trajectory,
+        _,
+    ):
         calls = (await trajectory(await play(**ROW))).interactions
         assert [(call.reward, call.prefix) for call in calls] == list(zip(expected, ["", calls[0].id], strict=True))
 
@@ -199,13 +221,25 @@ USING = """
     [
         ("client.set_reward('other', 1.0)", "KeyError: .there is no completed call 'other'; this client has 0.0-1-1"),
         ("client.set_last_reward(float('inf'))", "RewardError: a reward must be finite"),
-        ("ArealOpenAI(engine=engine).set_last_reward(1.0)", "RuntimeError: set_last_reward: this client has completed no call"),
+        (
+            "ArealOpenAI(engine=engine).set_last_reward(1.0)",
+            "RuntimeError: set_last_reward: this client has completed no call",
+        ),
         ("client.apply_reward_discount(0.9)", "RuntimeError: apply_reward_discount: no call has a reward"),
-        ("client.set_last_reward(1); client.apply_reward_discount(); client.apply_reward_discount()", "was called before; call it once"),
+        (
+            "client.set_last_reward(1); client.apply_reward_discount(); client.apply_reward_discount()",
+            "was called before; call it once",
+        ),
         ("return client.export_interactions('individual')", "returned interactions without a reward"),
         ("return client.export_interactions('tree')", "the export style is 'tree'; write one of individual, concat"),
-        ("await client.chat.completions.create(messages=data['messages'], n=2)", "n=2: this client keeps whole calls of one answer"),
-        ("await client.chat.completions.create(messages=data['messages'], stream=True)", "stream=True: this client keeps whole calls"),
+        (
+            "await client.chat.completions.create(messages=data['messages'], n=2)",
+            "n=2: this client keeps whole calls of one answer",
+        ),
+        (
+            "await client.chat.completions.create(messages=data['messages'], stream=True)",
+            "stream=True: this client keeps whole calls",
+        ),
     ],
 )
 async def test_what_the_client_cannot_do_fails_the_episode_with_the_remedy(tmp_path, line, complaint):

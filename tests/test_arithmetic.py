@@ -65,8 +65,12 @@ def test_the_same_seed_gives_the_same_rows_and_another_seed_others():
 
 
 def test_the_same_seed_gives_the_same_rows_in_every_process():
-    program = "from areal_actors.tasks.arithmetic import rows; import sys; sys.stdout.write(repr(rows('test', 3, seed=0)))"
-    printed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
+    program = (
+        "from areal_actors.tasks.arithmetic import rows; import sys; sys.stdout.write(repr(rows('test', 3, seed=0)))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+    ).stdout
     assert printed == repr(rows("test", 3, seed=0))
 
 

@@ -29,7 +29,9 @@ def state_after(*steps):
     state = RunState()
     state.receive(story.sealed(story.STARTED))
     for number, metrics in enumerate(steps, 1):
-        state.receive(story.sealed(StepCompleted(step=number, metrics=HEALTHY | metrics, sequences_checksum=""), 8.0 * number))
+        state.receive(
+            story.sealed(StepCompleted(step=number, metrics=HEALTHY | metrics, sequences_checksum=""), 8.0 * number)
+        )
     return state
 
 
@@ -55,9 +57,15 @@ def test_a_limit_that_follows_the_engines_counts_as_what_the_bound_allows():
             {"reward_std": 0.0, "reward_mean": 0.0},
             "all rewards of the last 5 steps are 0: nothing to learn from; use easier tasks, a stronger",
         ),
-        ({"reward_std": 0.0, "reward_mean": 1.0}, "all rewards of the last 5 steps are 1: nothing to learn from; use harder tasks"),
+        (
+            {"reward_std": 0.0, "reward_mean": 1.0},
+            "all rewards of the last 5 steps are 1: nothing to learn from; use harder tasks",
+        ),
         ({"truncated_frac": 0.6}, "60% of the answers are cut at sampling.max_tokens = 64: raise it"),
-        ({"masked_frac": 0.4}, "40% of the sampled tokens are older than staleness_gate.max_staleness = 2 and not trained"),
+        (
+            {"masked_frac": 0.4},
+            "40% of the sampled tokens are older than staleness_gate.max_staleness = 2 and not trained",
+        ),
         ({"effective_sample_size": 0.1}, "effective sample size 0.10): lower staleness_gate.max_staleness = 2"),
         ({"skipped": 1.0}, "100% of the last steps changed no weight"),
     ],
@@ -88,7 +96,9 @@ def test_a_low_entropy_is_a_collapse_only_if_the_reward_has_fallen():
 def test_metrics_that_a_run_lacks_are_no_cause():
     state = RunState()
     for number in range(1, 20):
-        state.receive(story.sealed(StepCompleted(step=number, metrics={"loss": 1.0}, sequences_checksum=""), 8.0 * number))
+        state.receive(
+            story.sealed(StepCompleted(step=number, metrics={"loss": 1.0}, sequences_checksum=""), 8.0 * number)
+        )
     assert attention(state) == []
 
 
@@ -109,7 +119,13 @@ def test_held_out_results_are_mean_rewards_where_rewards_are_graded():
     for reward_mean, words in ((0.71, "sampled 0.710 of 10 tasks"), (0.62, "sampled mean reward 0.620 of 10 tasks")):
         view = RunView()
         event = EvaluationCompleted(
-            weight_version=4, mode="sampled", tasks=10, failed=0, accuracy=0.71, mean_tokens=3.0, reward_mean=reward_mean
+            weight_version=4,
+            mode="sampled",
+            tasks=10,
+            failed=0,
+            accuracy=0.71,
+            mean_tokens=3.0,
+            reward_mean=reward_mean,
         )
         view.receive(story.sealed(event, 9))
         assert words in printed(view)

@@ -70,7 +70,8 @@ def renumbered(events, index, by):
     for event in events:
         if isinstance(event, BatchFormed):
             groups = tuple(
-                tuple(msgspec.structs.replace(member, sequence=moved(member.sequence)) for member in group) for group in event.groups
+                tuple(msgspec.structs.replace(member, sequence=moved(member.sequence)) for member in group)
+                for group in event.groups
             )
             renamed.append(msgspec.structs.replace(event, groups=groups))
         elif hasattr(event, "cursor"):
@@ -111,25 +112,48 @@ def test_a_run_that_is_live_or_was_killed_at_any_moment_has_no_fault(end):
     audit = audited(sound_log()[:end])
     assert audit.all_faults() == []
     assert audit.groups.granted == sum(
-        (audit.groups.trained_groups, audit.groups.dropped_groups, audit.groups.abandoned_groups, len(audit.groups.under_way))
+        (
+            audit.groups.trained_groups,
+            audit.groups.dropped_groups,
+            audit.groups.abandoned_groups,
+            len(audit.groups.under_way),
+        )
     )
 
 
 MUTATIONS = {
-    "a number is missing": (lambda log: (log, [*range(1, 9), *range(10, len(log) + 2)]), "gap", "events 9 to 9 are missing"),
-    "events change places": (lambda log: (log, [1, 2, 4, 3, *range(5, len(log) + 1)]), "gap", "event 3 follows event 4"),
+    "a number is missing": (
+        lambda log: (log, [*range(1, 9), *range(10, len(log) + 2)]),
+        "gap",
+        "events 9 to 9 are missing",
+    ),
+    "events change places": (
+        lambda log: (log, [1, 2, 4, 3, *range(5, len(log) + 1)]),
+        "gap",
+        "event 3 follows event 4",
+    ),
     "a grant is lost": (
         lambda log: without(log, place(log, CapacityGranted, 1)),
         "grant",
         "group 4 was never granted",
     ),
     "groups are granted twice": (
-        lambda log: inserted(log, place(log, CapacityGranted, 1), CapacityGranted(first_group=2, groups=1, weight_version=1)),
+        lambda log: inserted(
+            log, place(log, CapacityGranted, 1), CapacityGranted(first_group=2, groups=1, weight_version=1)
+        ),
         "grant",
         "had been granted already",
     ),
-    "an episode of no group ends": (lambda log: inserted(log, 12, given_up("3.7")), "grant", "which no task source draws"),
-    "an export is lost": (lambda log: without(log, place(log, TrajectoryExported, 0)), "batch", "episode 0.0, which was never exported"),
+    "an episode of no group ends": (
+        lambda log: inserted(log, 12, given_up("3.7")),
+        "grant",
+        "which no task source draws",
+    ),
+    "an export is lost": (
+        lambda log: without(log, place(log, TrajectoryExported, 0)),
+        "batch",
+        "episode 0.0, which was never exported",
+    ),
     "the end of an episode is lost": (
         lambda log: without(log, place(log, EpisodeAbandoned, -1)),
         "batch",
@@ -140,24 +164,34 @@ MUTATIONS = {
         "lost",
         "never ended: 3",
     ),
-    "a drop is lost": (lambda log: without(log, place(log, TrajectoryDropped, 0)), "lost", "neither trained nor dropped: 2"),
+    "a drop is lost": (
+        lambda log: without(log, place(log, TrajectoryDropped, 0)),
+        "lost",
+        "neither trained nor dropped: 2",
+    ),
     "a trajectory is dropped twice": (
         lambda log: inserted(log, place(log, TrajectoryDropped, 1), log[place(log, TrajectoryDropped, 0)]),
         "twice",
         "episode 2.0 was dropped twice",
     ),
     "what was trained is dropped": (
-        lambda log: inserted(log, place(log, WeightsPublished, 1), TrajectoryDropped(episode="0.0", group="0", reason="stale")),
+        lambda log: inserted(
+            log, place(log, WeightsPublished, 1), TrajectoryDropped(episode="0.0", group="0", reason="stale")
+        ),
         "twice",
         "episode 0.0 was dropped (stale), but its group had ended already",
     ),
     "what is in a batch is dropped": (
-        lambda log: inserted(log, place(log, StepCompleted), TrajectoryDropped(episode="0.0", group="0", reason="stale")),
+        lambda log: inserted(
+            log, place(log, StepCompleted), TrajectoryDropped(episode="0.0", group="0", reason="stale")
+        ),
         "twice",
         "it is in the batch of step 1",
     ),
     "what was never exported is dropped": (
-        lambda log: inserted(log, place(log, TrajectoryDropped), TrajectoryDropped(episode="3.0", group="3", reason="stale")),
+        lambda log: inserted(
+            log, place(log, TrajectoryDropped), TrajectoryDropped(episode="3.0", group="3", reason="stale")
+        ),
         "drop",
         "episode 3.0 was dropped (stale), but it was never exported",
     ),
@@ -167,12 +201,22 @@ MUTATIONS = {
         "has group 0, which had ended already",
     ),
     "a group is in two batches at once": (
-        lambda log: inserted(log, place(log, BatchFormed) + 1, msgspec.structs.replace(log[place(log, BatchFormed)], step=1)),
+        lambda log: inserted(
+            log, place(log, BatchFormed) + 1, msgspec.structs.replace(log[place(log, BatchFormed)], step=1)
+        ),
         "twice",
         "which is also in the batch of step 1",
     ),
-    "a trajectory is twice in a batch": (lambda log: with_members(log, lambda group: (*group, group[0])), "twice", "twice: 0.0, 0.1, 0.0"),
-    "a trajectory is left out of its group": (lambda log: with_members(log, lambda group: group[:1]), "lost", "group 0 without 0.1"),
+    "a trajectory is twice in a batch": (
+        lambda log: with_members(log, lambda group: (*group, group[0])),
+        "twice",
+        "twice: 0.0, 0.1, 0.0",
+    ),
+    "a trajectory is left out of its group": (
+        lambda log: with_members(log, lambda group: group[:1]),
+        "lost",
+        "group 0 without 0.1",
+    ),
     "an episode exported twice counts twice": (
         lambda log: changed(log, place(log, BatchFormed, 2), trained_trajectories=12, trained_tokens=36),
         "count",
@@ -183,7 +227,11 @@ MUTATIONS = {
         "batch",
         "names event 7 as the trajectory of episode 0.0, expected event 6",
     ),
-    "a batch is lost": (lambda log: without(log, place(log, BatchFormed, 1)), "step", "step 2 was completed without a batch"),
+    "a batch is lost": (
+        lambda log: without(log, place(log, BatchFormed, 1)),
+        "step",
+        "step 2 was completed without a batch",
+    ),
     "a batch is formed again": (
         lambda log: inserted(log, place(log, BatchFormed, 1), log[place(log, BatchFormed, 0)]),
         "batch",
@@ -194,7 +242,11 @@ MUTATIONS = {
         "lost",
         "neither trained nor dropped: 4",
     ),
-    "a step is missing": (lambda log: without(log, place(log, StepCompleted, 1)), "step", "step 3 was completed, but step 2 was not"),
+    "a step is missing": (
+        lambda log: without(log, place(log, StepCompleted, 1)),
+        "step",
+        "step 3 was completed, but step 2 was not",
+    ),
     "a step is taken twice": (
         lambda log: inserted(log, place(log, StepCompleted, 1), log[place(log, StepCompleted, 0)]),
         "step",
@@ -216,7 +268,9 @@ MUTATIONS = {
         "version 2 was published, expected",
     ),
     "a version has another checksum when it is published again": (
-        lambda log: changed(log, place(log, WeightsPublished, 3), location=WeightsLocation(folder="w", checksum="ff", model="m")),
+        lambda log: changed(
+            log, place(log, WeightsPublished, 3), location=WeightsLocation(folder="w", checksum="ff", model="m")
+        ),
         "checksum",
         "version 2 was published with ff, but first with",
     ),
@@ -235,14 +289,26 @@ MUTATIONS = {
         "version",
         "has tokens of version 5, which was never published",
     ),
-    "weights are published before their step": (lambda log: inserted(log, 5, published(1)), "version", "before step 1 was completed"),
+    "weights are published before their step": (
+        lambda log: inserted(log, 5, published(1)),
+        "version",
+        "before step 1 was completed",
+    ),
     "a checkpoint names another batch": (
         lambda log: changed(log, place(log, CheckpointCommitted), cursor=3),
         "checkpoint",
         "names event 3 as its last batch",
     ),
-    "a checkpoint is ahead": (lambda log: changed(log, place(log, CheckpointCommitted), step=2), "checkpoint", "names step 2, but 1 steps"),
-    "the run counts other steps": (lambda log: changed(log, len(log) - 1, steps=4), "end", "reports 4 steps at its end; the log has 3"),
+    "a checkpoint is ahead": (
+        lambda log: changed(log, place(log, CheckpointCommitted), step=2),
+        "checkpoint",
+        "names step 2, but 1 steps",
+    ),
+    "the run counts other steps": (
+        lambda log: changed(log, len(log) - 1, steps=4),
+        "end",
+        "reports 4 steps at its end; the log has 3",
+    ),
     "the run ends before its steps": (
         lambda log: [*log[: place(log, RunResumed)], RunFinished(steps=2)],
         "end",
@@ -267,8 +333,12 @@ def with_group(events, batch, other):
 
 def exported_otherwise(event):
     turn = event.trajectory.interactions[0]
-    columns = msgspec.structs.replace(turn.completion, token_ids=turn.completion.token_ids[4:] + turn.completion.token_ids[:4])
-    trajectory = msgspec.structs.replace(event.trajectory, interactions=(msgspec.structs.replace(turn, completion=columns),))
+    columns = msgspec.structs.replace(
+        turn.completion, token_ids=turn.completion.token_ids[4:] + turn.completion.token_ids[:4]
+    )
+    trajectory = msgspec.structs.replace(
+        event.trajectory, interactions=(msgspec.structs.replace(turn, completion=columns),)
+    )
     return TrajectoryExported(trajectory=trajectory)
 
 
@@ -352,7 +422,9 @@ def test_a_run_that_learns_from_examples_is_audited_by_its_steps():
     steps = {event.step: event for event in examples_log() if isinstance(event, StepCompleted)}
     assert audit.compare_computed(RecomputeProgress(step=1, sequences_checksum="aa", metrics={"loss": 0.5}), steps[1])
     assert audit.verdict() == "0 lost, 0 twice, 1 of 2 steps proved"
-    assert not audit.compare_computed(RecomputeProgress(step=2, sequences_checksum="bb", metrics={"loss": 0.25}), steps[2])
+    assert not audit.compare_computed(
+        RecomputeProgress(step=2, sequences_checksum="bb", metrics={"loss": 0.25}), steps[2]
+    )
     assert "step 2 reported loss = 0.5; recomputed from the log it is 0.25" in audit.all_faults()[0].sentence
 
 
@@ -374,7 +446,9 @@ async def test_the_verdict_is_the_last_line_of_the_summary(tmp_path, spoilt):
     lines = (tmp_path / "summary.txt").read_text().strip().splitlines()
     if spoilt:
         assert lines[-1] == "audit: 1 fault, 0 lost, 0 twice, 4 of 4 versions compared; see `areal-actors audit a`"
-        assert any(line.startswith("FAULT  event 4: checksum: inference_worker-1 loaded version 0 with ff") for line in lines)
+        assert any(
+            line.startswith("FAULT  event 4: checksum: inference_worker-1 loaded version 0 with ff") for line in lines
+        )
     else:
         assert lines[-1] == "audit: 0 lost, 0 twice, 4 of 4 versions compared"
 

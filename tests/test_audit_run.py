@@ -44,7 +44,11 @@ def spoilt(log):
     yield "a grant is lost", without(log, grant), "grant"
     yield "a grant is repeated", inserted(log, grant + 1, log[grant]), "grant"
     yield "an export is lost", without(log, export), "batch"
-    yield "a trajectory has other tokens", [*log[:export], exported_otherwise(log[export]), *log[export + 1 :]], "sequences"
+    yield (
+        "a trajectory has other tokens",
+        [*log[:export], exported_otherwise(log[export]), *log[export + 1 :]],
+        "sequences",
+    )
     yield "a batch is lost", without(log, batch), "step"
     yield "a batch is repeated", inserted(log, batch + 1, log[batch]), "batch"
     yield "a group is trained twice", with_group(log, 1, place(log, BatchFormed)), "twice"
@@ -52,13 +56,21 @@ def spoilt(log):
     yield "a trajectory is left out of its batch", with_members(log, lambda group: group[:-1]), "lost"
     yield "a group is left out of its batch", changed(log, batch, groups=log[batch].groups[1:]), "lost"
     yield "a batch names another place", changed(log, batch, groups=(moved, *log[batch].groups[1:])), "batch"
-    yield "the batcher counts one twice", changed(log, batch, trained_trajectories=log[batch].trained_trajectories + 1), "count"
+    yield (
+        "the batcher counts one twice",
+        changed(log, batch, trained_trajectories=log[batch].trained_trajectories + 1),
+        "count",
+    )
     yield "what was trained is dropped", inserted(log, place(log, WeightsPublished, 2), dropped), "twice"
     yield "a step is lost", without(log, step), "step"
     yield "a step is taken twice", inserted(log, step + 1, log[step]), "step"
     yield "a step had other rows", changed(log, step, sequences_checksum="00000000"), "sequences"
     yield "a version is lost", without(log, published), "version"
-    yield "a version has two checksums", inserted(log, published + 1, msgspec.structs.replace(log[published], location=OTHER)), "checksum"
+    yield (
+        "a version has two checksums",
+        inserted(log, published + 1, msgspec.structs.replace(log[published], location=OTHER)),
+        "checksum",
+    )
     yield "other weights were loaded", changed(log, place(log, WeightsLoaded, 1), checksum="ff"), "checksum"
     yield "a checkpoint names another batch", changed(log, place(log, CheckpointCommitted), cursor=1), "checkpoint"
     yield "the run counts other steps", changed(log, place(log, RunFinished, -1), steps=6), "end"
@@ -76,7 +88,9 @@ async def audit(run, capsys, *words):
     return await command(run, capsys, "audit", *words)
 
 
-async def test_a_run_of_two_lives_with_other_settings_and_a_killed_trainer_is_proved_and_its_spoilt_logs_are_not(live, capsys, tmp_path):
+async def test_a_run_of_two_lives_with_other_settings_and_a_killed_trainer_is_proved_and_its_spoilt_logs_are_not(
+    live, capsys, tmp_path
+):
     run = live("steps=7", "checkpoint.every_steps=3", "evaluation.tasks=0", "trainer.microbatch_tokens=1024")
     async with run.listening(120):
         await run.until(StepCompleted, 2, 300)
@@ -118,7 +132,9 @@ async def test_a_run_that_learns_from_examples_is_proved_by_its_steps(live, caps
     assert report.splitlines()[-1] == "audit: 0 lost, 0 twice, 6 of 6 steps proved"
 
 
-async def test_a_live_run_is_sound_and_a_log_file_that_was_cut_or_damaged_has_a_fault_with_its_place(live, capsys, tmp_path):
+async def test_a_live_run_is_sound_and_a_log_file_that_was_cut_or_damaged_has_a_fault_with_its_place(
+    live, capsys, tmp_path
+):
     run = live("steps=500", "evaluation.tasks=0")
     async with run.listening(120):
         await run.until(StepCompleted, 2, 300)
@@ -145,7 +161,10 @@ async def test_a_live_run_is_sound_and_a_log_file_that_was_cut_or_damaged_has_a_
 
 def test_a_folder_that_is_neither_a_run_nor_a_log_is_reported(capsys, tmp_path):
     assert main(["audit", "nothing", "--folder", str(tmp_path)]) == 1
-    assert "has no run 'nothing', and no run's folder or log file has that path; there is no run" in capsys.readouterr().err
+    assert (
+        "has no run 'nothing', and no run's folder or log file has that path; there is no run"
+        in capsys.readouterr().err
+    )
     (tmp_path / "text").write_text("hello")
     assert main(["audit", str(tmp_path / "text"), "--folder", str(tmp_path)]) == 1
     assert "is not a recording (a log or a tape)" in capsys.readouterr().out

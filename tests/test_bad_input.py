@@ -27,7 +27,11 @@ def areal_run(tmp_path):
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
         )
-        left = [process for process in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(process.info["cmdline"] or [])]
+        left = [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if str(tmp_path) in " ".join(process.info["cmdline"] or [])
+        ]
         assert left == []
         return done.returncode, done.stdout + done.stderr
 
@@ -83,7 +87,9 @@ def test_a_dataset_with_a_bad_row_names_the_row(areal_run, tmp_path):
 
 
 def test_several_wrong_settings_are_all_named(areal_run):
-    status, output = areal_run("staleness_gate.max_stalness=1", "algorithm.clip=wide", "task.agent=agents/gsm8k.py:Nobody")
+    status, output = areal_run(
+        "staleness_gate.max_stalness=1", "algorithm.clip=wide", "task.agent=agents/gsm8k.py:Nobody"
+    )
     assert status == 2
     assert "did you mean `max_staleness`?" in output
     assert "expected a number" in output

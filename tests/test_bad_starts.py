@@ -30,7 +30,11 @@ def reward(task):
 BEFORE = {
     "agent's file": (("task.agent=agents/missing.py:Agent",), 2, "there is no file agents/missing.py"),
     "agent's name": (("task.agent={file}:Nobody",), 2, "has no class `Nobody`"),
-    "agent's constructor in a process": (("task.agent={file}:Raises", "task.runner=subprocess"), 1, "no key in the environment"),
+    "agent's constructor in a process": (
+        ("task.agent={file}:Raises", "task.runner=subprocess"),
+        1,
+        "no key in the environment",
+    ),
     "device of the trainer": (("trainer.device=cuda:99",), 1, 'trainer.device = "cuda:99": '),
     "device of the engine": (("generation.device=cuda:99",), 1, 'generation.device = "cuda:99": '),
     "dataset": (("task.dataset=/nowhere/tasks.jsonl",), 2, "there is no such file"),
@@ -41,7 +45,11 @@ BEFORE = {
 AT_START = {
     "agent's signature": (("task.agent={file}:Signature",), "rollout_worker", "`run` takes (task)"),
     "agent's constructor": (("task.agent={file}:Raises",), "rollout_worker", "no key in the environment"),
-    "engine's constructor": (("generation.engine={file}:Engine",), "inference_worker", "no such device: /dev/accelerator0"),
+    "engine's constructor": (
+        ("generation.engine={file}:Engine",),
+        "inference_worker",
+        "no such device: /dev/accelerator0",
+    ),
 }
 
 

@@ -44,13 +44,28 @@ def load(waits, *, rollout=None, inference=None, reward=None, seconds=10.0, epis
 
 CASES = [
     ("balanced", load(0.05), {}, "the run is balanced"),
-    ("rollout slots", load(0.5, rollout=role(1, 16, 16, 44)), {"rollout_worker": 2}, "44.0 episodes wait for one of 16 slots"),
+    (
+        "rollout slots",
+        load(0.5, rollout=role(1, 16, 16, 44)),
+        {"rollout_worker": 2},
+        "44.0 episodes wait for one of 16 slots",
+    ),
     ("no more slots than work", load(0.6, rollout=role(4, 40, 40, 8)), {"rollout_worker": 5}, "8.0 episodes wait"),
     ("scores", load(0.4, reward=role(1, 1, 1, 9)), {"reward_worker": 2}, "9.0 scores wait for one of 1 slots"),
     ("scores, more", load(0.2, reward=role(4, 4, 4, 9)), {"reward_worker": 7}, "9.0 scores wait for one of 4 slots"),
-    ("completions", load(0.3, inference=role(2, 20, 20, 30)), {"inference_worker": 4}, "30.0 completions wait for one of 20 slots"),
+    (
+        "completions",
+        load(0.3, inference=role(2, 20, 20, 30)),
+        {"inference_worker": 4},
+        "30.0 completions wait for one of 20 slots",
+    ),
     ("KV cache", load(0.3, engine_full=True), {"inference_worker": 2}, "the KV cache of an engine is full"),
-    ("slow engines", load(0.4, inference=role(1, 100, 50)), {"inference_worker": 2}, "50.0 of 60.0 running episodes are in a completion"),
+    (
+        "slow engines",
+        load(0.4, inference=role(1, 100, 50)),
+        {"inference_worker": 2},
+        "50.0 of 60.0 running episodes are in a completion",
+    ),
     ("busy agents", load(0.4, rollout=role(1, 100, 50, cpu=0.97)), {"rollout_worker": 2}, "agents use 0.97 CPU cores"),
     ("slow agents", load(0.4), {}, "raise staleness_gate.max_concurrent or max_staleness"),
     ("nothing may run", load(0.4, episodes=2.0), {}, "a bound of the staleness gate is reached"),
@@ -61,13 +76,25 @@ CASES = [
         {"inference_worker": 2},
         "only 20.0 of 100 allowed episodes run",
     ),
-    ("idle rollout slots", load(0.01, rollout=role(2, 100, 20)), {"rollout_worker": 1}, "only 20.0 of 100 slots are in use"),
-    ("one engine less would be too few", load(0.0, inference=role(2, 200, 40), episodes=40.0), {}, "the run is balanced"),
+    (
+        "idle rollout slots",
+        load(0.01, rollout=role(2, 100, 20)),
+        {"rollout_worker": 1},
+        "only 20.0 of 100 slots are in use",
+    ),
+    (
+        "one engine less would be too few",
+        load(0.0, inference=role(2, 200, 40), episodes=40.0),
+        {},
+        "the run is balanced",
+    ),
     ("no worker is idle enough", load(0.0), {}, "no more workers are needed"),
 ]
 
 
-@pytest.mark.parametrize(("measured", "changed", "reason"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(
+    ("measured", "changed", "reason"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
 def test_the_recommendation_follows_from_the_load(measured, changed, reason):
     found = recommend(measured)
     assert {one.role for one in found} == set(measured.roles)
@@ -88,12 +115,20 @@ def test_only_the_last_windows_with_the_same_workers_count():
 
 
 def beat(actor, cpu=0.0, **handling):
-    return Heartbeat(actor=actor, process=actor, pid=1, handling=handling, waits=(), status={}, cpu_seconds=cpu, peak_memory_bytes=0)
+    return Heartbeat(
+        actor=actor, process=actor, pid=1, handling=handling, waits=(), status={}, cpu_seconds=cpu, peak_memory_bytes=0
+    )
 
 
 def formed(step):
     return BatchFormed(
-        step=step, groups=(), oldest_version=0, trained_trajectories=0, trained_tokens=0, dropped_trajectories=0, dropped_tokens=0
+        step=step,
+        groups=(),
+        oldest_version=0,
+        trained_trajectories=0,
+        trained_tokens=0,
+        dropped_trajectories=0,
+        dropped_tokens=0,
     )
 
 
@@ -102,7 +137,13 @@ def published(version):
 
 
 def test_the_load_is_measured_between_the_first_and_the_last_batch():
-    fold = LoadFold({"reward_worker": 1, "inference_worker": 8, "rollout_worker": 4}, allowed=8, group_size=4, steps=2, window_seconds=4.0)
+    fold = LoadFold(
+        {"reward_worker": 1, "inference_worker": 8, "rollout_worker": 4},
+        allowed=8,
+        group_size=4,
+        steps=2,
+        window_seconds=4.0,
+    )
     for actor in ("reward_worker-0", "inference_worker-0", "rollout_worker-0", "session_manager-0"):
         fold.receive(ActorStarted(actor=actor, process=actor, pid=1))
     fold.receive(CapacityGranted(first_group=0, groups=2, weight_version=0))
@@ -169,7 +210,12 @@ def test_following_the_recommendation_balances_a_run_and_then_stays(simulated, s
     recipe = load_recipe([cases.RECIPE], [*small, *words], cases.DEVICES).recipe
     bounds = WorkerBounds(max=8)
     settings = AutoscaleSettings(
-        enabled=True, window_seconds=8.0, cooldown_seconds=8.0, rollout_worker=bounds, inference_worker=bounds, reward_worker=bounds
+        enabled=True,
+        window_seconds=8.0,
+        cooldown_seconds=8.0,
+        rollout_worker=bounds,
+        inference_worker=bounds,
+        reward_worker=bounds,
     )
     run = scaling.ScaledRun(recipe, hardware.Machine(), 0.6, 1, autoscale=settings, reward_seconds=reward_seconds)
     outcome = run.outcome()

@@ -65,7 +65,10 @@ def answers():
 def words():
     """One call of two tokens, the second in a state that the first has chosen."""
     pairs = itertools.product(range(ARMS), range(2))
-    return [Episode(calls=(((0, first), (1 + first % 2, second)),), rewards=(float(first == second),)) for first, second in pairs]
+    return [
+        Episode(calls=(((0, first), (1 + first % 2, second)),), rewards=(float(first == second),))
+        for first, second in pairs
+    ]
 
 
 def turns():
@@ -142,8 +145,15 @@ def sequences_of(episode, name, cut, behaviour, version, masked=()):
             versions += [-1] + [version] * (len(ids) - start)
             if number in own:
                 calls.append(SequenceCall(start=start, end=len(ids), reward=episode.rewards[number]))
-        columns = (np.array(ids, np.int64), np.array(mask), np.array(logprobs, np.float32), np.array(versions, np.int32))
-        rows.append(TrainingSequence(*columns, 0, episode.rewards[-1], truncated=False, episode=name, calls=tuple(calls)))
+        columns = (
+            np.array(ids, np.int64),
+            np.array(mask),
+            np.array(logprobs, np.float32),
+            np.array(versions, np.int32),
+        )
+        rows.append(
+            TrainingSequence(*columns, 0, episode.rewards[-1], truncated=False, episode=name, calls=tuple(calls))
+        )
     return rows
 
 
@@ -156,7 +166,9 @@ def loss_of(algorithm, rows, table):
     labels = torch.tensor([label - 1 for row in rows for label in row.token_ids[row.loss_mask].tolist()])
     current = table.flatten()[labels].detach()
     values = EXPECTED_BY_CRITIC[labels // ARMS]
-    tokens = msgspec.structs.replace(tokens, proximal=current, reference=tokens.behaviour, teacher=tokens.behaviour, values=values)
+    tokens = msgspec.structs.replace(
+        tokens, proximal=current, reference=tokens.behaviour, teacher=tokens.behaviour, values=values
+    )
     advantages = algorithm.advantages(tokens)
     if advantages.kept is not None:
         rows, tokens, advantages = drop_masked_tokens(rows, tokens, advantages)
@@ -182,7 +194,11 @@ def expected_gradient(algorithm, episodes, group_size, cut, *, masked=(), sample
     for members in itertools.combinations_with_replacement(range(len(episodes)), group_size):
         orders = math.factorial(group_size) / math.prod(math.factorial(members.count(one)) for one in set(members))
         chance = orders * math.prod(probability(episodes[one], behaviour) for one in members)
-        rows = [row for name, one in enumerate(members) for row in sequences_of(episodes[one], f"e{name}", cut, behaviour, 0, masked)]
+        rows = [
+            row
+            for name, one in enumerate(members)
+            for row in sequences_of(episodes[one], f"e{name}", cut, behaviour, 0, masked)
+        ]
         whole += chance
         if any(row.loss_mask.any() for row in rows):
             total = total + chance * loss_of(algorithm, rows, table)
@@ -223,7 +239,9 @@ def normalised(group_size, chance):
         total = 0.0
         for successes in range(group_size):
             rewards = [reward] + [1.0] * successes + [0.0] * (group_size - 1 - successes)
-            ways = math.comb(group_size - 1, successes) * chance**successes * (1 - chance) ** (group_size - 1 - successes)
+            ways = (
+                math.comb(group_size - 1, successes) * chance**successes * (1 - chance) ** (group_size - 1 - successes)
+            )
             if len(set(rewards)) > 1:
                 total += ways * (reward - statistics.mean(rewards)) / (statistics.stdev(rewards) + 1e-6)
         return total
@@ -249,7 +267,10 @@ ALGORITHMS = {
     "distillation": (Distillation(teacher="big", reward_weight=1.0, **SUM, **FREE), normalised),
     "reinforce_plus_plus": (ReinforcePlusPlus(normalize_advantages=False, **SUM, **FREE), one),
     "reinforce_plus_plus, whitened": (ReinforcePlusPlus(**SUM, **FREE), normalised),
-    "reinforce_plus_plus, baseline": (ReinforcePlusPlus(baseline="group", normalize_advantages=False, **SUM, **FREE), centered),
+    "reinforce_plus_plus, baseline": (
+        ReinforcePlusPlus(baseline="group", normalize_advantages=False, **SUM, **FREE),
+        centered,
+    ),
     "ppo": (Ppo(gae_lambda=1.0, normalize_advantages=False, **SUM, **FREE), one),
 }
 """Algorithm, with the sum over an episode's tokens, and the factor by which its mean gradient is the policy gradient."""
@@ -271,7 +292,9 @@ def assert_close(ours, truth):
 
 
 @pytest.mark.parametrize(("algorithm", "factor"), CASES)
-def test_the_mean_gradient_is_the_policy_gradient_times_the_factor_however_many_rows_a_success_becomes(algorithm, factor):
+def test_the_mean_gradient_is_the_policy_gradient_times_the_factor_however_many_rows_a_success_becomes(
+    algorithm, factor
+):
     episodes = turns()
     truth = -factor(3, chance_of_success(episodes)) * policy_gradient(episodes)
     assert_close(expected_gradient(algorithm, episodes, 3, by_reward), truth)
@@ -301,7 +324,9 @@ def test_the_unbounded_weight_makes_up_for_older_weights(algorithm, factor, grou
     assert_close(expected_gradient(algorithm, episodes, group_size, concat, sampled_by=OLDER), truth)
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param(case.values[0], id=case.id) for case in CASES if case.values[1] is one])
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param(case.values[0], id=case.id) for case in CASES if case.values[1] is one]
+)
 def test_calls_with_rewards_of_their_own_have_the_policy_gradient_of_their_sum(algorithm):
     episodes = dialogues()
     assert_close(expected_gradient(algorithm, episodes, 3, by_reward), -policy_gradient(episodes))
@@ -331,7 +356,11 @@ def test_the_same_episodes_have_the_same_loss_and_gradient_however_they_are_cut_
         behaviour = logps_of(POLICY + 0.1 * OLDER, allowed)
         found = []
         for cut in CUTS:
-            rows = [row for name, episode in enumerate(episodes) for row in sequences_of(episode, f"e{name}", cut, behaviour, 0)]
+            rows = [
+                row
+                for name, episode in enumerate(episodes)
+                for row in sequences_of(episode, f"e{name}", cut, behaviour, 0)
+            ]
             loss = loss_of(algorithm, rows, logps_of(logits, allowed))
             found.append((float(loss.detach()), torch.autograd.grad(loss, logits)[0]))
         for loss, gradient in found[1:]:
@@ -370,4 +399,6 @@ def advantages_of_one_success(algorithm):
 
 @pytest.mark.parametrize(("name", "algorithm"), [(name, algorithm) for name, (algorithm, _) in ALGORITHMS.items()])
 def test_one_success_among_eight_has_the_papers_advantage_however_many_rows_each_became(name, algorithm):
-    assert advantages_of_one_success(algorithm) == pytest.approx(PAPERS.get(name, (7 / 8 / STD, -1 / 8 / STD)), rel=1e-5)
+    assert advantages_of_one_success(algorithm) == pytest.approx(
+        PAPERS.get(name, (7 / 8 / STD, -1 / 8 / STD)), rel=1e-5
+    )

@@ -51,7 +51,13 @@ device = "cpu"
 def python(*words, cwd=ROOT):
     """A process of a base install."""
     return subprocess.run(
-        [sys.executable, *words], cwd=cwd, env=base_environment(), capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *words],
+        cwd=cwd,
+        env=base_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 
@@ -95,7 +101,9 @@ def test_no_module_of_the_base_loads_torch_where_it_is_installed():
         f"    for heavy in {HEAVY!r}:\n"
         "        if heavy in sys.modules: sys.exit(f'{module} loads {heavy}')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -134,14 +142,20 @@ def test_a_run_is_refused_before_anything_starts_with_the_extra_of_what_it_lacks
 def test_the_embedded_model_is_refused_with_both_extras(project):
     done = areal("run", "gsm8k_grpo", "profile=embedded", cwd=project)
     assert done.returncode == 1
-    assert 'the trainer and model = "embedded" and generation.engine = "transformers": this installation lacks torch, ' in done.stderr
+    assert (
+        'the trainer and model = "embedded" and generation.engine = "transformers": this installation lacks torch, '
+        in done.stderr
+    )
     assert done.stderr.endswith("pip install 'areal-actors[train,embedded]'\n")
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("what-if", "run", "seed=1"), "this needs torch, which this installation lacks: pip install 'areal-actors[train]'"),
+        (
+            ("what-if", "run", "seed=1"),
+            "this needs torch, which this installation lacks: pip install 'areal-actors[train]'",
+        ),
         (("tinker", "--port", "0"), "tinker needs torch, "),
         (("audit", "run", "--recompute"), "--recompute needs torch, "),
         (
@@ -172,7 +186,9 @@ def test_the_table_of_extras_is_that_of_the_distribution():
     for extra, modules in EXTRAS.items():
         stated = " ".join(required(declared["optional-dependencies"], extra))
         for module in modules:
-            assert any(name.lower() in stated.lower() for name in packages[module]), f"[{extra}] does not bring {module}"
+            assert any(name.lower() in stated.lower() for name in packages[module]), (
+                f"[{extra}] does not bring {module}"
+            )
     base = " ".join(declared["dependencies"])
     assert [module for module in ABSENT if f"{module}>" in base] == []
 

@@ -34,7 +34,13 @@ TOKENS = 16
 
 def qwen2() -> Qwen2ForCausalLM:
     """Wider than the other, where products of few rows are done by yet other kernels; biases; seven queries to a head of keys."""
-    shape = {**SHAPE, "hidden_size": 112, "intermediate_size": 1024, "num_attention_heads": 14, "num_key_value_heads": 2}
+    shape = {
+        **SHAPE,
+        "hidden_size": 112,
+        "intermediate_size": 1024,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    }
     torch.manual_seed(0)
     return Qwen2ForCausalLM(Qwen2Config(**{**shape, "max_position_embeddings": LONG})).eval()
 
@@ -49,7 +55,9 @@ def gpt2() -> GPT2LMHeadModel:
 MODELS = {"qwen3": (lambda: random_qwen(0), 96), "qwen2": (qwen2, LONG), "gpt2": (gpt2, LONG)}
 
 
-async def beside(engine: TransformersEngine, prompt: list[int], sampling: SamplingParams, others: int, context: int) -> TokenChunk:
+async def beside(
+    engine: TransformersEngine, prompt: list[int], sampling: SamplingParams, others: int, context: int
+) -> TokenChunk:
     """The completion among `others` others of all lengths; half of them came before it, and some end before it does."""
     lengths = [1 + (37 * number + len(prompt)) % (context - TOKENS) for number in range(others)]
     company = [
@@ -89,7 +97,9 @@ async def test_fewer_slots_than_a_step_has_rows_are_enough(tmp_path: Path) -> No
     folder, sampling = save(random_qwen(0), tmp_path), SamplingParams(max_tokens=TOKENS, seed=3)
     found = []
     for slots in (1, 3, 40):
-        async with running(folder, GenerationSettings(device="cpu", max_num_seqs=slots, max_model_len=57, batch_invariant="on")) as engine:
+        async with running(
+            folder, GenerationSettings(device="cpu", max_num_seqs=slots, max_model_len=57, batch_invariant="on")
+        ) as engine:
             found += await asyncio.gather(*(complete(engine, prompt_of(33), sampling) for _ in range(4)))
     assert all(chunk == found[0] for chunk in found)
 
@@ -115,8 +125,12 @@ def test_rows_beyond_those_in_use_are_at_the_first_position() -> None:
         assert len(column) % ROW_STEP == 0
 
 
-@pytest.mark.parametrize(("stated", "staleness", "resolved"), [("auto", 0, "on"), ("auto", 2, "off"), ("off", 0, "off"), ("on", 2, "on")])
-def test_a_recipe_s_engines_are_batch_invariant_where_training_is_synchronous(stated: str, staleness: int, resolved: str) -> None:
+@pytest.mark.parametrize(
+    ("stated", "staleness", "resolved"), [("auto", 0, "on"), ("auto", 2, "off"), ("off", 0, "off"), ("on", 2, "on")]
+)
+def test_a_recipe_s_engines_are_batch_invariant_where_training_is_synchronous(
+    stated: str, staleness: int, resolved: str
+) -> None:
     tables = {
         "run": "x",
         "steps": 1,

@@ -9,14 +9,27 @@ from areal_actors.messages import BatchFormed, CapacityGranted, FilterExhausted,
 
 
 def batcher(
-    policy="mask", incomplete_groups="train_partial", *, group_size=2, batch_size=2, max_staleness=1, steps=10, keeps=None, **settings
+    policy="mask",
+    incomplete_groups="train_partial",
+    *,
+    group_size=2,
+    batch_size=2,
+    max_staleness=1,
+    steps=10,
+    keeps=None,
+    **settings,
 ):
     config = BatcherConfig(exit_policy=policy, incomplete_groups=incomplete_groups, **settings)
-    return Batcher(config, group_size=group_size, batch_size=batch_size, max_staleness=max_staleness, steps=steps, keeps=keeps)
+    return Batcher(
+        config, group_size=group_size, batch_size=batch_size, max_staleness=max_staleness, steps=steps, keeps=keeps
+    )
 
 
 def rewarded(number, *rewards):
-    return [TrajectoryExported(trajectory=trajectory(f"{number}.{member}", reward=reward)) for member, reward in enumerate(rewards)]
+    return [
+        TrajectoryExported(trajectory=trajectory(f"{number}.{member}", reward=reward))
+        for member, reward in enumerate(rewards)
+    ]
 
 
 def group(number, *versions, members=2):
@@ -50,7 +63,10 @@ async def test_weights_published_again_form_no_second_batch(send):
 async def test_with_mask_a_wholly_stale_group_is_dropped_and_a_half_stale_one_is_trained_above_the_bound(send):
     actor = batcher(batch_size=1)
     emitted = await send(actor, *group(0, 0, 0), *group(1, 0, 4), published(5))
-    assert [(drop.episode, drop.group, drop.reason) for drop in emitted[:2]] == [("0.0", "0", "stale"), ("0.1", "0", "stale")]
+    assert [(drop.episode, drop.group, drop.reason) for drop in emitted[:2]] == [
+        ("0.0", "0", "stale"),
+        ("0.1", "0", "stale"),
+    ]
     assert emitted[2].group_numbers() == (1,)
     assert emitted[2].oldest_version == 4
     assert (emitted[2].dropped_tokens, emitted[2].dropped_trajectories) == (4, 2)
@@ -58,7 +74,10 @@ async def test_with_mask_a_wholly_stale_group_is_dropped_and_a_half_stale_one_is
 
 
 async def test_with_wait_a_batch_waits_for_the_group_that_would_become_too_old(send):
-    grants = [CapacityGranted(first_group=0, groups=2, weight_version=0), CapacityGranted(first_group=2, groups=2, weight_version=1)]
+    grants = [
+        CapacityGranted(first_group=0, groups=2, weight_version=0),
+        CapacityGranted(first_group=2, groups=2, weight_version=1),
+    ]
     events = [published(0), *group(0, 0), published(1), *group(2, 1), *group(3, 1)]
     for policy, trained in {"mask": [(0,), (2,)], "wait": [(0,)]}.items():
         actor = batcher(policy, batch_size=1)
@@ -80,7 +99,9 @@ async def test_with_keep_whatever_is_old_is_trained_and_no_token_masked(send):
     assert formed.oldest_version <= 0
 
 
-@pytest.mark.parametrize(("incomplete_groups", "expected"), [("train_partial", BatchFormed), ("drop", TrajectoryDropped)])
+@pytest.mark.parametrize(
+    ("incomplete_groups", "expected"), [("train_partial", BatchFormed), ("drop", TrajectoryDropped)]
+)
 async def test_a_group_that_lost_a_sample_follows_the_recipe(send, incomplete_groups, expected):
     actor = batcher(incomplete_groups=incomplete_groups, batch_size=1)
     (message,) = await send(actor, published(0), exported("0.0"), abandoned("0.1"))
@@ -91,7 +112,11 @@ async def test_a_group_that_lost_a_sample_follows_the_recipe(send, incomplete_gr
 
 async def test_an_attempt_that_will_be_repeated_and_a_held_out_episode_lose_no_sample(send):
     actor = batcher(batch_size=1)
-    stream = [exported("0.0"), abandoned("0.1", attempts_left=1), abandoned("evaluation-0-greedy.0", purpose="evaluate")]
+    stream = [
+        exported("0.0"),
+        abandoned("0.1", attempts_left=1),
+        abandoned("evaluation-0-greedy.0", purpose="evaluate"),
+    ]
     assert await send(actor, published(0), *stream) == []
     (formed,) = await send(actor, exported("0.1"))
     assert len(formed.groups[0]) == 2
@@ -107,18 +132,33 @@ async def test_after_the_last_step_no_batch_is_formed(send):
     actor = batcher(group_size=1, batch_size=1, steps=1)
     formed, left = await send(actor, published(0), exported("0.0"), published(1), exported("1.0"))
     assert (formed.step, left.group, left.reason) == (0, "1", "surplus")
-    assert actor.status() == {"complete_groups": 0, "open_groups": 0, "batch_size": 1, "batches_formed": 1, "filtered_groups": 0}
+    assert actor.status() == {
+        "complete_groups": 0,
+        "open_groups": 0,
+        "batch_size": 1,
+        "batches_formed": 1,
+        "filtered_groups": 0,
+    }
 
 
 async def test_groups_without_signal_are_dropped_with_a_reason_and_counted_in_the_batch(send):
     actor = batcher(keeps=has_signal, dynamic_sampling=True)
     emitted = await send(
-        actor, published(0), *rewarded(0, 1.0, 1.0), *rewarded(1, 0.0, 1.0), *rewarded(2, 0.0, 0.0), *rewarded(3, 1.0, 0.0)
+        actor,
+        published(0),
+        *rewarded(0, 1.0, 1.0),
+        *rewarded(1, 0.0, 1.0),
+        *rewarded(2, 0.0, 0.0),
+        *rewarded(3, 1.0, 0.0),
     )
     assert [(drop.episode, drop.group, drop.reason) for drop in emitted[:-1]] == [
         (f"{group}.{member}", str(group), "filtered") for group in (0, 2) for member in (0, 1)
     ]
-    assert (emitted[-1].group_numbers(), emitted[-1].filtered_groups, emitted[-1].dropped_trajectories) == ((1, 3), 2, 4)
+    assert (emitted[-1].group_numbers(), emitted[-1].filtered_groups, emitted[-1].dropped_trajectories) == (
+        (1, 3),
+        2,
+        4,
+    )
     (next_,) = await send(actor, published(1), *rewarded(4, 0.0, 1.0), *rewarded(5, 1.0, 0.0))
     assert (next_.group_numbers(), next_.filtered_groups) == ((4, 5), 0)
 
@@ -136,7 +176,13 @@ async def test_a_batch_formed_begins_the_count_of_filtered_groups_anew(send):
     actor = batcher(keeps=has_signal, dynamic_sampling=True, max_filtered_batches=2, batch_size=1)
     same, other = [1.0, 1.0], [0.0, 1.0]
     emitted = await send(
-        actor, published(0), *rewarded(0, *same), *rewarded(1, *other), published(1), *rewarded(2, *same), *rewarded(3, *other)
+        actor,
+        published(0),
+        *rewarded(0, *same),
+        *rewarded(1, *other),
+        published(1),
+        *rewarded(2, *same),
+        *rewarded(3, *other),
     )
     assert not any(isinstance(message, FilterExhausted) for message in emitted)
 

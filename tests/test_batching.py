@@ -16,7 +16,9 @@ from areal_actors.sequences.credit import Credit
 
 def member(episode, oldest=0, newest=None, tokens=10, rewards=(1.0,)):
     newest = oldest if newest is None else newest
-    return TrajectoryInfo(episode=episode, sequence=1, oldest_version=oldest, newest_version=newest, tokens=tokens, rewards=rewards)
+    return TrajectoryInfo(
+        episode=episode, sequence=1, oldest_version=oldest, newest_version=newest, tokens=tokens, rewards=rewards
+    )
 
 
 def with_groups(*ages, weight_version=0):
@@ -35,7 +37,13 @@ def numbers(groups):
 def test_a_trajectory_is_known_by_its_oldest_and_newest_token():
     turns = (interaction("a", "abc", 3, 3, 4), interaction("b", "de", 2, 5, parent="a"))
     known = TrajectoryInfo.of(trajectory("7.1", *turns), 42)
-    assert (known.episode, known.sequence, known.oldest_version, known.newest_version, known.tokens) == ("7.1", 42, 2, 5, 5)
+    assert (known.episode, known.sequence, known.oldest_version, known.newest_version, known.tokens) == (
+        "7.1",
+        42,
+        2,
+        5,
+        5,
+    )
 
 
 def test_a_group_is_complete_when_every_episode_has_ended_either_way():
@@ -54,7 +62,11 @@ def test_a_group_that_lost_every_episode_is_forgotten():
 @pytest.mark.parametrize("again", ["exported", "lost"])
 def test_an_episode_that_ends_again_changes_nothing(again):
     def end(assembly):
-        return assembly.add_trajectory(0, member("0.0", tokens=99)) if again == "exported" else assembly.record_lost_episode(0, "0.0")
+        return (
+            assembly.add_trajectory(0, member("0.0", tokens=99))
+            if again == "exported"
+            else assembly.record_lost_episode(0, "0.0")
+        )
 
     def changes_nothing(assembly):
         before = copy.deepcopy(assembly)
@@ -103,7 +115,15 @@ def test_what_the_exit_policy_refuses(policy, refused):
         ([4, 4], {7: 4, 8: 4, 9: 4}, [0, 1]),
         ([5, 5, 5, 5], {8: 4, 9: 5}, [0, 1]),
     ],
-    ids=["none runs", "may run on", "as old as the bound", "no room", "too many for the next", "none is younger", "room later"],
+    ids=[
+        "none runs",
+        "may run on",
+        "as old as the bound",
+        "no room",
+        "too many for the next",
+        "none is younger",
+        "room later",
+    ],
 )
 def test_a_batch_waits_for_groups_that_would_become_too_old_by_it(complete, running, batch):
     """At version 5 and bound 2 with batches of two; a group of version 3 has to be in this one, one of version 4 in the next."""
@@ -119,8 +139,12 @@ def test_a_batch_waits_for_groups_that_would_become_too_old_by_it(complete, runn
 
 @pytest.mark.parametrize(("incomplete_groups", "refused"), [("train_partial", []), ("drop", [0])])
 def test_what_becomes_of_a_group_that_lost_a_sample(incomplete_groups, refused):
-    assembly = BatchAssembler(group_size=2, weight_version=0).add_trajectory(0, member("0.0")).record_lost_episode(0, "0.1")
-    assert assembly.to_drop(BatcherConfig(incomplete_groups=incomplete_groups), 2) == dict.fromkeys(refused, "incomplete group")
+    assembly = (
+        BatchAssembler(group_size=2, weight_version=0).add_trajectory(0, member("0.0")).record_lost_episode(0, "0.1")
+    )
+    assert assembly.to_drop(BatcherConfig(incomplete_groups=incomplete_groups), 2) == dict.fromkeys(
+        refused, "incomplete group"
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,7 +176,10 @@ def test_a_trajectory_counts_once_with_the_mean_of_its_calls_or_once_for_each_of
     assert TrajectoryInfo.of(one, 1).rewards == (0.625,)
     for style in ("concat", "individual"):
         assert TrajectoryInfo.of(one, 1, Credit(discount=0.5, style=style)).rewards == (0.875,)
-        assert TrajectoryInfo.of(one, 1, Credit(discount=0.5, style=style, baseline_over="calls")).rewards == (0.75, 1.0)
+        assert TrajectoryInfo.of(one, 1, Credit(discount=0.5, style=style, baseline_over="calls")).rewards == (
+            0.75,
+            1.0,
+        )
 
 
 def test_a_filter_of_the_users_is_asked_for_true_or_false(tmp_path):
@@ -165,7 +192,9 @@ def test_a_filter_of_the_users_is_asked_for_true_or_false(tmp_path):
     assert group_filter(BatcherConfig(), tmp_path) is None
     both = group_filter(BatcherConfig(filter="filters.py:solved", dynamic_sampling=True), tmp_path)
     assert [both(rewards) for rewards in ((1.0, 1.0), (1.0, 0.5), (1.0, 0.0))] == [False, True, False]
-    with pytest.raises(RecipeError, match=r"filters.py:vague\(\(1.0,\)\) returned 0; return True to train the group, or False"):
+    with pytest.raises(
+        RecipeError, match=r"filters.py:vague\(\(1.0,\)\) returned 0; return True to train the group, or False"
+    ):
         group_filter(BatcherConfig(filter="filters.py:vague"), tmp_path)((1.0,))
     with pytest.raises(RecipeError, match=r"filters.py:skips\(\(1.0,\)\) raised Skipped: no signal at filters.py:\d+"):
         group_filter(BatcherConfig(filter="filters.py:skips"), tmp_path)((1.0,))
@@ -233,7 +262,11 @@ def test_groups_leave_whole_and_once_whatever_the_order_and_the_repetitions(
             assert len(batch) == batch_size or (dynamic and filtering and len(batch) + assembly.filtered >= batch_size)
             assert all(len(set(group.rewards())) > 1 for group in batch) or not filtering
             ages = [(group.oldest_version(), group.number) for group in batch]
-            rest = [(group.oldest_version(), group.number) for number, group in assembly.complete.items() if group not in batch]
+            rest = [
+                (group.oldest_version(), group.number)
+                for number, group in assembly.complete.items()
+                if group not in batch
+            ]
             assert ages == sorted(ages)
             assert all(ages[-1] < age for age in rest)
             if policy == "drop":
@@ -244,7 +277,9 @@ def test_groups_leave_whole_and_once_whatever_the_order_and_the_repetitions(
                 assert all(len(group.members) == group_size for group in batch)
             assembly = assembly.form_batch(batch).weights_published(assembly.weight_version + 1)
         gone += numbers([*refused, *batch])
-    nothing_left = {number for number in range(12) if not any(ended[f"{number}.{place}"] for place in range(group_size))}
+    nothing_left = {
+        number for number in range(12) if not any(ended[f"{number}.{place}"] for place in range(group_size))
+    }
     assert sorted([*gone, *assembly.complete, *nothing_left]) == list(range(12))
     assert not assembly.open
     assert assembly.finished_below == 12

@@ -39,7 +39,10 @@ def test_every_step_trains_what_was_sampled_that_many_versions_before_or_at_the_
 
 def test_a_recipe_without_a_task_of_its_own_is_laid_over_the_main_one(benchmark):
     files_of = benchmark("learning").files_of
-    names = {name: [file.name for file in files_of(name)] for name in ("grpo", "dapo", "distillation", "sft", "reward_model_grpo")}
+    names = {
+        name: [file.name for file in files_of(name)]
+        for name in ("grpo", "dapo", "distillation", "sft", "reward_model_grpo")
+    }
     assert names == {
         "grpo": ["gsm8k_grpo.toml"],
         "dapo": ["gsm8k_grpo.toml", "dapo.toml"],
@@ -51,7 +54,10 @@ def test_a_recipe_without_a_task_of_its_own_is_laid_over_the_main_one(benchmark)
 
 def test_a_run_on_examples_is_described_by_its_losses_before_the_first_step_and_after_the_last(benchmark):
     step = {"kind": "step.completed", "metrics": {"loss": 9.0}}
-    evaluated = [{"kind": "loss.evaluated", "weight_version": n, "metrics": {"loss": 3.0 - n, "accuracy": n / 2}} for n in range(3)]
+    evaluated = [
+        {"kind": "loss.evaluated", "weight_version": n, "metrics": {"loss": 3.0 - n, "accuracy": n / 2}}
+        for n in range(3)
+    ]
     assert benchmark("learning").learning_metrics([evaluated[0], step, evaluated[1], step, evaluated[2]]) == {
         "steps": 2,
         "loss before": 3.0,

@@ -49,14 +49,18 @@ def test_a_benchmark_runs_quickly_and_keeps_nothing(name, tmp_path):
     assert ended.returncode == 0, ended.stderr[-4000:] + ended.stdout[-4000:]
     assert any(character.isdigit() for character in ended.stdout), ended.stdout
     assert (FOLDER / "history.jsonl").read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(KEPT)] == [], "what a benchmark writes it cleans up"
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(KEPT)] == [], (
+        "what a benchmark writes it cleans up"
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ARCHIVED)
 def test_a_benchmark_of_the_archive_can_still_be_started(name):
     program, environment = FOLDER / "archive" / f"{name}.py", {**os.environ, "PYTHONPATH": str(FOLDER)}
-    ended = subprocess.run([sys.executable, str(program), "--help"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, str(program), "--help"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     assert f"benchmarks/archive/{name}.py" in ended.stdout
 
@@ -79,7 +83,11 @@ def first_hour(folder, *words, **variables):
         check=False,
     )
     assert [path.name for path in folder.iterdir() if not path.name.startswith(KEPT)] == [], "it removes its folders"
-    return ended.returncode, ended.stdout + ended.stderr, {each["name"]: each for each in json.loads(file.read_text())["sections"]}
+    return (
+        ended.returncode,
+        ended.stdout + ended.stderr,
+        {each["name"]: each for each in json.loads(file.read_text())["sections"]},
+    )
 
 
 @pytest.mark.long
@@ -94,7 +102,10 @@ def test_the_first_hour_has_figures_of_every_section(tmp_path):
         assert section["peak_bytes"]["resident"] > 2**20, name
         assert f"== {name} " in output
     rows = {name: section["cases"] for name, section in sections.items()}
-    assert {(row["case"], row["pair"]) for row in rows["parity"]} >= {("float32", "engine - trainer"), ("bfloat16", "engine - trainer")}
+    assert {(row["case"], row["pair"]) for row in rows["parity"]} >= {
+        ("float32", "engine - trainer"),
+        ("bfloat16", "engine - trainer"),
+    }
     assert all(row["max_difference"] < {"float32": 1e-3, "bfloat16": 0.3}[row["case"]] for row in rows["parity"])
     assert [row["decoder"] for row in rows["decode"] if "decoder" in row] == ["generate", "engine"] * 2
     computed = {row["case"]: row["computed_tokens"] for row in rows["trainer"] if "computed_tokens" in row}
@@ -112,8 +123,12 @@ def test_the_first_hour_without_the_wanted_device_fails_in_each_section_by_itsel
     words = ("--device", "cuda", "--only", "machine,weights")
     status, output, sections = first_hour(tmp_path / "work", *words, CUDA_VISIBLE_DEVICES="")
     assert status == 1, output
-    assert {name: section["status"] for name, section in sections.items()} == dict.fromkeys(("machine", "model", "weights"), "failed")
-    assert "versions" in [row["case"] for row in sections["machine"]["cases"]], "the other cases of a section are measured"
+    assert {name: section["status"] for name, section in sections.items()} == dict.fromkeys(
+        ("machine", "model", "weights"), "failed"
+    )
+    assert "versions" in [row["case"] for row in sections["machine"]["cases"]], (
+        "the other cases of a section are measured"
+    )
     for section in sections.values():
         assert all("Traceback" in error["traceback"] for error in section["errors"]), section
 
@@ -137,7 +152,10 @@ def test_sections_that_raise_crash_or_hang_do_not_affect_the_others(tmp_path, mo
     shown = []
     began = time.monotonic()
     outcomes = run_sections.run_sections(
-        [run_sections.Section(name, 10.0) for name in SECTION_MODULES], asked, 50.0, lambda outcome, what: shown.append(what)
+        [run_sections.Section(name, 10.0) for name in SECTION_MODULES],
+        asked,
+        50.0,
+        lambda outcome, what: shown.append(what),
     )
     for name in ("run_sections", "options"):
         sys.modules.pop(name)
@@ -160,10 +178,14 @@ def test_sections_that_raise_crash_or_hang_do_not_affect_the_others(tmp_path, mo
 def test_sections_and_cases_without_time_are_skipped_with_the_reason(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(GPU)
     modules = {name: importlib.import_module(name) for name in ("run_sections", "options", "report", "printing")}
-    asked = modules["options"].Options(device="cpu", tiny=True, folder=str(tmp_path), shared=str(tmp_path), deadline=0.0)
+    asked = modules["options"].Options(
+        device="cpu", tiny=True, folder=str(tmp_path), shared=str(tmp_path), deadline=0.0
+    )
     lines, events = [], io.StringIO()
     sections = [modules["run_sections"].Section(name, 1.0) for name in ("machine", "loop")]
-    outcomes = modules["run_sections"].run_sections(sections, asked, 4.0, modules["printing"].Printer(lines.append).show)
+    outcomes = modules["run_sections"].run_sections(
+        sections, asked, 4.0, modules["printing"].Printer(lines.append).show
+    )
     report = modules["report"].Report(events, time.time() + 0.3)
     assert report.case("long", lambda: [time.sleep(0.2) or {"figure": 1}])
     assert not report.case("next", lambda: [{"figure": 2}])

@@ -15,7 +15,14 @@ from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.machine import Machine, detect_machine
 from areal_actors.recipe import budget, load
-from areal_actors.recipe.budget import Lengths, checkpoint_bytes, describe_budget, process_memory, seconds_at, step_seconds
+from areal_actors.recipe.budget import (
+    Lengths,
+    checkpoint_bytes,
+    describe_budget,
+    process_memory,
+    seconds_at,
+    step_seconds,
+)
 from areal_actors.recipe.measured import measurements
 
 NO_CUDA = CudaDevices(0, "no CUDA device: libcuda.so.1 not found")
@@ -48,9 +55,16 @@ CONFIG = {
     "vocab_size": 50_000,
 }
 MEASURED = Calibration(
-    decode=DecodeCalibration(step_seconds={1: 0.1, 8: 0.2, 32: 0.4, 128: 1.5}, prefill_seconds=0.01, base_bytes=300_000_000),
+    decode=DecodeCalibration(
+        step_seconds={1: 0.1, 8: 0.2, 32: 0.4, 128: 1.5}, prefill_seconds=0.01, base_bytes=300_000_000
+    ),
     train=TrainCalibration(
-        forward_seconds=0.004, train_seconds=0.01, head_seconds=0.005, update_seconds=1.0, token_bytes=1e6, base_bytes=300_000_000
+        forward_seconds=0.004,
+        train_seconds=0.01,
+        head_seconds=0.005,
+        update_seconds=1.0,
+        token_bytes=1e6,
+        base_bytes=300_000_000,
     ),
 )
 BIG = Machine(memory_bytes=10**12, disk_bytes=10**12)
@@ -116,14 +130,18 @@ def test_memory_of_each_process_is_that_of_weights_optimizer_cache_and_activatio
     assert uses["trainer"] == pytest.approx(300_000_000 + 4 * weights + activations)
     assert checkpoint_bytes(recipe) == 3 * weights * 2
     lora = read("trainer.lora.rank=4").recipe
-    assert {use.process: use.size for use in process_memory(lora, MEASURED, Lengths(100, 100))}["trainer"] == uses["trainer"] - 3 * weights
+    assert {use.process: use.size for use in process_memory(lora, MEASURED, Lengths(100, 100))}["trainer"] == uses[
+        "trainer"
+    ] - 3 * weights
 
 
 def test_a_batch_smaller_than_a_micro_batch_takes_the_memory_of_its_tokens(read):
     recipe = read("trainer.microbatch_tokens=100000").recipe
     uses = {use.process: use.size for use in process_memory(recipe, MEASURED, Lengths(100, 10))}
     computed = 4 * (100 + recipe.algorithm.group_size * 10)
-    assert uses["trainer"] == pytest.approx(300_000_000 + 4 * 12_000_000 * 4 + computed * 1e6 + 3 * 256 * 50_000 * 4 + 2**24 * 4)
+    assert uses["trainer"] == pytest.approx(
+        300_000_000 + 4 * 12_000_000 * 4 + computed * 1e6 + 3 * 256 * 50_000 * 4 + 2**24 * 4
+    )
 
 
 def test_an_asynchronous_step_takes_the_longer_of_generation_and_training_and_a_synchronous_one_both(read):
@@ -140,7 +158,9 @@ def test_check_prints_memory_disk_and_time(read):
     lines = dict(describe_budget(read().recipe, MEASURED, Lengths(100, 100), BIG))
     assert lines["memory"].endswith("of published weights in shared memory")
     assert "80 tokens/s with 32" in lines["speed"]
-    assert lines["time"].startswith(f"{step_seconds(read().recipe, MEASURED, Lengths(100, 100)).step:.1f} s a step (generation ")
+    assert lines["time"].startswith(
+        f"{step_seconds(read().recipe, MEASURED, Lengths(100, 100)).step:.1f} s a step (generation "
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +222,13 @@ def test_memory_is_that_within_the_limits_of_control_groups(tmp_path, monkeypatc
 def test_a_machine_is_measured_for_a_model_in_processes_of_their_own(read, monkeypatch):
     monkeypatch.setattr(calibrate_module, "DEADLINE_SECONDS", 600.0)  # of a machine that is busy with other tests
     read()
-    config = {**CONFIG, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "intermediate_size": 1024, "vocab_size": 3000}
+    config = {
+        **CONFIG,
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "intermediate_size": 1024,
+        "vocab_size": 3000,
+    }
     Path("model/config.json").write_text(json.dumps(config))
     measurement = Measurement(config="model", threads=1, dtype="float32", context=64, most_sequences=8)
     measured = calibrate(measurement, measurement, together=True)

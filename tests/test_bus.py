@@ -39,7 +39,10 @@ async def buses(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def test_every_consumer_receives_every_event_in_the_order_of_the_log(buses: Buses) -> None:
-    async with buses.there.events(Happened, Ended, consumer="a") as one, buses.here.events(Ended, Happened, consumer="b") as two:
+    async with (
+        buses.there.events(Happened, Ended, consumer="a") as one,
+        buses.here.events(Ended, Happened, consumer="b") as two,
+    ):
         for n in range(10):
             await buses.here.publish(Happened(n=n) if n % 3 else Ended(n=n), stamp())
         assert numbers(await take(one, 10)) == numbers(await take(two, 10)) == list(range(10))
@@ -93,12 +96,16 @@ async def test_the_envelope_has_sender_time_and_cause(buses: Buses) -> None:
 
 async def test_events_published_at_once_keep_the_order_in_which_their_tasks_began(buses: Buses) -> None:
     async with asyncio.TaskGroup() as group:
-        publishing = [group.create_task(buses.here.publish(Happened(n=n, load=bytes(n * 997)), stamp())) for n in range(300)]
+        publishing = [
+            group.create_task(buses.here.publish(Happened(n=n, load=bytes(n * 997)), stamp())) for n in range(300)
+        ]
     assert [task.result() for task in publishing] == list(range(1, 301))
     assert [envelope.open(Happened).n async for envelope in buses.there.log()] == list(range(300))
 
 
-async def test_a_consumer_that_comes_back_receives_acknowledged_events_as_replayed_and_the_rest_as_new(buses: Buses) -> None:
+async def test_a_consumer_that_comes_back_receives_acknowledged_events_as_replayed_and_the_rest_as_new(
+    buses: Buses,
+) -> None:
     for n in range(6):
         await buses.here.publish(Happened(n=n), stamp())
     async with buses.there.events(Happened, consumer="a") as inbox:
@@ -220,7 +227,9 @@ async def test_events_are_read_by_their_places_in_the_order_asked(buses: Buses) 
     for n in range(100):
         await buses.here.publish(Happened(n=n), stamp())
     wanted = [90, 1, 100, *range(2, 80)]
-    assert [(envelope.sequence, envelope.open(Happened).n) for envelope in await buses.there.read(wanted)] == [(w, w - 1) for w in wanted]
+    assert [(envelope.sequence, envelope.open(Happened).n) for envelope in await buses.there.read(wanted)] == [
+        (w, w - 1) for w in wanted
+    ]
 
 
 @pytest.mark.parametrize("place", [0, 7])
@@ -247,7 +256,9 @@ async def test_the_bucket_keeps_the_last_value_of_a_key(buses: Buses) -> None:
 
 
 @asynccontextmanager
-async def doubling(bus: Bus, address: str = "doubler-0", group: str = "doubler", parts: int = 1) -> AsyncIterator[list[int]]:
+async def doubling(
+    bus: Bus, address: str = "doubler-0", group: str = "doubler", parts: int = 1
+) -> AsyncIterator[list[int]]:
     """Answers `Double`; the list has the requests."""
     asked: list[int] = []
 
@@ -375,7 +386,11 @@ async def test_watching_shows_everything_but_replies(buses: Buses) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "seen"),
-    [("thing.*", ["thing.happened", "thing.progress"]), ("number.>", ["number.double"]), ("*.double", ["number.double"])],
+    [
+        ("thing.*", ["thing.happened", "thing.progress"]),
+        ("number.>", ["number.double"]),
+        ("*.double", ["number.double"]),
+    ],
 )
 async def test_watching_is_narrowed_by_wildcards(buses: Buses, pattern: str, seen: list[str]) -> None:
     async with doubling(buses.there):

@@ -130,14 +130,20 @@ async def test_nothing_is_lost_when_the_leader_is_paused(cluster: NatsCluster) -
 
 @pytest.mark.long
 async def test_messages_wait_for_a_lost_majority(cluster: NatsCluster) -> None:
-    async with connected(cluster.url) as speaker, connected(cluster.url) as listener, connected(cluster.url, retry_for_seconds=2) as hasty:
+    async with (
+        connected(cluster.url) as speaker,
+        connected(cluster.url) as listener,
+        connected(cluster.url, retry_for_seconds=2) as hasty,
+    ):
 
         async def disturb() -> None:
             leader = await cluster.leader("test")
             (other, _) = gone = [leader, next(name for name in cluster.names if name != leader)]
             for name in gone:
                 cluster.kill(name)
-            with pytest.raises(LogUnavailable, match=r"not written within 2 s: .*does a majority of the cluster's servers run"):
+            with pytest.raises(
+                LogUnavailable, match=r"not written within 2 s: .*does a majority of the cluster's servers run"
+            ):
                 await hasty.publish(Happened(n=-1), stamp())
             await asyncio.sleep(15)
             for name in gone:
@@ -155,14 +161,21 @@ async def test_more_replicas_than_the_cluster_has_servers_are_refused(cluster: N
         with pytest.raises(LogUnavailable, match=r"5 replicas are refused: .*no suitable peers"):
             await bus.streams.check_replicas(5)
     settings = ["profile=embedded", f"bus.url={cluster.url}"]
-    for replicas, refused in ((3, ""), (5, "start 5 servers of one cluster with JetStream, or set bus.replicas to at most their number")):
+    for replicas, refused in (
+        (3, ""),
+        (5, "start 5 servers of one cluster with JetStream, or set bus.replicas to at most their number"),
+    ):
         recipe = load([RECIPE], [*settings, f"bus.replicas={replicas}"], CudaDevices(count=0, reason="none")).recipe
         with pytest.raises(SetupError, match=refused) if refused else nullcontext():
             await asyncio.to_thread(check_bus_server, recipe)
 
 
 def test_a_url_names_several_servers_with_the_credentials_of_the_first() -> None:
-    assert servers_of("nats://u:p@a:1,b:2, nats://u:p@c:3".replace(" ", "")) == ["nats://a:1", "nats://b:2", "nats://c:3"]
+    assert servers_of("nats://u:p@a:1,b:2, nats://u:p@c:3".replace(" ", "")) == [
+        "nats://a:1",
+        "nats://b:2",
+        "nats://c:3",
+    ]
     assert servers_of("tls://t@a:1,b:2") == ["tls://a:1", "tls://b:2"]
     assert credentials_of("nats://u%40:p%3A@a:1,b:2") == {"user": "u@", "password": "p:"}
     assert credentials_of("nats://t@a:1,b:2") == {"token": "t"}

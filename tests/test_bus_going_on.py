@@ -14,7 +14,9 @@ from areal_bus.nats_reader import NatsLogReader
 from areal_bus.server import EmbeddedServer
 
 
-async def test_a_disturbed_reader_begins_again_once_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disturbed_reader_begins_again_once_and_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = await EmbeddedServer.start(tmp_path / "store")
     bus = await NatsBus.connect(server.url, "test", name="reader", token=server.token, kinds=KINDS)
     await bus.publish(Happened(n=1), stamp())

@@ -12,7 +12,20 @@ from pathlib import Path
 import msgspec
 import nats
 import pytest
-from support.bus_cases import KINDS, LEASE, Do, Double, Doubled, Ended, Happened, Progress, no_delivery, numbers, stamp, take
+from support.bus_cases import (
+    KINDS,
+    LEASE,
+    Do,
+    Double,
+    Doubled,
+    Ended,
+    Happened,
+    Progress,
+    no_delivery,
+    numbers,
+    stamp,
+    take,
+)
 
 from areal_bus.errors import ClaimLost, LogUnavailable, MessageTooLarge, ServerUnavailable
 from areal_bus.nats import NatsBus
@@ -28,7 +41,9 @@ async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
 
 
 @asynccontextmanager
-async def connected(server: EmbeddedServer, blobs: Path | None = None, retry_for_seconds: float = 10) -> AsyncIterator[NatsBus]:
+async def connected(
+    server: EmbeddedServer, blobs: Path | None = None, retry_for_seconds: float = 10
+) -> AsyncIterator[NatsBus]:
     bus = await NatsBus.connect(
         server.url,
         "test",
@@ -130,7 +145,11 @@ async def test_no_work_is_lost_when_the_server_is_killed(server: EmbeddedServer)
 
 
 async def test_requests_telemetry_and_values_go_on_after_a_restart(server: EmbeddedServer) -> None:
-    async with connected(server) as bus, bus.requests(Double, group="g", address="g-0") as inbox, bus.telemetry(Progress) as progress:
+    async with (
+        connected(server) as bus,
+        bus.requests(Double, group="g", address="g-0") as inbox,
+        bus.telemetry(Progress) as progress,
+    ):
         await bus.put("key", b"kept")
         again = await killed_and_restarted(server)
         assert await bus.get("key") == b"kept"
@@ -166,7 +185,9 @@ async def test_a_reader_whose_consumer_the_server_forgot_continues(server: Embed
         assert numbers(await take(inbox, 1)) == [1]
 
 
-async def test_many_readers_of_large_events_on_one_connection_do_not_lose_it(server: EmbeddedServer, bus: NatsBus) -> None:
+async def test_many_readers_of_large_events_on_one_connection_do_not_lose_it(
+    server: EmbeddedServer, bus: NatsBus
+) -> None:
     for n in range(150):
         await bus.publish(Happened(n=n, load=os.urandom(200_000)), stamp())
 
@@ -203,7 +224,9 @@ async def test_without_a_blobs_folder_a_message_beyond_the_limit_is_refused_befo
     assert await bus.publish(Happened(n=2), stamp()) == 1
 
 
-async def test_a_large_body_lies_in_the_blobs_folder_and_a_question_leaves_none_behind(server: EmbeddedServer, tmp_path: Path) -> None:
+async def test_a_large_body_lies_in_the_blobs_folder_and_a_question_leaves_none_behind(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
     blobs = tmp_path / "blobs"
     async with connected(server, blobs) as bus:
         await bus.publish(Happened(n=1, load=bytes(300_000)), stamp("a/large id"))
@@ -222,7 +245,9 @@ async def test_a_large_body_lies_in_the_blobs_folder_and_a_question_leaves_none_
 
 
 async def test_a_kind_that_the_run_was_not_provisioned_for_is_a_named_error(server: EmbeddedServer) -> None:
-    bus = await NatsBus.connect(server.url, "other", name="tester", token=server.token, kinds=[Happened], retry_for_seconds=0.3)
+    bus = await NatsBus.connect(
+        server.url, "other", name="tester", token=server.token, kinds=[Happened], retry_for_seconds=0.3
+    )
     with pytest.raises(LogUnavailable, match=r"thing\.ended .*no stream of run other accepts this subject"):
         await bus.publish(Ended(n=1), stamp())
     await bus.provision(KINDS)

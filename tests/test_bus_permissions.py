@@ -77,7 +77,9 @@ def denied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 
 def test_the_documentation_shows_what_a_real_server_allows(denied: dict[str, set[str]]) -> None:
-    assert matrix.documented() == matrix.table(denied), "PYTHONPATH=.:tests python tests/support/permission_matrix.py writes the table anew"
+    assert matrix.documented() == matrix.table(denied), (
+        "PYTHONPATH=.:tests python tests/support/permission_matrix.py writes the table anew"
+    )
 
 
 def test_a_process_may_publish_what_its_actors_declare_and_nothing_else(denied: dict[str, set[str]]) -> None:
@@ -113,7 +115,14 @@ def test_a_process_may_publish_what_its_actors_declare_and_nothing_else(denied: 
 
 def test_only_the_owner_touches_streams_and_no_client_reads_anothers_inbox(denied: dict[str, set[str]]) -> None:
     everybody = set(denied) - {"supervisor"}
-    for name in ("purge the log", "delete the log", "delete an event", "create a stream", "change the log's settings", "list streams"):
+    for name in (
+        "purge the log",
+        "delete the log",
+        "delete an event",
+        "create a stream",
+        "change the log's settings",
+        "list streams",
+    ):
         assert {user for user in denied if name not in denied[user]} == {"supervisor"}, name
     assert all("read every inbox" in denied[user] for user in everybody)
     assert all(f"read the inbox of `{matrix.STRANGER}`" in denied[user] for user in everybody - {matrix.STRANGER})
@@ -131,7 +140,9 @@ def test_every_actor_there_is_can_be_given_permissions() -> None:
             yield one
             yield from below(one)
 
-    ours = {kind for kind in below(Actor) if kind.__module__.startswith("areal_actors.")}  # without those of other tests
+    ours = {
+        kind for kind in below(Actor) if kind.__module__.startswith("areal_actors.")
+    }  # without those of other tests
     there = {kind.kind() for kind in ours if not ours.intersection(kind.__subclasses__())}
     assert there == set(ACTORS)
 
@@ -141,9 +152,13 @@ def test_every_actor_there_is_can_be_given_permissions() -> None:
 
 async def test_a_denied_event_is_an_error_at_once_that_names_user_and_subject(tmp_path: Path) -> None:
     async with run_server(tmp_path) as (server, users, _):
-        bus = await NatsBus.connect(users.url("reward_worker", server.address), RUN, name="reward_worker", retry_for_seconds=30)
+        bus = await NatsBus.connect(
+            users.url("reward_worker", server.address), RUN, name="reward_worker", retry_for_seconds=30
+        )
         began = time.monotonic()
-        with pytest.raises(PermissionDenied, match=r"does not let user 'reward_worker' publish to areal.gsm8k-grpo.run.stopping"):
+        with pytest.raises(
+            PermissionDenied, match=r"does not let user 'reward_worker' publish to areal.gsm8k-grpo.run.stopping"
+        ):
             await bus.publish(RunStopping(reason="because"), stamp())
         with pytest.raises(PermissionDenied, match=r"tokens\.generate"):
             await bus.request(Generate(prompt_ids=b"", sampling=SamplingParams()), stamp(), timeout=300)
@@ -154,7 +169,9 @@ async def test_a_denied_event_is_an_error_at_once_that_names_user_and_subject(tm
 async def test_denied_telemetry_is_an_error_from_the_second_on(tmp_path: Path) -> None:
     async with run_server(tmp_path) as (server, users, _):
         bus = await NatsBus.connect(users.url(MONITOR, server.address), RUN, name="monitor")
-        beat = Heartbeat(actor="x", process="x", pid=1, handling={}, waits=(), status={}, cpu_seconds=0.0, peak_memory_bytes=0)
+        beat = Heartbeat(
+            actor="x", process="x", pid=1, handling={}, waits=(), status={}, cpu_seconds=0.0, peak_memory_bytes=0
+        )
         await bus.publish(beat, stamp())
         await bus.barrier()
         with pytest.raises(PermissionDenied, match="user 'monitor'"):
@@ -207,7 +224,9 @@ async def test_an_answer_reaches_only_its_asker(tmp_path: Path) -> None:
                             await asker.request(question, stamp(), timeout=300)
                             break
                         await asyncio.sleep(0.05)
-                    assert (await asker.request(question, stamp(), timeout=300, to="inference_worker-0")).finish_reason == "stop"
+                    assert (
+                        await asker.request(question, stamp(), timeout=300, to="inference_worker-0")
+                    ).finish_reason == "stop"
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
@@ -291,7 +310,9 @@ async def test_areal_monitor_needs_no_more_than_monitor_json(tmp_path: Path) -> 
         for envelope in story.whole_run():
             await publish(owner, envelope)
         handed_out = tmp_path / "handed-out.json"
-        handed_out.write_bytes(msgspec.json.encode(ServerAddress(url=users.url(MONITOR, server.address), run=RUN, pid=0)))
+        handed_out.write_bytes(
+            msgspec.json.encode(ServerAddress(url=users.url(MONITOR, server.address), run=RUN, pid=0))
+        )
         console = Console(width=100, file=io.StringIO())
         assert await asyncio.wait_for(asyncio.to_thread(attach, bus=handed_out, console=console), 300) == 0
         assert console.file.getvalue().splitlines()[-1].endswith("finished after 40 steps")
@@ -301,7 +322,9 @@ async def test_areal_monitor_needs_no_more_than_monitor_json(tmp_path: Path) -> 
 async def test_a_monitor_of_another_host_ends_with_the_run(tmp_path: Path, *, as_json: bool) -> None:
     async with run_server(tmp_path / "nats") as (server, users, owner):
         handed_out = tmp_path / "handed-out.json"
-        handed_out.write_bytes(msgspec.json.encode(ServerAddress(url=users.url(MONITOR, server.address), run=RUN, pid=0)))
+        handed_out.write_bytes(
+            msgspec.json.encode(ServerAddress(url=users.url(MONITOR, server.address), run=RUN, pid=0))
+        )
         console = Console(width=100, file=io.StringIO())
         attached = partial(attach, bus=handed_out, console=console, subjects="step.>", as_json=as_json)
         watching = asyncio.create_task(asyncio.to_thread(attached))
@@ -343,7 +366,9 @@ async def test_a_process_of_the_run_has_its_password_from_its_standard_input_onl
             shown_to_others = " ".join([*process.cmdline(), *process.environ().values()])
             files = b"".join(path.read_bytes() for path in folder.path.rglob("*") if path.is_file())
             secrets = {name: password for name, password in users.passwords.items() if name != MONITOR}
-            assert [name for name, password in secrets.items() if password in shown_to_others or password.encode() in files] == []
+            assert [
+                name for name, password in secrets.items() if password in shown_to_others or password.encode() in files
+            ] == []
             for name in ("monitor.json", "bus.json", "recipe.json", "secret", "admin_key"):
                 assert (folder.path / name).stat().st_mode & 0o077 == 0, name
         finally:

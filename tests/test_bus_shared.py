@@ -46,7 +46,9 @@ async def readers(bus: NatsBus) -> list[str]:
 async def test_past_events_come_from_a_reader_of_its_own_and_new_ones_from_one_for_all(bus: NatsBus) -> None:
     await publish(bus, 0, 30)
     async with AsyncExitStack() as stack:
-        inboxes = [await stack.enter_async_context(bus.events(Happened, Ended, consumer=name)) for name in ("a", "b", "c")]
+        inboxes = [
+            await stack.enter_async_context(bus.events(Happened, Ended, consumer=name)) for name in ("a", "b", "c")
+        ]
         assert [inbox.backlog for inbox in inboxes] == [30, 30, 30]
         await publish(bus, 30, 200)
         for inbox in inboxes:
@@ -63,12 +65,17 @@ async def test_past_events_come_from_a_reader_of_its_own_and_new_ones_from_one_f
 
 
 async def test_a_consumer_that_falls_behind_delays_no_other_and_receives_everything(bus: NatsBus) -> None:
-    async with bus.events(Happened, Ended, consumer="slow") as slow, bus.events(Happened, Ended, consumer="quick") as quick:
+    async with (
+        bus.events(Happened, Ended, consumer="slow") as slow,
+        bus.events(Happened, Ended, consumer="quick") as quick,
+    ):
         await publish(bus, 0, 3 * _WAITING)
         assert numbers(await take(quick, 3 * _WAITING)) == list(range(3 * _WAITING))
         assert numbers(await take(slow, 3 * _WAITING)) == list(range(3 * _WAITING))
         await publish(bus, 3 * _WAITING, 3 * _WAITING + 5)
-        assert numbers(await take(slow, 5)) == numbers(await take(quick, 5)) == list(range(3 * _WAITING, 3 * _WAITING + 5))
+        assert (
+            numbers(await take(slow, 5)) == numbers(await take(quick, 5)) == list(range(3 * _WAITING, 3 * _WAITING + 5))
+        )
 
 
 async def test_consumers_that_come_and_go_while_events_are_published_receive_all_of_their_kinds(bus: NatsBus) -> None:
@@ -90,7 +97,9 @@ async def test_consumers_that_come_and_go_while_events_are_published_receive_all
                     await asyncio.sleep(dice.uniform(0.0, 0.2))
             assert received == wanted
 
-    await asyncio.wait_for(asyncio.gather(publish(bus, 0, total), *(consume(f"consumer-{number}") for number in range(12))), 300)
+    await asyncio.wait_for(
+        asyncio.gather(publish(bus, 0, total), *(consume(f"consumer-{number}") for number in range(12))), 300
+    )
 
 
 async def test_consumers_continue_after_the_server_was_killed(server: EmbeddedServer, bus: NatsBus) -> None:
@@ -107,7 +116,9 @@ async def test_consumers_continue_after_the_server_was_killed(server: EmbeddedSe
         await again.stop()
 
 
-async def test_an_error_of_the_shared_reader_is_one_of_every_consumer(bus: NatsBus, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_of_the_shared_reader_is_one_of_every_consumer(
+    bus: NatsBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with bus.events(Happened, consumer="a") as first, bus.events(Ended, consumer="b") as second:
         monkeypatch.setattr(nats_reader, "unpack", lambda *_, **__: 1 / 0)
         await publish(bus, 0, 1)

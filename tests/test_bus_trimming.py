@@ -55,7 +55,9 @@ async def test_a_removed_event_is_refused_as_trimmed_and_one_that_never_was_as_m
         await whole(buses.there, after=1)
 
 
-async def test_a_fold_that_would_begin_before_the_log_does_is_refused_and_one_with_a_snapshot_continues(buses: Buses) -> None:
+async def test_a_fold_that_would_begin_before_the_log_does_is_refused_and_one_with_a_snapshot_continues(
+    buses: Buses,
+) -> None:
     await publish(buses.here, *range(1, 7))
     await buses.here.trim(4)
     with pytest.raises(EventsTrimmed, match=r"fold requires event 1 .* begins at event 4"):
@@ -68,7 +70,9 @@ async def test_a_fold_that_would_begin_before_the_log_does_is_refused_and_one_wi
         assert numbers(await take(inbox, 1)) == [7]
 
 
-async def test_what_lies_before_a_snapshot_counts_as_acknowledged_and_what_was_acknowledged_after_it_is_replayed(buses: Buses) -> None:
+async def test_what_lies_before_a_snapshot_counts_as_acknowledged_and_what_was_acknowledged_after_it_is_replayed(
+    buses: Buses,
+) -> None:
     await publish(buses.here, *range(1, 7))
     async with buses.there.events(Happened, consumer="fold") as inbox:
         await take(inbox, 5, acknowledge=True)
@@ -146,7 +150,9 @@ async def test_a_trimmed_log_survives_its_server_and_still_deduplicates(tmp_path
         await server.stop()
 
 
-async def test_consumers_of_killed_readers_do_not_stay_on_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_consumers_of_killed_readers_do_not_stay_on_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("areal_bus.nats_reader._INACTIVE_SECONDS", 1)
     monkeypatch.setattr("areal_bus.nats_reader._FETCH_SECONDS", 0.3)
     server = await EmbeddedServer.start(tmp_path)
@@ -162,7 +168,9 @@ async def test_consumers_of_killed_readers_do_not_stay_on_the_server(tmp_path: P
         await take(await inbox.__aenter__(), 1, acknowledge=True)
         await killed.work(Do).__aenter__()
         connection = killed._connection._client._transport._io_writer.transport
-        await killed._connection._client._close(status=2, do_cbs=False)  # as if its process had been killed: nothing is sent to the server
+        await killed._connection._client._close(
+            status=2, do_cbs=False
+        )  # as if its process had been killed: nothing is sent to the server
         connection.abort()
         await asyncio.sleep(0)
     async with bus.events(Happened, consumer="alive") as inbox, asyncio.timeout(300):

@@ -33,7 +33,9 @@ def permissions(user: str) -> Permissions:
 STOPPED = ActorStopped(actor="a", process="a")
 
 
-async def test_a_user_that_is_added_may_publish_and_one_that_is_removed_is_disconnected_for_good(tmp_path: Path) -> None:
+async def test_a_user_that_is_added_may_publish_and_one_that_is_removed_is_disconnected_for_good(
+    tmp_path: Path,
+) -> None:
     users = BusUsers.make(RUN, {"first": permissions("first")})
     keeper = await ServerKeeper.start(tmp_path, RestartSettings(), sync_interval="5s", users=users)
     try:
@@ -41,7 +43,9 @@ async def test_a_user_that_is_added_may_publish_and_one_that_is_removed_is_disco
         owner = await NatsBus.connect(keeper.server.url, RUN, name="owner", kinds=KINDS)
         first = await NatsBus.connect(users.url("first", address), RUN, name="first")
         with pytest.raises(ServerUnavailable, match="refused the credentials"):
-            await NatsBus.connect(address.replace("//", "//joined.one:wrong@"), RUN, name="joined.one", connect_timeout=SECONDS)
+            await NatsBus.connect(
+                address.replace("//", "//joined.one:wrong@"), RUN, name="joined.one", connect_timeout=SECONDS
+            )
 
         async def publish_meanwhile() -> None:
             for _ in range(500):
@@ -111,7 +115,10 @@ class SlowLogin:
         there, onward = await asyncio.open_connection("127.0.0.1", self.target)
         self._writers |= {writer, onward}
         held, self.held = self.held > 0, self.held - 1
-        self._tasks |= {asyncio.create_task(self._pump(reader, onward, held)), asyncio.create_task(self._pump(there, writer, held=False))}
+        self._tasks |= {
+            asyncio.create_task(self._pump(reader, onward, held)),
+            asyncio.create_task(self._pump(there, writer, held=False)),
+        }
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, held: bool) -> None:  # noqa: FBT001
         with contextlib.suppress(ConnectionError):

@@ -166,16 +166,22 @@ async def test_a_late_acknowledgement_still_counts(buses: Buses) -> None:
         await second.acknowledge()
 
 
-async def test_an_item_that_comes_again_to_the_worker_that_is_still_at_it_is_not_handed_over_twice(buses: Buses) -> None:
+async def test_an_item_that_comes_again_to_the_worker_that_is_still_at_it_is_not_handed_over_twice(
+    buses: Buses,
+) -> None:
     async with buses.here.work(Do) as slow:
         await buses.here.publish(Do(n=1), stamp())
         (item,) = await soon(slow)
-        assert await is_empty(slow, LEASE * 4), "the lease ended and the item came back, and it is not done a second time"
+        assert await is_empty(slow, LEASE * 4), (
+            "the lease ended and the item came back, and it is not done a second time"
+        )
         await item.extend()
         assert await is_empty(slow, LEASE * 2)
         await item.acknowledge()
     async with buses.there.work(Do) as other:
-        assert await is_empty(other, LEASE * 3), "the acknowledgement took the item out of the queue although it had been delivered again"
+        assert await is_empty(other, LEASE * 3), (
+            "the acknowledgement took the item out of the queue although it had been delivered again"
+        )
 
 
 async def test_an_item_that_came_again_is_given_back_by_its_newest_delivery(buses: Buses) -> None:

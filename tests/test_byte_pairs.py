@@ -36,7 +36,10 @@ def trained(pre_tokenizer, normalizer=None, marks=MARKS, plain_marks=PLAIN_MARKS
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     trainer = trainers.BpeTrainer(
-        vocab_size=700, special_tokens=list(marks), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=700,
+        special_tokens=list(marks),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in plain_marks])
@@ -69,7 +72,25 @@ PIECES = st.sampled_from(
             "\u00a0",
             "\u2028",
         ),
-        *("'S", "'ll", "’s", "12345", "٣٤", "½", "ﬁ", "\x00", "\x85", "ß", "日本", "🙂", "#", "=" * 9, "a" * 30, "\ufeff", "\u1100\u1161"),
+        *(
+            "'S",
+            "'ll",
+            "’s",
+            "12345",
+            "٣٤",
+            "½",
+            "ﬁ",
+            "\x00",
+            "\x85",
+            "ß",
+            "日本",
+            "🙂",
+            "#",
+            "=" * 9,
+            "a" * 30,
+            "\ufeff",
+            "\u1100\u1161",
+        ),
     ]
 )
 TEXTS = st.lists(st.text(max_size=12) | PIECES, max_size=8).map("".join)
@@ -140,7 +161,8 @@ def described(tokenizer, **model):
 
 
 @pytest.mark.parametrize(
-    "marks", [("<a>", "<a>b"), ("<a>b", "<a>", "<a>c"), ("a", "ab", "b"), ("x<s>", "x", "zz"), ("<|a|>", "<|b|>", "<|a|><|b|>")]
+    "marks",
+    [("<a>", "<a>b"), ("<a>b", "<a>", "<a>c"), ("a", "ab", "b"), ("x<s>", "x", "zz"), ("<|a|>", "<|b|>", "<|a|><|b|>")],
 )
 def test_where_one_mark_begins_another_the_library_stays(marks):
     assert byte_pairs_of(trained(split(QWEN), marks=marks, plain_marks=())) is None

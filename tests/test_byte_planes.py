@@ -22,9 +22,13 @@ LARGEST = (0, 600, 65_535, 65_536, 151_935, 2**24, 2**32 - 1)
 
 
 def exported(token_ids, logprobs=None):
-    columns = TokenColumns.of(token_ids, logprobs or [-0.25 * index for index in range(len(token_ids))], [3] * len(token_ids))
+    columns = TokenColumns.of(
+        token_ids, logprobs or [-0.25 * index for index in range(len(token_ids))], [3] * len(token_ids)
+    )
     turn = msgspec.structs.replace(interaction("i", "x"), prompt_suffix=pack_ids(token_ids[:2]), completion=columns)
-    return TrajectoryExported(trajectory=Trajectory(episode="0.0", group="0", attempt=1, task="t", reward=1.0, interactions=(turn, turn)))
+    return TrajectoryExported(
+        trajectory=Trajectory(episode="0.0", group="0", attempt=1, task="t", reward=1.0, interactions=(turn, turn))
+    )
 
 
 @pytest.mark.parametrize("largest", LARGEST)
@@ -44,7 +48,10 @@ def test_the_prompt_of_a_request_is_read_back_as_it_was(largest):
 
 def test_ids_take_as_many_bytes_as_the_largest_of_them():
     sizes = [len(Envelope.seal(exported([largest] * 1000), STAMP, "test").body) for largest in (65_535, 65_536, 2**24)]
-    assert [sizes[1] - sizes[0], sizes[2] - sizes[1]] == [2004, 2004]  # two calls of 1,000 sampled tokens and two of the prompt
+    assert [sizes[1] - sizes[0], sizes[2] - sizes[1]] == [
+        2004,
+        2004,
+    ]  # two calls of 1,000 sampled tokens and two of the prompt
 
 
 def test_an_event_is_not_changed_by_being_sent():
@@ -54,7 +61,9 @@ def test_an_event_is_not_changed_by_being_sent():
     assert msgspec.msgpack.encode(event) == before
 
 
-@pytest.mark.parametrize("damaged", [{"prompt_suffix": b"abc"}, {"completion": TokenColumns(token_ids=b"abcde", logprobs=b"abcd")}])
+@pytest.mark.parametrize(
+    "damaged", [{"prompt_suffix": b"abc"}, {"completion": TokenColumns(token_ids=b"abcde", logprobs=b"abcd")}]
+)
 def test_columns_of_a_wrong_length_are_sent_as_they_are(damaged):
     turn = msgspec.structs.replace(interaction("i", "x"), **damaged)
     assert turn.pack() is turn
@@ -70,13 +79,18 @@ def test_planes_of_different_lengths_are_a_damaged_message():
 
 def test_the_recordings_of_both_formats_have_the_same_trajectories():
     earlier, now = (
-        [one.open(TrajectoryExported) for one in read_log(RECORDINGS / f"log-{version}.xz") if one.subject == TrajectoryExported.subject]
+        [
+            one.open(TrajectoryExported)
+            for one in read_log(RECORDINGS / f"log-{version}.xz")
+            if one.subject == TrajectoryExported.subject
+        ]
         for version in (2, 3)
     )
     assert earlier
     assert earlier == now
     bodies = [
-        [one.body for one in read_log(RECORDINGS / f"log-{version}.xz") if one.subject == TrajectoryExported.subject] for version in (2, 3)
+        [one.body for one in read_log(RECORDINGS / f"log-{version}.xz") if one.subject == TrajectoryExported.subject]
+        for version in (2, 3)
     ]
     assert all(len(packed) < len(whole) for whole, packed in zip(*bodies, strict=True))
 
@@ -101,5 +115,7 @@ def test_fields_of_a_message_are_those_of_its_kind_and_a_monitor_can_read_the_pl
 
 def test_an_invalid_message_is_shown_as_it_was_sent():
     body = msgspec.msgpack.encode({"trajectory": {"episode": 7}})
-    envelope = Envelope(subject=TrajectoryExported.subject, id="i", sender="s", time=0.0, run="r", checksum=0, body=body)
+    envelope = Envelope(
+        subject=TrajectoryExported.subject, id="i", sender="s", time=0.0, run="r", checksum=0, body=body
+    )
     assert fields_of(envelope) == {"trajectory": {"episode": 7}}

@@ -20,7 +20,10 @@ from areal_actors.tokenization.tool_parsers.families import FORMATS
 from areal_actors.tokenization.tool_parsers.syntax import THINK
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
-ADD, TAKE = ({"type": "function", "function": {"name": name, "description": "", "parameters": SCHEMA}} for name in ("add", "take"))
+ADD, TAKE = (
+    {"type": "function", "function": {"name": name, "description": "", "parameters": SCHEMA}}
+    for name in ("add", "take")
+)
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 DEFAULT = SamplingParams(temperature=0.8, max_tokens=50)
 ALIKE = {"llama3", "generic_json"}
@@ -61,7 +64,12 @@ def test_without_tools_or_reasoning_the_schema_goes_to_the_engine_as_it_is():
 @pytest.mark.parametrize("name", FORMATS)
 def test_reasoning_that_the_prompt_has_opened_is_closed_before_the_json_and_nothing_else_is_allowed(name):
     obeyed = constraint(asked(), name, in_reasoning=True)
-    for text in ('x</think>\n\n{"a": 1}', 'x < y\n\n z</think>\n{"a":1}', '</think>{"a": 1}', 'x</think>\n\n{\n  "a": 1\n}'):
+    for text in (
+        'x</think>\n\n{"a": 1}',
+        'x < y\n\n z</think>\n{"a":1}',
+        '</think>{"a": 1}',
+        'x</think>\n\n{\n  "a": 1\n}',
+    ):
         assert allows(obeyed, text), text
     for text in (
         '{"a": 1}',
@@ -92,7 +100,10 @@ def test_what_is_sampled_at_random_under_it_ends_and_obeys():
 
 @pytest.mark.parametrize("name", sorted(FORMATS.keys() - ALIKE - {"none"}))
 def test_with_tools_the_answer_is_a_call_or_such_json(name):
-    either, forced = constraint(asked(tools=(ADD,)), name), constraint(asked(None, tools=(ADD,), tool_choice="required"), name)
+    either, forced = (
+        constraint(asked(tools=(ADD,)), name),
+        constraint(asked(None, tools=(ADD,), tool_choice="required"), name),
+    )
     for text in ('{"a": 1}', '{\n  "a": 1\n}'):
         assert allows(either, text)
         assert not allows(forced, text)
@@ -148,7 +159,15 @@ def test_a_choice_of_a_tool_that_is_not_there_is_refused(tools, choice):
 
 def test_what_a_request_states_holds_and_the_session_s_own_for_the_rest():
     assert sampling_of({}, DEFAULT) is DEFAULT
-    stated = {"logit_bias": {7: -100.0}, "stop": ["x"], "seed": -5, "top_k": 3, "temperature": 0.8, "top_logprobs": 2, "max_tokens": 9}
+    stated = {
+        "logit_bias": {7: -100.0},
+        "stop": ["x"],
+        "seed": -5,
+        "top_k": 3,
+        "temperature": 0.8,
+        "top_logprobs": 2,
+        "max_tokens": 9,
+    }
     sampling = sampling_of(stated, DEFAULT)
     assert (sampling.logit_bias, sampling.stop, sampling.seed, sampling.temperature) == ({7: -100.0}, ("x",), -5, 0.8)
     assert (sampling.top_k, sampling.top_logprobs, sampling.max_tokens, sampling.top_p) == (3, 2, 9, 1.0)
@@ -172,6 +191,8 @@ def test_a_value_out_of_range_is_refused_by_name(stated, field):
 def test_the_length_is_cut_to_what_the_context_leaves_and_a_prompt_that_leaves_nothing_refused():
     assert within_context(DEFAULT, 10, 100) is DEFAULT
     assert within_context(DEFAULT, 99, 100).max_tokens == 1
-    with pytest.raises(RequestError, match=r"^prompt is too long: 100 tokens > 100 maximum; .* 100 tokens: shorten 'prompt'") as refused:
+    with pytest.raises(
+        RequestError, match=r"^prompt is too long: 100 tokens > 100 maximum; .* 100 tokens: shorten 'prompt'"
+    ) as refused:
         within_context(DEFAULT, 100, 100, "prompt")
     assert refused.value.field == "prompt"

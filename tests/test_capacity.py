@@ -22,7 +22,12 @@ def test_a_task_fills_its_group_before_it_begins_another():
     capacity = ExternalCapacity(2)
     capacity.grant(0, 2)
     slots = [start(capacity, task) for task in ("a", "b", "a", "b")]
-    assert [(slot.session, slot.episode) for slot in slots] == [("a-0", "0.0"), ("b-0", "1.0"), ("a-1", "0.1"), ("b-1", "1.1")]
+    assert [(slot.session, slot.episode) for slot in slots] == [
+        ("a-0", "0.0"),
+        ("b-0", "1.0"),
+        ("a-1", "0.1"),
+        ("b-1", "1.1"),
+    ]
     assert start(capacity, "a") is None
     capacity.grant(2, 1)
     assert start(capacity, "a").episode == "2.0"
@@ -73,7 +78,11 @@ def test_unused_slots_expire_and_close_the_group():
     assert (capacity.missing(99.0, 10.0), start(capacity, "a").episode) == ([], "1.0")
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=40), st.integers(1, 3), st.randoms(use_true_random=False))
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=40),
+    st.integers(1, 3),
+    st.randoms(use_true_random=False),
+)
 def test_the_log_folds_to_the_same_table_in_whatever_order_starts_were_written(happenings, group_size, random):
     live = ExternalCapacity(group_size)
     live.grant(0, 6)
@@ -138,4 +147,6 @@ def test_groups_of_a_task_that_lost_a_session_are_late_sooner_once_none_of_its_s
     slots.end_episode("1.0", 120.0, exported=True)
     assert slots.late(180.0, 600.0, 60.0) == []
     assert [slot.episode for slot in slots.late(181.0, 600.0, 60.0)] == ["1.1", "0.1"]
-    assert slots.describe_waits().startswith("group 0 of task 'a' lacks a session for member 1; group 1 of task 'a' lacks")
+    assert slots.describe_waits().startswith(
+        "group 0 of task 'a' lacks a session for member 1; group 1 of task 'a' lacks"
+    )

@@ -13,7 +13,12 @@ EFFORT = "{% if reasoning_effort %}effort {{ reasoning_effort }}\n{% endif %}"
         (LETTERS_TEMPLATE, {"template_kwargs": {"reasoning_effort": "high"}}, "call-1", ""),
         (LETTERS_TEMPLATE, {"tools": ({"type": "function"},)}, "call-1", ""),
         (EFFORT + LETTERS_TEMPLATE, {"template_kwargs": {"unused": 1}}, "call-1", ""),
-        (EFFORT + LETTERS_TEMPLATE, {"template_kwargs": {"reasoning_effort": "high"}}, "", "the tools or the template's settings changed"),
+        (
+            EFFORT + LETTERS_TEMPLATE,
+            {"template_kwargs": {"reasoning_effort": "high"}},
+            "",
+            "the tools or the template's settings changed",
+        ),
         (LETTERS_TEMPLATE + EFFORT, {"template_kwargs": {"reasoning_effort": "high"}}, "call-1", ""),
     ],
 )
@@ -22,4 +27,6 @@ def test_changed_settings_break_the_prefix_only_where_they_change_its_tokens(tem
     talk.call([user("a")], "1")
     prompt = talk.prompt(second := [user("a"), assistant("1"), user("b")], **fields)
     assert (prompt.parent, prompt.prefix, prompt.prefix_break_reason) == ("call-1", prefix, reason)
-    assert talk.text(prompt.token_ids) == talk.continuations.chat.render(second, fields.get("tools"), **fields.get("template_kwargs", {}))
+    assert talk.text(prompt.token_ids) == talk.continuations.chat.render(
+        second, fields.get("tools"), **fields.get("template_kwargs", {})
+    )

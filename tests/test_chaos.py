@@ -34,12 +34,20 @@ from areal_actors.messages import ActorFailed, ActorStarted, BatchFormed, FaultI
 from areal_bus.server import EmbeddedServer
 
 RECIPE = "recipes/gsm8k_grpo.toml"
-KILLS = ChaosSettings(enabled=True, kill=KillFaults(per_minute=6.0, targets=("trainer", "worker")), pause=PauseFaults(per_minute=3.0))
+KILLS = ChaosSettings(
+    enabled=True, kill=KillFaults(per_minute=6.0, targets=("trainer", "worker")), pause=PauseFaults(per_minute=3.0)
+)
 
 
 def batch(step):
     return BatchFormed(
-        step=step, groups=(), oldest_version=0, trained_trajectories=0, trained_tokens=0, dropped_trajectories=0, dropped_tokens=0
+        step=step,
+        groups=(),
+        oldest_version=0,
+        trained_trajectories=0,
+        trained_tokens=0,
+        dropped_trajectories=0,
+        dropped_tokens=0,
     )
 
 
@@ -59,20 +67,32 @@ def test_check_reports_whether_faults_are_injected(capsys):
     assert "# chaos       none" in capsys.readouterr().out
     on = ("chaos.enabled=true", "chaos.kill.per_minute=2", 'chaos.kill.targets=["server"]')
     assert main(["check", RECIPE, "profile=embedded", "--static", *on]) == 0
-    assert "# chaos       ON: FAULTS ARE INJECTED INTO THIS RUN: kill 2 a minute (server); seed 0;" in capsys.readouterr().out
+    assert (
+        "# chaos       ON: FAULTS ARE INJECTED INTO THIS RUN: kill 2 a minute (server); seed 0;"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (["chaos.enabled=true"], "`chaos.enabled`: found true, but no fault has a rate"),
-        (["chaos.enabled=true", "chaos.kill.per_minute=1", 'chaos.kill.targets=["trianer"]'], 'found "trianer"; did you mean `trainer`?'),
-        (["chaos.enabled=true", "chaos.partition.per_minute=1", 'chaos.partition.targets=["server"]'], 'found "server"'),
+        (
+            ["chaos.enabled=true", "chaos.kill.per_minute=1", 'chaos.kill.targets=["trianer"]'],
+            'found "trianer"; did you mean `trainer`?',
+        ),
+        (
+            ["chaos.enabled=true", "chaos.partition.per_minute=1", 'chaos.partition.targets=["server"]'],
+            'found "server"',
+        ),
         (
             ["chaos.enabled=true", "chaos.pause.per_minute=1", 'chaos.pause.targets=["server"]', "bus.url=nats://h:1"],
             "is not this run's own",
         ),
-        (["chaos.enabled=true", "chaos.partition.per_minute=1", "bus.url=tls://h:1"], "a link to a server with TLS cannot be cut"),
+        (
+            ["chaos.enabled=true", "chaos.partition.per_minute=1", "bus.url=tls://h:1"],
+            "a link to a server with TLS cannot be cut",
+        ),
         (["chaos.kill.per_minut=1"], "did you mean `per_minute`?"),
     ],
 )
@@ -106,7 +126,9 @@ def planned(schedule, count):
 
 def test_the_same_seed_is_the_same_schedule_and_another_is_another():
     assert planned(FaultSchedule(KILLS, {}), 20) == planned(FaultSchedule(KILLS, {}), 20)
-    assert planned(FaultSchedule(KILLS, {}), 20) != planned(FaultSchedule(msgspec.structs.replace(KILLS, seed=1), {}), 20)
+    assert planned(FaultSchedule(KILLS, {}), 20) != planned(
+        FaultSchedule(msgspec.structs.replace(KILLS, seed=1), {}), 20
+    )
     faults_due = planned(FaultSchedule(KILLS, {}), 300)
     assert [fault.due for fault in faults_due] == sorted(fault.due for fault in faults_due)
     kills = [fault for fault in faults_due if fault.kind == "kill"]
@@ -131,18 +153,24 @@ def test_a_count_bounds_the_faults_of_all_lives():
 
 
 def test_a_target_stands_for_a_process_its_kind_or_an_actor_in_it(tmp_path):
-    place = FaultTargets(tmp_path, dict, {"control": frozenset({"batcher"}), "rollout_worker-0": frozenset({"rollout_worker"})})
+    place = FaultTargets(
+        tmp_path, dict, {"control": frozenset({"batcher"}), "rollout_worker-0": frozenset({"rollout_worker"})}
+    )
     there = ["control", "rollout_worker-0", "rollout_worker-1"]
     assert place.matches("batcher", "control")
     assert place.matches("rollout_worker", "rollout_worker-1")
     assert not place.matches("trainer", "control")
-    assert {choose_target(("rollout_worker", "control"), there, Random(seed), place.matches) for seed in range(40)} == set(there[1:])
+    assert {
+        choose_target(("rollout_worker", "control"), there, Random(seed), place.matches) for seed in range(40)
+    } == set(there[1:])
     assert choose_target(("trainer", "control"), there, Random(0), place.matches) == "control"
     assert choose_target(("trainer",), there, Random(0), place.matches) == ""
 
 
 def test_targets_are_dealt_like_cards_so_that_each_comes_up_as_often():
-    firsts = [shuffled_targets("abc", fault, 7)[0] for fault in planned(FaultSchedule(KILLS, {}), 40) if fault.kind == "kill"]
+    firsts = [
+        shuffled_targets("abc", fault, 7)[0] for fault in planned(FaultSchedule(KILLS, {}), 40) if fault.kind == "kill"
+    ]
     assert [sorted(firsts[start : start + 3]) for start in range(0, 15, 3)] == [list("abc")] * 5
     assert len(set(map("".join, zip(firsts[::3], firsts[1::3], strict=False)))) > 1, "in another order each time"
     assert shuffled_targets((), FaultSchedule(KILLS, {}).first(), 0) == []
@@ -154,7 +182,11 @@ def test_targets_are_dealt_like_cards_so_that_each_comes_up_as_often():
 def test_a_run_is_healthy_again_when_all_serve_and_a_batch_formed_after_the_fault_is_trained():
     health = Health()
     assert not health.is_healthy()
-    for event in (ActorStarted(actor="a", process="p", pid=1), batch(0), StepCompleted(step=1, metrics={}, sequences_checksum="")):
+    for event in (
+        ActorStarted(actor="a", process="p", pid=1),
+        batch(0),
+        StepCompleted(step=1, metrics={}, sequences_checksum=""),
+    ):
         health.receive(event)
     assert health.is_healthy()
     health.receive(batch(1))
@@ -209,7 +241,9 @@ def grows(path, within=300.0):
 
 
 def state_of(pid):
-    return subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout.strip()[:1]
+    return subprocess.run(
+        ["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=True
+    ).stdout.strip()[:1]
 
 
 def until_state(pid, wanted, seconds=300.0):
@@ -227,7 +261,9 @@ def test_a_paused_process_continues_even_if_who_paused_it_is_killed(tmp_path):
     counter = subprocess.Popen([sys.executable, "-c", COUNTER.format(path=str(path))])
     try:
         assert grows(path)
-        program = f"from areal_actors.chaos.faults import hold; hold({counter.pid}, 2.0); import os; os.kill(os.getpid(), 9)"
+        program = (
+            f"from areal_actors.chaos.faults import hold; hold({counter.pid}, 2.0); import os; os.kill(os.getpid(), 9)"
+        )
         assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
         assert until_state(counter.pid, wanted=True)
         assert until_state(counter.pid, wanted=False)
@@ -301,7 +337,11 @@ async def test_the_next_completion_is_spoilt_once_when_that_is_ordered(tmp_path,
     spoilt = await completion()
     assert spoilt != before
     columns = spoilt.columns
-    assert not len(columns) or structure_fault(columns) or number_fault(columns.ids_array(), columns.logprobs_array(), 1000)
+    assert (
+        not len(columns)
+        or structure_fault(columns)
+        or number_fault(columns.ids_array(), columns.logprobs_array(), 1000)
+    )
     assert await completion() == before
 
 
@@ -316,7 +356,9 @@ def chaos_of(tmp_path, settings, published, processes):
     async def publish(event):
         published.append(event)
 
-    return Chaos(settings, FaultTargets(tmp_path, lambda: processes, {name: frozenset({name}) for name in processes}), publish)
+    return Chaos(
+        settings, FaultTargets(tmp_path, lambda: processes, {name: frozenset({name}) for name in processes}), publish
+    )
 
 
 async def test_each_fault_is_announced_before_it_is_injected_and_the_next_waits_until_the_run_is_healthy(tmp_path):
@@ -328,7 +370,11 @@ async def test_each_fault_is_announced_before_it_is_injected_and_the_next_waits_
     try:
         await asyncio.sleep(0.3)
         assert published == [], "nothing serves yet"
-        for event in (ActorStarted(actor="a", process="a", pid=1), batch(0), StepCompleted(step=1, metrics={}, sequences_checksum="")):
+        for event in (
+            ActorStarted(actor="a", process="a", pid=1),
+            batch(0),
+            StepCompleted(step=1, metrics={}, sequences_checksum=""),
+        ):
             chaos.health.receive(event)
         async with asyncio.timeout(300):
             while not published:  # noqa: ASYNC110
@@ -354,7 +400,11 @@ async def test_a_checkpoint_is_damaged_and_its_reader_killed_and_a_fault_without
     published, ending = [], []
     settings = ChaosSettings(enabled=True, flip=FlipFaults(per_minute=60_000.0))
     chaos = chaos_of(tmp_path, settings, published, {"trainer": trainer.pid})
-    for event in (ActorStarted(actor="t", process="trainer", pid=1), batch(0), StepCompleted(step=1, metrics={}, sequences_checksum="")):
+    for event in (
+        ActorStarted(actor="t", process="trainer", pid=1),
+        batch(0),
+        StepCompleted(step=1, metrics={}, sequences_checksum=""),
+    ):
         chaos.health.receive(event)
     running = asyncio.create_task(chaos.run(lambda: True, lambda: bool(ending)))
     try:
@@ -390,7 +440,9 @@ def test_everything_is_killed_the_server_first_and_its_store_damaged_between(tmp
     for pid in json.loads(done.stdout):
         until = time.monotonic() + 300
         while time.monotonic() < until:
-            listed = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout.strip()
+            listed = subprocess.run(
+                ["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False
+            ).stdout.strip()
             if listed[:1] in ("", "Z"):
                 break
             time.sleep(0.05)

@@ -35,7 +35,10 @@ def test_a_fault_is_over_when_a_batch_formed_after_it_is_trained_and_all_serve()
         *((0.0, STARTED), (1.0, batch(0)), (2.0, KILL), (2.1, FAILED), (3.0, stepped(1))),
         *((4.0, batch(1)), (5.0, stepped(2)), (7.5, STARTED), (8.0, PAUSE), (9.0, batch(2)), (10.0, stepped(3))),
     ]
-    assert recoveries(log) == [Recovery("kill", "gateway", "SIGKILL", 5.5), Recovery("pause", "trainer", "SIGSTOP", 2.0)]
+    assert recoveries(log) == [
+        Recovery("kill", "gateway", "SIGKILL", 5.5),
+        Recovery("pause", "trainer", "SIGSTOP", 2.0),
+    ]
 
 
 def test_a_fault_that_the_run_ended_in_has_no_time():
@@ -47,6 +50,13 @@ def test_a_fault_that_the_run_ended_in_has_no_time():
 
 
 def test_the_table_has_a_line_for_each_kind_and_target():
-    found = [Recovery("kill", "gateway", "", seconds) for seconds in (1.0, 2.0, 9.0)] + [Recovery("kill", "trainer", "", 4.0)]
+    found = [Recovery("kill", "gateway", "", seconds) for seconds in (1.0, 2.0, 9.0)] + [
+        Recovery("kill", "trainer", "", 4.0)
+    ]
     assert rows(found) == [("kill of gateway", "3", "2.0", "9.0", "0"), ("kill of trainer", "1", "4.0", "4.0", "0")]
-    assert by_kind(found)["kill"] == {"faults": 4, "recovered": 4, "seconds_p50": pytest.approx(3.0), "seconds_max": 9.0}
+    assert by_kind(found)["kill"] == {
+        "faults": 4,
+        "recovered": 4,
+        "seconds_p50": pytest.approx(3.0),
+        "seconds_max": 9.0,
+    }

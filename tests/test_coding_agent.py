@@ -53,14 +53,18 @@ def worked_on(shown, folder):
     folder.mkdir()
     question = next(message for message in shown.messages if message["role"] == "user")["content"]
     name = question.rpartition(" ")[2].removesuffix(".py.")
-    printed = next(message for message in shown.messages if message["role"] == "tool")["content"].rpartition("Output:\n")[2]
+    printed = next(message for message in shown.messages if message["role"] == "tool")["content"].rpartition(
+        "Output:\n"
+    )[2]
     program, test = printed.partition("from ")[0], "".join(printed.partition("from ")[1:])
     (folder / f"{name}.py").write_text(program)
     (folder / f"test_{name}.py").write_text(test)
     path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"  # noqa: PTH120
     environment = {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     outputs = [
-        subprocess.run(["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=True
+        ).stdout
         for command in commands_of(shown)
     ]
     return outputs, test.splitlines()[2], (folder / f"{name}.py").read_text()

@@ -72,7 +72,9 @@ async def test_the_embedded_model_learns_to_read_before_it_edits(live, program, 
     assert max(step.metrics["train_infer_logprob_diff_max"] for step in steps) < LARGEST_DIFFERENCE
 
     exported = {event.trajectory.episode for event in log if isinstance(event, TrajectoryExported)}
-    trained = {member.episode for event in log if isinstance(event, BatchFormed) for group in event.groups for member in group}
+    trained = {
+        member.episode for event in log if isinstance(event, BatchFormed) for group in event.groups for member in group
+    }
     assert trained <= exported
     abandoned = [event for event in log if isinstance(event, EpisodeAbandoned)]
     assert all(event.reason == "agent" and event.detail for event in abandoned)

@@ -24,7 +24,15 @@ from support.coding_agents import (
 from support.coding_harness import FINAL, FIRST, LAST, OUTPUT, Programs, opened_coding_gateway, results_in, run_program
 from support.framework_harness import parents, prefixes
 from support.gateway_harness import root
-from support.recorded_requests import FOLDER, RECORD, impersonal, noting, read_recorded, recorded_requests, write_recorded
+from support.recorded_requests import (
+    FOLDER,
+    RECORD,
+    impersonal,
+    noting,
+    read_recorded,
+    recorded_requests,
+    write_recorded,
+)
 
 CORPUS = "coding_agents"
 
@@ -36,7 +44,11 @@ def events(text):
 
 def tool_uses(found):
     """Names and inputs of the tool calls in a stream of Anthropic's events."""
-    names = {one["index"]: one["content_block"]["name"] for one in found if one.get("content_block", {}).get("type") == "tool_use"}
+    names = {
+        one["index"]: one["content_block"]["name"]
+        for one in found
+        if one.get("content_block", {}).get("type") == "tool_use"
+    }
     pieces = dict.fromkeys(names, "")
     for one in found:
         if one["type"] == "content_block_delta" and one["index"] in pieces:
@@ -47,7 +59,9 @@ def tool_uses(found):
 def function_calls(found):
     """Names and inputs of the tool calls in a stream of chat completion chunks."""
     pieces = {}
-    for one in (call for chunk in found for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", ())):
+    for one in (
+        call for chunk in found for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", ())
+    ):
         name, arguments = pieces.get(one["index"], ("", ""))
         pieces[one["index"]] = name + one["function"].get("name", ""), arguments + one["function"]["arguments"]
     return [(name, json.loads(arguments)) for name, arguments in pieces.values()]
@@ -56,9 +70,14 @@ def function_calls(found):
 def call_items(found):
     """Types, namespaces if any, names and inputs of the tool calls in a stream of a response's events."""
     items = [one["item"] for one in found if one["type"] == "response.output_item.done"]
-    inputs = {"function_call": lambda item: json.loads(item["arguments"]), "custom_tool_call": lambda item: item["input"]}
+    inputs = {
+        "function_call": lambda item: json.loads(item["arguments"]),
+        "custom_tool_call": lambda item: item["input"],
+    }
     return [
-        tuple(value for value in (item["type"], item.get("namespace"), item["name"], inputs[item["type"]](item)) if value)
+        tuple(
+            value for value in (item["type"], item.get("namespace"), item["name"], inputs[item["type"]](item)) if value
+        )
         for item in items
         if item["type"] in inputs
     ]
@@ -90,17 +109,26 @@ async def replayed(agent):
                 async with http.post(one["path"], json=one["body"], headers=one["headers"]) as response:
                     text = await response.text()
                     assert response.status == 200, text
-                answers.append(events(text.replace("data: [DONE]\n", "")) if one["body"].get("stream") else [json.loads(text)])
+                answers.append(
+                    events(text.replace("data: [DONE]\n", "")) if one["body"].get("stream") else [json.loads(text)]
+                )
                 ignored.append(response.headers.get("x-areal-ignored"))
         return answers, ignored, await harness.exported(session)
 
 
 REPORTED = {
     ClaudeCode: ["metadata, context_management, cache_control, anthropic-beta"],
-    ClaudeCodeTeam: ["metadata, context_management, cache_control, anthropic-beta", "metadata, cache_control, anthropic-beta"],
+    ClaudeCodeTeam: [
+        "metadata, context_management, cache_control, anthropic-beta",
+        "metadata, cache_control, anthropic-beta",
+    ],
     Codex: ["client_metadata, prompt_cache_key, tools[8] (web_search)"],
-    CodexPatch: ["client_metadata, prompt_cache_key, text.verbosity, tools[8] (tool_search), tools[9] (web_search), tools[].format"],
-    CodexScript: ["client_metadata, prompt_cache_key, reasoning.context, text.verbosity, input[0].tools[0].tools[].format"],
+    CodexPatch: [
+        "client_metadata, prompt_cache_key, text.verbosity, tools[8] (tool_search), tools[9] (web_search), tools[].format"
+    ],
+    CodexScript: [
+        "client_metadata, prompt_cache_key, reasoning.context, text.verbosity, input[0].tools[0].tools[].format"
+    ],
     OpenCode: [None],
     OpenCodeTeam: [None],
     QwenCode: [None],
@@ -120,7 +148,9 @@ def test_conversations_are_counted_along_their_calls_and_a_branch_is_one_more():
 
 
 def test_the_recorded_versions_are_those_of_the_programs():
-    assert {name: one["version"] for name, one in read_recorded(CORPUS).items()} == {agent.name: agent.version for agent in AGENTS}
+    assert {name: one["version"] for name, one in read_recorded(CORPUS).items()} == {
+        agent.name: agent.version for agent in AGENTS
+    }
 
 
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
@@ -146,7 +176,9 @@ async def test_the_tool_calls_of_claude_code_arrive_as_it_declared_the_tools():
 
 async def test_the_tool_calls_of_codex_arrive_as_it_declared_the_tools():
     answers, _, _ = await replayed(Codex)
-    assert [call_items(found) for found in answers] == [[("function_call", *call)] for call in commands_of(Codex)] + [[]]
+    assert [call_items(found) for found in answers] == [[("function_call", *call)] for call in commands_of(Codex)] + [
+        []
+    ]
     answers, _, _ = await replayed(CodexPatch)
     first, _, last = commands_of(CodexPatch)
     assert [call_items(found) for found in answers] == [
@@ -156,7 +188,10 @@ async def test_the_tool_calls_of_codex_arrive_as_it_declared_the_tools():
         [],
     ]
     answers, _, _ = await replayed(CodexScript)
-    scripts = [[("custom_tool_call", "functions", "exec", CodexScript.script(command, FOLDER))] for command in CodexScript.commands]
+    scripts = [
+        [("custom_tool_call", "functions", "exec", CodexScript.script(command, FOLDER))]
+        for command in CodexScript.commands
+    ]
     assert [call_items(found) for found in answers] == [*scripts, []]
 
 

@@ -43,9 +43,15 @@ FAULTS = {
     "positive beside nan": (part(logprobs=[-1, 1.0, math.nan, -1]), "log-probability at token 1: 1"),
     "beyond the vocabulary": (part((1, 2, 100, 4)), "vocabulary at token 2: id 100; the model's ids are 0 to 99"),
     "largest id": (part((1, 2**32 - 1)), "vocabulary at token 1: id 4294967295"),
-    "too many": (part(range(9)), "too many tokens at token 8: 8 tokens were asked for, 0 were sampled before, and 9 more came"),
+    "too many": (
+        part(range(9)),
+        "too many tokens at token 8: 8 tokens were asked for, 0 were sampled before, and 9 more came",
+    ),
     "fewer logprobs": (part(logprobs=[-1, -1, -1]), "column lengths: 4 token ids and 3 log-probabilities"),
-    "half a token": (Generated(columns=TokenColumns(token_ids=b"12345", logprobs=b"12345"), finish_reason="stop"), "column lengths"),
+    "half a token": (
+        Generated(columns=TokenColumns(token_ids=b"12345", logprobs=b"12345"), finish_reason="stop"),
+        "column lengths",
+    ),
     "not yet published": (
         part(versions=((3, 0, 2), (6, 2, 4))),
         "weight version at token 2: weight version 6; the newest that was published is 5",
@@ -59,7 +65,10 @@ FAULTS = {
     "empty span": (part(versions=((3, 0, 4), (4, 4, 4))), "version spans at token 4"),
     "no versions": (part(versions=()), "version spans at token 0"),
     "no tokens": (part((), (), ()), "no tokens: the inference worker ended the completion without a single token"),
-    "nothing at all": (part((), (), (), ""), "no tokens: the inference worker answered without tokens or a finish reason"),
+    "nothing at all": (
+        part((), (), (), ""),
+        "no tokens: the inference worker answered without tokens or a finish reason",
+    ),
     "unknown reason": (part(reason="tired"), "finish reason: 'tired'; 'stop' or 'length' was expected"),
     "error": (Generated(error="out of memory"), "engine error: out of memory"),
     "unasked top": (

@@ -29,7 +29,9 @@ class FaultyEngine(FixedTextEngine):
 
     async def generate(self, request_id, prompt_ids, sampling, *, stream=False, resumed_tokens=0):
         number, self.count = self.count, self.count + 1
-        async for chunk in super().generate(request_id, prompt_ids, sampling, stream=stream, resumed_tokens=resumed_tokens):
+        async for chunk in super().generate(
+            request_id, prompt_ids, sampling, stream=stream, resumed_tokens=resumed_tokens
+        ):
             if number in self.numbers and chunk.finish_reason:
                 async for one in self.spoilt(chunk):
                     yield one
@@ -40,7 +42,9 @@ class FaultyEngine(FixedTextEngine):
         if self.how == "nan":
             columns = chunk.columns
             ids = columns.ids_array().tolist()
-            yield TokenChunk(columns=TokenColumns.of(ids, [math.nan] * len(ids), columns.versions_array()), finish_reason="stop")
+            yield TokenChunk(
+                columns=TokenColumns.of(ids, [math.nan] * len(ids), columns.versions_array()), finish_reason="stop"
+            )
         elif self.how == "raises":
             raise KeyError("sequence 17")
         elif self.how == "fails":
@@ -136,7 +140,9 @@ async def test_another_call_s_answer_does_not_make_up_for_one_that_never_came():
 
 async def test_a_worker_that_fails_now_and_then_lives_and_one_that_always_does_is_replaced():
     async with opened_gateway() as harness:
-        await harness.engine("inference_worker-0", FaultyEngine(*range(1, 9, 2), *range(9, 9 + MAX_FAILURES), how="raises"))
+        await harness.engine(
+            "inference_worker-0", FaultyEngine(*range(1, 9, 2), *range(9, 9 + MAX_FAILURES), how="raises")
+        )
         async with client(await harness.open()) as sdk:
             for number in range(9 + MAX_FAILURES):
                 assert not harness.tasks["inference_worker-0"].done()

@@ -129,7 +129,17 @@ def test_the_level_of_an_engine():
 def test_a_level_is_reported_once_it_has_lasted():
     reporter = LoadReporter(WORKER)
     free, full = EngineCounters(running=3), EngineCounters(running=8, waiting=2)
-    levels = [(0.0, free), (1.0, free), (2.0, free), (9.0, free), (10.0, full), (11.0, free), (12.0, full), (13.5, full), (14.0, full)]
+    levels = [
+        (0.0, free),
+        (1.0, free),
+        (2.0, free),
+        (9.0, free),
+        (10.0, full),
+        (11.0, free),
+        (12.0, full),
+        (13.5, full),
+        (14.0, full),
+    ]
     found = [(now, event.level) for now, counters in levels if (event := reporter.take_change(counters, now))]
     assert found == [(2.0, "free"), (14.0, "full")]
 

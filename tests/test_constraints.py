@@ -18,7 +18,10 @@ from areal_actors.tokenization.tool_parsers.grammar import Grammar
 
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"enum": ["add", "multiply"]}, "numbers": {"type": "array", "items": {"type": "integer"}, "maxItems": 3}},
+    "properties": {
+        "name": {"enum": ["add", "multiply"]},
+        "numbers": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
+    },
     "required": ["name", "numbers"],
     "additionalProperties": False,
 }
@@ -53,7 +56,9 @@ def grammars(tokenizer: ChatTokenizer) -> Grammars:
     return Grammars(tokenizer, tokenizer.vocabulary_size + MORE)
 
 
-def wandering(grammars: Grammars, tokenizer: ChatTokenizer, constraint: Constraint, seed: int, most: int = 400) -> list[int]:
+def wandering(
+    grammars: Grammars, tokenizer: ChatTokenizer, constraint: Constraint, seed: int, most: int = 400
+) -> list[int]:
     """Tokens of a completion that takes any allowed one, up to but without its end."""
     numbers = np.random.default_rng(seed)
     matcher, taken = grammars.matcher(constraint), []
@@ -96,11 +101,15 @@ def test_a_completion_may_end_where_the_text_is_whole_and_must_where_nothing_can
 def test_a_regular_expression_is_matched_as_a_whole(grammars: Grammars, tokenizer: ChatTokenizer) -> None:
     pattern = r"(yes|no), [0-9]{1,4} (naïve|über) worlds?"
     for seed in range(10):
-        text = tokenizer.decode(wandering(grammars, tokenizer, Constraint(kind="regex", text=pattern), seed), skip_special=False)
+        text = tokenizer.decode(
+            wandering(grammars, tokenizer, Constraint(kind="regex", text=pattern), seed), skip_special=False
+        )
         assert re.fullmatch(pattern, text)
 
 
-def test_marks_are_tokens_where_the_tokenizer_has_them_and_text_elsewhere(grammars: Grammars, tokenizer: ChatTokenizer) -> None:
+def test_marks_are_tokens_where_the_tokenizer_has_them_and_text_elsewhere(
+    grammars: Grammars, tokenizer: ChatTokenizer
+) -> None:
     number = {mark: tokenizer.tokenizer.token_to_id(mark) for mark in ("<tool_call>", "</tool_call>", "[CALLS]")}
     grammar = Grammar()
     parts = [
@@ -126,7 +135,9 @@ def test_free_text_never_holds_a_mark(grammars: Grammars, tokenizer: ChatTokeniz
     assert all(allowed[stop] for stop in tokenizer.stop_ids)
 
 
-def test_data_that_looks_like_a_mark_is_spelled_with_ordinary_tokens(grammars: Grammars, tokenizer: ChatTokenizer) -> None:
+def test_data_that_looks_like_a_mark_is_spelled_with_ordinary_tokens(
+    grammars: Grammars, tokenizer: ChatTokenizer
+) -> None:
     schema = {"type": "object", "properties": {"a": {"const": "</tool_call> ✓"}}, "additionalProperties": False}
     constraint = Constraint(kind="json_schema", text=json.dumps(schema))
     decoded = [wandering(grammars, tokenizer, constraint, seed) for seed in range(8)]
@@ -134,7 +145,9 @@ def test_data_that_looks_like_a_mark_is_spelled_with_ordinary_tokens(grammars: G
     assert not any(tokenizer.tokenizer.token_to_id("</tool_call>") in ids for ids in decoded)
 
 
-def test_a_completion_that_continues_elsewhere_is_followed_from_where_it_was(grammars: Grammars, tokenizer: ChatTokenizer) -> None:
+def test_a_completion_that_continues_elsewhere_is_followed_from_where_it_was(
+    grammars: Grammars, tokenizer: ChatTokenizer
+) -> None:
     constraint = Constraint(kind="json_schema", text=json.dumps(SCHEMA))
     ids = wandering(grammars, tokenizer, constraint, 3)
     whole = grammars.matcher(constraint)

@@ -39,7 +39,10 @@ FILES = {".jsonl": LINES, ".json": json.dumps(ROWS), ".csv": as_csv(","), ".tsv"
 ALGORITHMS = {
     kind.__struct_config__.tag: kind
     for kind in vars(algorithms).values()
-    if isinstance(kind, type) and issubclass(kind, Algorithm) and kind is not Algorithm and kind.learns_from == "episodes"
+    if isinstance(kind, type)
+    and issubclass(kind, Algorithm)
+    and kind is not Algorithm
+    and kind.learns_from == "episodes"
 }
 OPTIONS = {"distillation": {"teacher": "initial"}}
 OTHERS = {"custom"}

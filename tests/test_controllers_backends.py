@@ -14,7 +14,14 @@ from support.tiny_trainer import write_model
 
 from areal_actors.core.errors import SetupError
 from areal_actors.generation.settings import GenerationSettings, ScriptedSettings
-from areal_actors.library.controllers import AsyncRolloutController, LogReader, backends, joined, joined_folder, processes
+from areal_actors.library.controllers import (
+    AsyncRolloutController,
+    LogReader,
+    backends,
+    joined,
+    joined_folder,
+    processes,
+)
 from areal_actors.messages import KINDS, ActorStarted, RunStarted, WeightsPublished
 from areal_actors.recipe import load as recipe_load
 from areal_actors.weights.weight_files import location_of
@@ -78,13 +85,20 @@ async def test_a_loop_joins_what_is_served_beside_agents_from_outside(tmp_path, 
 async def test_a_failed_join_reports_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(backends, "GATEWAY_SECONDS", 0.3)
     recipe = recipe_for(tmp_path, generation=SCRIPTED)
-    with pytest.raises(SetupError, match=r"has no bus\.json: no `areal-actors serve` is running there; start `areal-actors serve RECIPE`"):
+    with pytest.raises(
+        SetupError,
+        match=r"has no bus\.json: no `areal-actors serve` is running there; start `areal-actors serve RECIPE`",
+    ):
         joined_folder(tmp_path / "nowhere")
     server = await EmbeddedServer.start(tmp_path / "nats")
     try:
         for run, recipe_sent, complaint in (
             ("trained", recipe, "is a run with its own trainer; join one started by `areal-actors serve RECIPE`"),
-            ("abandoned", recipe_load.serving_recipe(recipe), "has no gateway now; is `areal-actors serve` still running"),
+            (
+                "abandoned",
+                recipe_load.serving_recipe(recipe),
+                "has no gateway now; is `areal-actors serve` still running",
+            ),
         ):
             bus = await NatsBus.connect(server.url, run, name="test", token=server.token, kinds=KINDS)
             started = RunStarted(recipe=msgspec.to_builtins(recipe_sent), profile="", reason="", folder="")
@@ -100,7 +114,9 @@ async def test_a_failed_join_reports_the_reason(tmp_path, monkeypatch):
 async def test_two_loops_of_one_name_are_not_let_into_one_folder(tmp_path, home):
     recipe = recipe_for(tmp_path, generation=SCRIPTED)
     async with AsyncRolloutController(recipe, home):
-        with pytest.raises(SetupError, match=r"run '.*' is running .*; stop it first, or give this one another name: run=NAME"):
+        with pytest.raises(
+            SetupError, match=r"run '.*' is running .*; stop it first, or give this one another name: run=NAME"
+        ):
             await AsyncRolloutController(recipe).start()
     async with AsyncRolloutController(recipe):
         pass

@@ -68,7 +68,9 @@ async def test_few_are_evaluated_while_others_run_and_all_at_once_otherwise(tmp_
 
 async def test_an_evaluation_that_was_given_up_leaves_its_places_to_the_next(tmp_path):
     never, training = asyncio.Event(), asyncio.Event()
-    recipe = recipe_for(tmp_path, evaluation=EvaluationConfig(max_concurrent=2), task=task_settings(retries=1, timeout_seconds=1.0))
+    recipe = recipe_for(
+        tmp_path, evaluation=EvaluationConfig(max_concurrent=2), task=task_settings(retries=1, timeout_seconds=1.0)
+    )
     async with controller(recipe) as rollouts:
         await rollouts.submit(ROWS[0], GatedWorkflow(training))
         await until(lambda: rollouts._in_flight)

@@ -18,9 +18,20 @@ LOOP = Path(__file__).with_name("support") / "ranks_loop.py"
 def test_two_ranks_that_pull_the_same_batches_train_as_one_does(tmp_path):
     (tmp_path / "model").mkdir()
     write_model(tmp_path / "model")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(LOOP), str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(LOOP),
+        str(tmp_path),
+    ]
     environment = {**os.environ, "PYTHONPATH": f"{LOOP.parents[2]}:{LOOP.parents[1]}"}
-    done = subprocess.run([*command, str(tmp_path / "model")], capture_output=True, text=True, timeout=300, check=False, env=environment)
+    done = subprocess.run(
+        [*command, str(tmp_path / "model")], capture_output=True, text=True, timeout=300, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
     assert first[:2] == second

@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.controller_harness import LOCATION, ROWS, GatedWorkflow, OneCallWorkflow, controller, recipe_for, task_settings
+from support.controller_harness import (
+    LOCATION,
+    ROWS,
+    GatedWorkflow,
+    OneCallWorkflow,
+    controller,
+    recipe_for,
+    task_settings,
+)
 from support.fake_engine import FixedTextEngine
 
 from areal_actors.core.errors import AgentError, EngineError, RecipeError, RolloutError, RolloutTimeout
@@ -43,7 +51,9 @@ async def test_what_is_submitted_comes_back_as_whole_groups(tmp_path):
 
 async def test_a_workflow_is_an_object_a_class_a_function_or_the_name_of_one(tmp_path, monkeypatch):
     async def function(task, *, base_url, api_key):
-        return await OneCallWorkflow(3.0).arun_episode(type("Place", (), {"base_url": base_url, "api_key": api_key}), task)
+        return await OneCallWorkflow(3.0).arun_episode(
+            type("Place", (), {"base_url": base_url, "api_key": api_key}), task
+        )
 
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine.py").write_text(
@@ -69,7 +79,9 @@ async def test_a_workflow_of_groups_has_them_whole(tmp_path):
         async def arun_group(self, engines, data):
             for engine in engines:
                 async with ArealOpenAI(engine, max_retries=0) as client:
-                    await client.chat.completions.create(model="default", messages=[{"role": "user", "content": data["question"]}])
+                    await client.chat.completions.create(
+                        model="default", messages=[{"role": "user", "content": data["question"]}]
+                    )
             return [float(place) for place in range(len(engines))]
 
     async with controller(recipe_for(tmp_path, group_size=3)) as rollouts:
@@ -135,7 +147,9 @@ async def test_paused_nothing_starts_and_resumed_it_does(tmp_path):
         workflow = OneCallWorkflow()
         await rollouts.pause()
         await rollouts.submit(ROWS[0], workflow)
-        with pytest.raises(RolloutTimeout, match=r"wait\(1\): not within 0.3 s: .*1 wait to start \(the controller is paused"):
+        with pytest.raises(
+            RolloutTimeout, match=r"wait\(1\): not within 0.3 s: .*1 wait to start \(the controller is paused"
+        ):
             await rollouts.wait(1, timeout=0.3)
         assert workflow.seen == []
         evaluation = await rollouts.evaluate(ROWS[5:6], workflow, timeout=300)
@@ -188,7 +202,9 @@ async def test_a_worker_that_does_not_load_weights_is_named(tmp_path):
             await super().load_weights(location, weight_version)
 
     async with controller(recipe_for(tmp_path), Slow) as rollouts:
-        with pytest.raises(RolloutTimeout, match=r"update_weights to version 1: not within 0\.2 s: inference_worker-0 has not loaded"):
+        with pytest.raises(
+            RolloutTimeout, match=r"update_weights to version 1: not within 0\.2 s: inference_worker-0 has not loaded"
+        ):
             await rollouts.update_weights(LOCATION, timeout=0.2)
 
 

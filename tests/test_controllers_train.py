@@ -31,7 +31,9 @@ def train(tmp_path, model):
 
     def make(trajectories=None, **settings):
         optimizer = OptimizerSettings(lr=1e-3, schedule="linear")
-        tables = msgspec.structs.replace(recipe_for(tmp_path), trainer=TrainerSettings(device="cpu", optimizer=optimizer, **settings))
+        tables = msgspec.structs.replace(
+            recipe_for(tmp_path), trainer=TrainerSettings(device="cpu", optimizer=optimizer, **settings)
+        )
         made.append(TrainController(tables, trajectories, model_folder=model))
         return made[-1]
 
@@ -99,7 +101,9 @@ def test_a_checkpoint_of_a_loop_is_gone_on_from(train, tmp_path):
 
 
 def test_a_batch_without_access_to_its_trajectories_is_an_error_with_a_remedy(train):
-    batch = RolloutBatch(run="loop", step=0, groups=(), oldest_version=0, trained=TrajectoryTotals(), dropped=TrajectoryTotals())
+    batch = RolloutBatch(
+        run="loop", step=0, groups=(), oldest_version=0, trained=TrajectoryTotals(), dropped=TrajectoryTotals()
+    )
     with pytest.raises(RolloutError, match=r"TrainController\(recipe, rollouts\)"):
         train().train_batch(batch)
     with pytest.raises(RolloutError, match="all its episodes were abandoned"):
@@ -131,29 +135,45 @@ class LogOf:
     """The log of a run that has ended."""
 
     def __init__(self, log):
-        self.by_sequence = {sequence: event.trajectory for sequence, event in log if isinstance(event, TrajectoryExported)}
+        self.by_sequence = {
+            sequence: event.trajectory for sequence, event in log if isinstance(event, TrajectoryExported)
+        }
 
     def trajectories(self, batch):
         return [self.by_sequence[reference.sequence] for reference in batch.references()]
 
     def batch(self, formed):
-        groups = tuple(tuple(TrajectoryInfo.of(self.by_sequence[one.sequence], one.sequence) for one in group) for group in formed.groups)
+        groups = tuple(
+            tuple(TrajectoryInfo.of(self.by_sequence[one.sequence], one.sequence) for one in group)
+            for group in formed.groups
+        )
         trained = TrajectoryTotals(trajectories=formed.trained_trajectories, tokens=formed.trained_tokens)
         dropped = TrajectoryTotals(trajectories=formed.dropped_trajectories, tokens=formed.dropped_tokens)
-        return RolloutBatch(run="", step=formed.step, groups=groups, oldest_version=formed.oldest_version, trained=trained, dropped=dropped)
+        return RolloutBatch(
+            run="",
+            step=formed.step,
+            groups=groups,
+            oldest_version=formed.oldest_version,
+            trained=trained,
+            dropped=dropped,
+        )
 
 
 @pytest.mark.slow
 async def test_a_loop_gives_the_weights_and_metrics_of_the_run_whose_batches_it_is_given(tmp_path):
     reward = tmp_path / "reward.py"
     reward.write_text("def score(task, output):\n    return float(len(output) % 3)\n")
-    run = LiveRun(tmp_path / "runs", "steps=4", "evaluation.tasks=0", "algorithm.minibatches=2", f"task.reward={reward}:score")
+    run = LiveRun(
+        tmp_path / "runs", "steps=4", "evaluation.tasks=0", "algorithm.minibatches=2", f"task.reward={reward}:score"
+    )
     try:
         assert await run.ended() == 0, run.output()
     finally:
         run.abort()
     log = await run.log()
-    published = {event.weight_version: event.location.checksum for _, event in log if isinstance(event, WeightsPublished)}
+    published = {
+        event.weight_version: event.location.checksum for _, event in log if isinstance(event, WeightsPublished)
+    }
     steps = {event.step: event.metrics for _, event in log if isinstance(event, StepCompleted)}
     batches = [event for _, event in log if isinstance(event, BatchFormed)]
     assert sorted(published) == [0, 1, 2, 3, 4]
@@ -172,7 +192,13 @@ async def test_a_loop_gives_the_weights_and_metrics_of_the_run_whose_batches_it_
 
 @pytest.mark.slow
 def test_a_script_trains_while_it_rolls_out(tmp_path):
-    settings = ("warm_start.steps=5", "warm_start.tail_steps=0", "trainer.batch_size=2", "algorithm.group_size=2", "sampling.max_tokens=8")
+    settings = (
+        "warm_start.steps=5",
+        "warm_start.tail_steps=0",
+        "trainer.batch_size=2",
+        "algorithm.group_size=2",
+        "sampling.max_tokens=8",
+    )
     config = recipe(ROOT / "recipes/gsm8k_grpo.toml", "profile=embedded", f"folder={tmp_path}", *settings)
     with RolloutController(config, in_process()) as rollouts, TrainController(config, rollouts) as trainer:
         rollouts.update_weights(trainer.upload_weights())

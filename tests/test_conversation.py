@@ -63,7 +63,12 @@ class Talk:
 def test_a_first_call_is_a_root_whose_suffix_is_everything():
     talk = Talk()
     prompt = talk.prompt([user("hi")])
-    assert (prompt.parent, prompt.prefix_break_reason, prompt.token_ids, prompt.cached_tokens) == ("", "", prompt.suffix_ids, 0)
+    assert (prompt.parent, prompt.prefix_break_reason, prompt.token_ids, prompt.cached_tokens) == (
+        "",
+        "",
+        prompt.suffix_ids,
+        0,
+    )
     assert talk.text(prompt.token_ids) == "u:hi\na:"
 
 
@@ -124,7 +129,10 @@ def test_of_two_calls_with_the_same_answer_the_later_is_continued():
         ({"content": ""}, {"content": None}),
         ({"content": ""}, {}),
         (
-            {"content": None, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"a": 1, "b": [2]}'}}]},
+            {
+                "content": None,
+                "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"a": 1, "b": [2]}'}}],
+            },
             {"content": "", "tool_calls": [{"id": "2", "function": {"arguments": '{"b":[2],"a":1}', "name": "f"}}]},
         ),
     ],
@@ -187,7 +195,11 @@ def test_where_a_template_rewrites_history_the_call_has_a_parent_without_a_prefi
     talk = Talk(letters(template=LETTERS_TEMPLATE.replace("in messages", "in messages[-2:]")))
     talk.call([user("a")], "1")
     prompt = talk.prompt([user("a"), assistant("1"), user("b")])
-    assert (prompt.parent, prompt.prefix, prompt.prefix_break_reason) == ("call-1", "", "the chat template rewrites earlier messages")
+    assert (prompt.parent, prompt.prefix, prompt.prefix_break_reason) == (
+        "call-1",
+        "",
+        "the chat template rewrites earlier messages",
+    )
     assert prompt.token_ids == prompt.suffix_ids
     assert talk.text(prompt.token_ids) == "a:1\nu:b\na:"
 
@@ -256,7 +268,9 @@ def test_long_conversations_are_rendered_whole_only_now_and_then():
     talk = Talk()
     rendered = []
     render = talk.chat.render
-    talk.chat.render = lambda messages, *rest, **options: rendered.append(len(messages)) or render(messages, *rest, **options)
+    talk.chat.render = lambda messages, *rest, **options: (
+        rendered.append(len(messages)) or render(messages, *rest, **options)
+    )
     messages = [user("q")]
     for number in range(60):
         talk.call(messages, f"a{number}")
@@ -317,7 +331,9 @@ def test_every_call_brings_its_own_reward_into_the_row_that_trains_it():
         interaction("c", "4", 0, parent="a", prompt="S"),
         interaction("d", "5", 0, parent="c", prefix="", prompt="TUV"),
     )
-    turns = [msgspec.structs.replace(turn, reward=reward) for turn, reward in zip(turns, (None, 1.0, None, 0.0), strict=True)]
+    turns = [
+        msgspec.structs.replace(turn, reward=reward) for turn, reward in zip(turns, (None, 1.0, None, 0.0), strict=True)
+    ]
     whole = trajectory("0.1", *turns, reward=0.0)
     half = Credit(discount=0.5)
     assert [(row.episode, row.calls) for row in sequences_of(whole, 0, 0, half)] == [
@@ -360,7 +376,13 @@ def _tree(seed, size):
         text = "".join(dice.choice("abcdef") for _ in range(dice.randint(1, 5)))
         versions = sorted(dice.randrange(5) for _ in text)
         turns.append(
-            interaction(f"t{number}", text, *versions, parent=parent, prompt=dice.choice("QRS") * dice.randint(0 if parent else 1, 3))
+            interaction(
+                f"t{number}",
+                text,
+                *versions,
+                parent=parent,
+                prompt=dice.choice("QRS") * dice.randint(0 if parent else 1, 3),
+            )
         )
     return tuple(turns)
 

@@ -50,7 +50,16 @@ def gradient(algorithm, batch, logp):
 # ---------------------------------------------------------------- weights by hand
 
 
-def by_hand(log_weights, *, level="token", aggregation="geometric", weight="truncate", lowest=0.0, highest=math.inf, advantages=()):
+def by_hand(
+    log_weights,
+    *,
+    level="token",
+    aggregation="geometric",
+    weight="truncate",
+    lowest=0.0,
+    highest=math.inf,
+    advantages=(),
+):
     """Weights of one row."""
     if level == "sequence" and log_weights:
         total = sum(log_weights)
@@ -68,7 +77,9 @@ def by_hand(log_weights, *, level="token", aggregation="geometric", weight="trun
 
 
 @pytest.mark.parametrize("weight", ["truncate", "mask", "clip"])
-@pytest.mark.parametrize(("level", "aggregation"), [("token", "geometric"), ("sequence", "geometric"), ("sequence", "product")])
+@pytest.mark.parametrize(
+    ("level", "aggregation"), [("token", "geometric"), ("sequence", "geometric"), ("sequence", "product")]
+)
 def test_total_weights_are_those_of_the_formula(weight, level, aggregation):
     rows = stories(1)
     batch, logp = batch_of(rows)
@@ -76,7 +87,9 @@ def test_total_weights_are_those_of_the_formula(weight, level, aggregation):
     result = Correction(importance_sampling=weight, level=level, aggregation=aggregation, **bounds).correct(batch, logp)
     for row, found in zip(rows, by_row(result.weight, rows), strict=True):
         logs = [proximal - behaviour for proximal, behaviour in zip(row.proximal, row.behaviour, strict=True)]
-        expected = by_hand(logs, level=level, aggregation=aggregation, weight=weight, advantages=row.advantages, **bounds)
+        expected = by_hand(
+            logs, level=level, aggregation=aggregation, weight=weight, advantages=row.advantages, **bounds
+        )
         assert found == pytest.approx(expected, rel=1e-12)
 
 
@@ -85,14 +98,18 @@ def test_mismatch_and_staleness_each_have_their_own_weight(level):
     rows = stories(2)
     batch, logp = batch_of(rows)
     batch = with_rescored(batch)
-    correction = Correction(highest=1.3, lowest=0.8, mismatch=Mismatch(importance_sampling="mask", level=level, highest=1.2, lowest=0.9))
+    correction = Correction(
+        highest=1.3, lowest=0.8, mismatch=Mismatch(importance_sampling="mask", level=level, highest=1.2, lowest=0.9)
+    )
     found = by_row(correction.correct(batch, logp).weight, rows)
     for row, rescored, weights in zip(rows, by_row(batch.rescored, rows), found, strict=True):
         stale = [proximal - own for proximal, own in zip(row.proximal, rescored, strict=True)]
         engine = [own - recorded for own, recorded in zip(rescored, row.behaviour, strict=True)]
         staleness = by_hand(stale, lowest=0.8, highest=1.3, advantages=row.advantages)
         mismatch = by_hand(engine, level=level, weight="mask", lowest=0.9, highest=1.2, advantages=row.advantages)
-        assert weights == pytest.approx([one * other for one, other in zip(staleness, mismatch, strict=True)], rel=1e-12)
+        assert weights == pytest.approx(
+            [one * other for one, other in zip(staleness, mismatch, strict=True)], rel=1e-12
+        )
 
 
 def test_without_bounds_the_two_weights_are_the_total_weight():
@@ -129,7 +146,9 @@ def test_ordinary_weights_are_to_the_last_bit_what_they_are_without_a_veto(seed)
 @pytest.mark.parametrize("value", [POISON, 0.0, -math.inf, math.nan], ids=["-200", "0", "-inf", "nan"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("aggregation", ["geometric", "product"])
-def test_a_catastrophic_token_has_no_gradient_and_others_have_the_weights_they_have_without_it(level, aggregation, value):
+def test_a_catastrophic_token_has_no_gradient_and_others_have_the_weights_they_have_without_it(
+    level, aggregation, value
+):
     rows = stories(0)
     batch, logp = batch_of(rows)
     poison = 5  # in the middle of the row with five tokens
@@ -167,7 +186,9 @@ def test_no_algorithm_is_poisoned_by_one_token(tag, advantage, veto, value):
         assert not hurt[own_row].any()
     else:
         assert hurt[own_row].abs().sum() > 0 or not sound[own_row].any()
-    assert algorithm.loss(poisoned(batch, 5, value), logp).measures["vetoed_frac"].sum() == (own_row.sum() if veto == "sequence" else 1)
+    assert algorithm.loss(poisoned(batch, 5, value), logp).measures["vetoed_frac"].sum() == (
+        own_row.sum() if veto == "sequence" else 1
+    )
 
 
 @pytest.mark.parametrize("algorithm", [Grpo(correction=Correction(decoupled=False)), Grpo(), Cispo(), M2po(), Sapo()])
@@ -218,7 +239,9 @@ def test_metrics_of_weights_are_those_of_the_formulas():
     assert metrics["importance_weight_mean"] == pytest.approx(sum(weights) / count)
     assert metrics["importance_weight_max"] == pytest.approx(max(weights))
     assert metrics["importance_weight_min"] == pytest.approx(min(weights))
-    assert metrics["effective_sample_size"] == pytest.approx(sum(weights) ** 2 / (count * sum(weight**2 for weight in weights)))
+    assert metrics["effective_sample_size"] == pytest.approx(
+        sum(weights) ** 2 / (count * sum(weight**2 for weight in weights))
+    )
     assert metrics["chi2_token"] == pytest.approx(sum(weight**2 for weight in weights) / count - 1)
     assert metrics["chi2_sequence"] == pytest.approx(sum(math.exp(sum(row)) ** 2 for row in logs) / len(logs) - 1)
     stale = (batch.proximal - batch.rescored).tolist()
@@ -246,13 +269,18 @@ def aged(tmp_path_factory):
     """A trainer at version 2, and rows whose tokens versions 0, 1 and 2 sampled; the recorded values are up to 0.3 nats off."""
     folder = write_model(tmp_path_factory.mktemp("model"))
     trainer = make_trainer(
-        folder, Grpo(correction=Correction(mismatch=Mismatch(importance_sampling="mask", lowest=0.9, highest=1.1))), lr=5e-3
+        folder,
+        Grpo(correction=Correction(mismatch=Mismatch(importance_sampling="mask", lowest=0.9, highest=1.1))),
+        lr=5e-3,
     )
     rows, own = [], []
     for version in range(3):
         sampled = sequences_of(trainer, groups=3, seed=version)
         own += [row.logprobs[row.loss_mask] for row in sampled]
-        noisy = [row.logprobs + np.random.default_rng(version).uniform(-0.3, 0.3, len(row.logprobs)) * row.loss_mask for row in sampled]
+        noisy = [
+            row.logprobs + np.random.default_rng(version).uniform(-0.3, 0.3, len(row.logprobs)) * row.loss_mask
+            for row in sampled
+        ]
         rows += [
             msgspec.structs.replace(row, logprobs=logprobs.astype(np.float32), group=row.group + 3 * version)
             for row, logprobs in zip(sampled, noisy, strict=True)
@@ -302,11 +330,16 @@ def test_copies_in_the_memory_of_the_host_are_as_good_and_in_no_checkpoint(tmp_p
     split = Grpo(correction=Correction(mismatch=Mismatch(importance_sampling="truncate", lowest=0.0, highest=1.0)))
     found = []
     for older_weights in ("on", "host"):
-        trainer = make_trainer(write_model(tmp_path), split, older_weights=older_weights, logprob_check_sequences=sequences)
+        trainer = make_trainer(
+            write_model(tmp_path), split, older_weights=older_weights, logprob_check_sequences=sequences
+        )
         mixed = sequences_of(trainer)
         for _ in range(3):
             trainer.step(mixed)
-            mixed += [msgspec.structs.replace(row, group=row.group + 4 * trainer.weight_version) for row in sequences_of(trainer)]
+            mixed += [
+                msgspec.structs.replace(row, group=row.group + 4 * trainer.weight_version)
+                for row in sequences_of(trainer)
+            ]
         before = tiny_trainer.weights(trainer)
         found.append(trainer._logprob_check.rescore(mixed, 3))
         assert same(tiny_trainer.weights(trainer), before)
@@ -330,7 +363,10 @@ def test_published_files_serve_as_copies_of_a_larger_model_and_take_no_memory(tm
         for version in range(1, 4):
             trainer.step(mixed)
             trainer.publish(str(tmp_path / older_weights / f"v{version}"))
-            mixed += [msgspec.structs.replace(row, group=row.group + 4 * trainer.weight_version) for row in sequences_of(trainer)]
+            mixed += [
+                msgspec.structs.replace(row, group=row.group + 4 * trainer.weight_version)
+                for row in sequences_of(trainer)
+            ]
         before = tiny_trainer.weights(trainer)
         found.append(trainer._logprob_check.rescore(mixed, 3))
         assert same(tiny_trainer.weights(trainer), before)
@@ -354,13 +390,17 @@ def test_published_files_serve_as_copies_of_a_larger_model_and_take_no_memory(tm
         (1_000_000_000, 3, False, "off"),
     ],
 )
-def test_where_copies_are_kept_follows_the_size_of_the_model_and_of_the_machine(monkeypatch, parameters, versions, complete, place):
+def test_where_copies_are_kept_follows_the_size_of_the_model_and_of_the_machine(
+    monkeypatch, parameters, versions, complete, place
+):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=40 * 10**9))
     assert logprob_check._place(parameters, versions, complete=complete) == place
 
 
 @pytest.mark.parametrize(("older_weights", "kept"), [("auto", [0, 1]), ("on", [0, 1]), ("off", [])])
-def test_copies_are_kept_as_the_recipe_sets_and_without_them_only_the_current_version_is_known(tmp_path, older_weights, kept):
+def test_copies_are_kept_as_the_recipe_sets_and_without_them_only_the_current_version_is_known(
+    tmp_path, older_weights, kept
+):
     split = Grpo(correction=Correction(mismatch=Mismatch(importance_sampling="truncate", lowest=0.0, highest=1.0)))
     trainer = make_trainer(write_model(tmp_path), split, older_weights=older_weights)
     rows = sequences_of(trainer)

@@ -11,7 +11,10 @@ from areal_actors.sequences.credit import Credit, call_rewards, discounted_retur
 
 def tree(*calls):
     """Interactions from (id, parent, reward)."""
-    return [msgspec.structs.replace(interaction(identifier, "x", parent=parent), reward=reward) for identifier, parent, reward in calls]
+    return [
+        msgspec.structs.replace(interaction(identifier, "x", parent=parent), reward=reward)
+        for identifier, parent, reward in calls
+    ]
 
 
 def test_a_reward_at_the_end_of_a_chain_is_discounted_towards_its_beginning():
@@ -31,7 +34,11 @@ def test_a_parent_inherits_the_mean_of_its_children_and_a_sibling_with_reward_0_
 
 
 def test_unrelated_conversations_do_not_touch_each_other():
-    assert discounted_returns(tree(("a", "", None), ("b", "", 1.0), ("c", "b", 1.0)), 1.0) == {"a": 0.0, "b": 2.0, "c": 1.0}
+    assert discounted_returns(tree(("a", "", None), ("b", "", 1.0), ("c", "b", 1.0)), 1.0) == {
+        "a": 0.0,
+        "b": 2.0,
+        "c": 1.0,
+    }
 
 
 def test_nothing_is_changed_in_place():
@@ -66,7 +73,9 @@ def trees(draw):
     """Every call continues an earlier one, or none."""
     count = draw(st.integers(1, 12))
     parents = [draw(st.integers(-1, number - 1)) for number in range(count)]
-    return tree(*((str(number), str(parent) if parent >= 0 else "", draw(rewards)) for number, parent in enumerate(parents)))
+    return tree(
+        *((str(number), str(parent) if parent >= 0 else "", draw(rewards)) for number, parent in enumerate(parents))
+    )
 
 
 @given(trees(), st.sampled_from(["mean", "sum"]))
@@ -110,7 +119,13 @@ def test_without_a_discount_one_reward_belongs_to_every_call_of_the_episode():
 
 def test_without_a_discount_a_call_without_a_reward_has_the_mean_of_those_that_continue_it():
     calls = tree(("a", "", None), ("b", "a", 1.0), ("c", "a", 0.0), ("d", "c", 0.5), ("e", "", None))
-    assert call_rewards(trajectory("0.0", *calls, reward=0.5), Credit()) == {"a": 0.5, "b": 1.0, "c": 0.0, "d": 0.5, "e": 0.5}
+    assert call_rewards(trajectory("0.0", *calls, reward=0.5), Credit()) == {
+        "a": 0.5,
+        "b": 1.0,
+        "c": 0.0,
+        "d": 0.5,
+        "e": 0.5,
+    }
 
 
 @given(trees(), st.floats(-10, 10), st.randoms(use_true_random=False))

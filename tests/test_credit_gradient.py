@@ -48,7 +48,13 @@ async def best_of_n(p):
     await p.ask(user(f"which is best: {candidates}"))
 
 
-DISTANCES = {chain: (3, 2, 1, 0), compaction: (3, 2, 1, 0), sliding_window: (3, 2, 1, 0), sub_agent: (1, 2, 1, 0), best_of_n: (1, 1, 1, 0)}
+DISTANCES = {
+    chain: (3, 2, 1, 0),
+    compaction: (3, 2, 1, 0),
+    sliding_window: (3, 2, 1, 0),
+    sub_agent: (1, 2, 1, 0),
+    best_of_n: (1, 1, 1, 0),
+}
 """Calls between each call and the end."""
 
 

@@ -27,10 +27,15 @@ from areal_actors.sequences.export import sequences
 
 FAMILIES = {"qwen2_5": False, "qwen3": True, "glm4moe": True}
 """True if the template drops earlier reasoning, and so breaks the tokens of a chain."""
-EDIT = {"name": "edit", "parameters": {"type": "object", "properties": {"file": {"type": "string"}, "all": {"type": "boolean"}}}}
+EDIT = {
+    "name": "edit",
+    "parameters": {"type": "object", "properties": {"file": {"type": "string"}, "all": {"type": "boolean"}}},
+}
 TOOLS = [{"type": "function", "function": EDIT}]
 
-pytestmark = pytest.mark.skipif(not (TEMPLATES / "qwen3.jinja").exists(), reason="there are no chat templates; set AREAL_CHAT_TEMPLATES")
+pytestmark = pytest.mark.skipif(
+    not (TEMPLATES / "qwen3.jinja").exists(), reason="there are no chat templates; set AREAL_CHAT_TEMPLATES"
+)
 
 
 class Numbered(ScriptEngine):
@@ -72,7 +77,9 @@ class Episode:
         for stop in self.harness.chat.stop_ids:
             text = text.split(self.harness.chat.decode([stop], skip_special=False))[0]
         self.harness.script.lines = [text]
-        got = await self.client.chat.completions.create(model="m", messages=messages, **({"tools": list(tools)} if tools else {}))
+        got = await self.client.chat.completions.create(
+            model="m", messages=messages, **({"tools": list(tools)} if tools else {})
+        )
         self.ids.append(got.id)
         self.parents.append(parent)
         return [*messages, got.choices[0].message.model_dump(exclude_none=True)]
@@ -83,7 +90,9 @@ class Episode:
 
     async def post(self, path, body, key):
         async with self.http.post(
-            self.harness.manager.gateway.root + path, json=body, headers={"Authorization": f"Bearer {key}", "Accept": "application/msgpack"}
+            self.harness.manager.gateway.root + path,
+            json=body,
+            headers={"Authorization": f"Bearer {key}", "Accept": "application/msgpack"},
         ) as response:
             assert response.status == 200, await response.text()
             return await response.read()
@@ -115,7 +124,10 @@ def assistant(text):
 async def chain(episode):
     messages = [user("a")]
     for number in range(3):
-        messages = [*await episode.call(number - 1 if number else None, messages, assistant(f"answer {number}")), user(f"and {number}?")]
+        messages = [
+            *await episode.call(number - 1 if number else None, messages, assistant(f"answer {number}")),
+            user(f"and {number}?"),
+        ]
     await episode.reward(2, 1.0)
 
 
@@ -144,7 +156,9 @@ async def by_id(episode):
 async def normalised(episode):
     """The client fills a default in and reorders the keys, under the id that it was given."""
     written = {"id": "x", "type": "function", "function": {"name": "edit", "arguments": json.dumps({"file": "f"})}}
-    messages = await episode.call(None, [user("a")], {"role": "assistant", "content": "", "tool_calls": [written]}, tools=TOOLS)
+    messages = await episode.call(
+        None, [user("a")], {"role": "assistant", "content": "", "tool_calls": [written]}, tools=TOOLS
+    )
     (made,) = messages[-1]["tool_calls"]
     made["function"]["arguments"] = json.dumps({"all": False, "file": "f"})
     messages.append({"role": "tool", "tool_call_id": made["id"], "content": "done"})
@@ -162,7 +176,9 @@ async def test_every_sampled_token_is_trained_with_the_reward_of_its_call(templa
     async with opened(template) as harness, aiohttp.ClientSession() as http:
         episode = await played(harness, http, EPISODES[play])
         expected = credit_of(episode, discount)
-        (event,) = [found.open(TrajectoryExported) for found in harness.bus._log if found.subject == TrajectoryExported.subject]
+        (event,) = [
+            found.open(TrajectoryExported) for found in harness.bus._log if found.subject == TrajectoryExported.subject
+        ]
         assert [turn.id for turn in event.trajectory.interactions] == episode.ids
         parents = [episode.ids.index(turn.parent) if turn.parent else None for turn in event.trajectory.interactions]
         assert parents == episode.parents
@@ -173,16 +189,23 @@ async def test_every_sampled_token_is_trained_with_the_reward_of_its_call(templa
             asked = {"session_id": episode.given["session_id"], "style": style, "discount": discount}
             exported = trained(sequences(await episode.post("/export_trajectories", asked, ADMIN)))
             assert exported == {(number, reward) for number, reward in enumerate(map(np.float32, expected))}
-            counts = sum(int(row["loss_mask"].sum()) for row in sequences(await episode.post("/export_trajectories", asked, ADMIN)))
+            counts = sum(
+                int(row["loss_mask"].sum())
+                for row in sequences(await episode.post("/export_trajectories", asked, ADMIN))
+            )
             assert counts == event.trajectory.sampled_tokens(), "every sampled token once"
-            assert in_training(event.trajectory, Credit(discount=discount, style=style)) == pytest.approx(dict(enumerate(expected)))
+            assert in_training(event.trajectory, Credit(discount=discount, style=style)) == pytest.approx(
+                dict(enumerate(expected))
+            )
 
 
 async def played(harness, http, play):
     """The episode, ended and exported."""
     headers = {"Authorization": f"Bearer {ADMIN}"}
     while True:
-        async with http.post(harness.manager.gateway.root + "/rl/start_session", json={"task_id": "t"}, headers=headers) as answer:
+        async with http.post(
+            harness.manager.gateway.root + "/rl/start_session", json={"task_id": "t"}, headers=headers
+        ) as answer:
             if answer.status == 200:
                 given = await answer.json()
                 break
@@ -199,7 +222,9 @@ def trained(exported):
     return {
         (round(-float(logprob)) - 1, reward)
         for row in exported
-        for logprob, reward in zip(row["logprobs"][row["loss_mask"] == 1], row["token_rewards"][row["loss_mask"] == 1], strict=True)
+        for logprob, reward in zip(
+            row["logprobs"][row["loss_mask"] == 1], row["token_rewards"][row["loss_mask"] == 1], strict=True
+        )
     }
 
 

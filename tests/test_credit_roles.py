@@ -25,7 +25,9 @@ async def trajectories(send, how):
                 "prompt": ((system("solve"),), (system("judge"),)),
                 "clock": ((system(f"{len(made)}"),), (system(f"at {len(made)}"),)),
             }
-            for role, reward, prompt in zip(("solver", "judge"), (solved, judged), prompts.get(how, ((), ())), strict=True):
+            for role, reward, prompt in zip(
+                ("solver", "judge"), (solved, judged), prompts.get(how, ((), ())), strict=True
+            ):
                 await p.ask(*prompt, user("a task"), conversation=role if how == "conversation" else "")
                 await p.reward(reward, role=role if how in {"name", "clock"} else "")
             return judged

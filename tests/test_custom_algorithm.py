@@ -71,12 +71,30 @@ def test_the_recipe_names_a_class_and_its_settings(monkeypatch):
     [
         (["algorithm.path=own.py:Grop"], "`algorithm.path`: `own.py:Grop`: "),
         (["algorithm.path=nowhere.py:Grpo"], "there is no file "),
-        (["algorithm.path=own.py:Unrelated"], "`own.py:Unrelated` is not a subclass of areal_actors.training.algorithms.Algorithm"),
-        (["algorithm.path=own.py:FromExamples"], '`own.py:FromExamples` has head = "tokens" and learns_from = "examples"'),
-        (["algorithm.path=own.py:Reinforce", "algorithm.options.scales=2"], "`algorithm.options`: Object contains unknown field `scales`"),
-        (["algorithm.path=own.py:Reinforce", "algorithm.options.scale=high"], "`algorithm.options.scale`: Expected `float`, got `str`"),
-        (["algorithm.path=own.py:Reinforce", "algorithm.options.group_size=2"], "which is a setting of every algorithm"),
-        (["algorithm.path=own.py:Compared", "algorithm.group_size=1"], "`algorithm.group_size`: found 1, but an advantage compares"),
+        (
+            ["algorithm.path=own.py:Unrelated"],
+            "`own.py:Unrelated` is not a subclass of areal_actors.training.algorithms.Algorithm",
+        ),
+        (
+            ["algorithm.path=own.py:FromExamples"],
+            '`own.py:FromExamples` has head = "tokens" and learns_from = "examples"',
+        ),
+        (
+            ["algorithm.path=own.py:Reinforce", "algorithm.options.scales=2"],
+            "`algorithm.options`: Object contains unknown field `scales`",
+        ),
+        (
+            ["algorithm.path=own.py:Reinforce", "algorithm.options.scale=high"],
+            "`algorithm.options.scale`: Expected `float`, got `str`",
+        ),
+        (
+            ["algorithm.path=own.py:Reinforce", "algorithm.options.group_size=2"],
+            "which is a setting of every algorithm",
+        ),
+        (
+            ["algorithm.path=own.py:Compared", "algorithm.group_size=1"],
+            "`algorithm.group_size`: found 1, but an advantage compares",
+        ),
         (
             ["algorithm.path=own.py:Compared", 'algorithm.options.kl={coefficient=0.1, reference="./gone"}'],
             '`algorithm.options.kl.reference`: found "./gone", but there is no such folder',

@@ -15,7 +15,10 @@ ROOT = Path(__file__).parent.parent
 
 
 def write(path, count, first=0):
-    rows = [{"question": f"What is {number}?", "answer": f"#### {number}", "level": 1} for number in range(first, first + count)]
+    rows = [
+        {"question": f"What is {number}?", "answer": f"#### {number}", "level": 1}
+        for number in range(first, first + count)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
@@ -61,7 +64,9 @@ def test_held_out_rows_are_never_trained_on(tmp_path, seed):
     questions = [{task.data["question"] for task in tasks.rows} for tasks in (dataset.train, dataset.held_out)]
     assert questions[0] & questions[1] == set()
     assert len(dataset.held_out) == 20
-    assert draws(dataset.held_out, 0, 20) == draws(dataset.held_out, 20, 40) == [task.id for task in dataset.held_out.rows]
+    assert (
+        draws(dataset.held_out, 0, 20) == draws(dataset.held_out, 20, 40) == [task.id for task in dataset.held_out.rows]
+    )
 
 
 def test_a_second_file_is_held_out_and_what_both_have_is_not_trained_on(tmp_path):
@@ -69,13 +74,17 @@ def test_a_second_file_is_held_out_and_what_both_have_is_not_trained_on(tmp_path
     dataset = open_dataset(path, seed=0, held_out=other)
     assert (len(dataset.train), len(dataset.held_out)) == (25, 20)
     assert dataset.held_out.task(0).id == "held-out-other-0"
-    with pytest.raises(RecipeError, match=r"every question of .*rows.jsonl is also in .*rows.jsonl; .*name a file of other tasks"):
+    with pytest.raises(
+        RecipeError, match=r"every question of .*rows.jsonl is also in .*rows.jsonl; .*name a file of other tasks"
+    ):
         open_dataset(path, seed=0, held_out=path)
 
 
 def test_tasks_of_one_question_are_held_out_by_their_answers(tmp_path):
     path = tmp_path / "game.jsonl"
-    path.write_text("".join(f'{{"question": "Guess my number.", "answer": "{number % 40}"}}\n' for number in range(120)))
+    path.write_text(
+        "".join(f'{{"question": "Guess my number.", "answer": "{number % 40}"}}\n' for number in range(120))
+    )
     dataset = open_dataset(str(path), seed=0, held_out=10)
     answers = [{task.data["answer"] for task in tasks.rows} for tasks in (dataset.train, dataset.held_out)]
     assert answers[0] & answers[1] == set()
@@ -88,7 +97,9 @@ def test_tasks_of_one_question_are_held_out_by_their_answers(tmp_path):
 def test_made_problems_differ_between_training_and_evaluation(tmp_path):
     dataset = open_dataset("arithmetic", seed=1, held_out=100)
     assert len(dataset.held_out) == 100
-    assert {task.data["question"] for task in dataset.train.rows} & {task.data["question"] for task in dataset.held_out.rows} == set()
+    assert {task.data["question"] for task in dataset.train.rows} & {
+        task.data["question"] for task in dataset.held_out.rows
+    } == set()
     assert [gsm8k(task.data, task.data["answer"]) for task in dataset.held_out.rows] == [1.0] * 100
     assert dataset.held_out == open_dataset("arithmetic", seed=2, held_out=100).held_out
     assert dataset.train.task(0) != open_dataset("arithmetic", seed=2).train.task(0)
@@ -120,7 +131,9 @@ def test_a_wrong_row_is_named_by_file_line_and_field(tmp_path, text, complaint):
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(SetupError, match=r"nothing.jsonl: cannot be read: No such file or directory; name an existing .jsonl file"):
+    with pytest.raises(
+        SetupError, match=r"nothing.jsonl: cannot be read: No such file or directory; name an existing .jsonl file"
+    ):
         open_dataset(str(tmp_path / "nothing.jsonl"), seed=0)
     (tmp_path / "rows.jsonl").write_bytes(b'{"question": "\xe9"}')
     with pytest.raises(SetupError, match=r"rows.jsonl: byte 14 is not UTF-8; save the file as UTF-8"):
@@ -131,10 +144,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 
 def test_what_cannot_be_held_out_is_refused(tmp_path):
     with pytest.raises(
-        RecipeError, match=r"`task.held_out`: found 200, but .*rows.jsonl has 30 rows; hold out fewer, or name a second file"
+        RecipeError,
+        match=r"`task.held_out`: found 200, but .*rows.jsonl has 30 rows; hold out fewer, or name a second file",
     ):
         open_dataset(write(tmp_path / "rows.jsonl", 30), seed=0)
-    with pytest.raises(RecipeError, match=r"`task.dataset`: there is no dataset `gsm8k`; write `arithmetic`, `owner/name` on"):
+    with pytest.raises(
+        RecipeError, match=r"`task.dataset`: there is no dataset `gsm8k`; write `arithmetic`, `owner/name` on"
+    ):
         open_dataset("gsm8k", seed=0)
 
 
@@ -146,8 +162,12 @@ def test_gsm8k_without_the_library_is_an_error_that_names_the_package():
         "try: open_dataset('openai/gsm8k', seed=0)\n"
         "except SetupError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.startswith("openai/gsm8k needs the `datasets` library: pip install 'areal-actors[data]' (in a clone:")
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+    )
+    assert done.stdout.startswith(
+        "openai/gsm8k needs the `datasets` library: pip install 'areal-actors[data]' (in a clone:"
+    )
     assert "Without it: task.dataset=PATH" in done.stdout
 
 

@@ -25,7 +25,9 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def made(first, stop):
-    return [{"question": f"What is {number}?", "answer": f"#### {number}", "level": number} for number in range(first, stop)]
+    return [
+        {"question": f"What is {number}?", "answer": f"#### {number}", "level": number} for number in range(first, stop)
+    ]
 
 
 def jsonl(path, rows):
@@ -68,7 +70,12 @@ def test_the_same_rows_give_the_same_draws_wherever_they_lie(tmp_path):
     jsonl(tmp_path / "shards" / "a.jsonl", made(0, 5))
     jsonl(tmp_path / "shards" / "b.jsonl", made(5, 12))
     table(made(0, 12)).save_to_disk(tmp_path / "saved")
-    specs = ["shards", "saved", jsonl(tmp_path / "one.jsonl", made(0, 12)).name, parquet(tmp_path / "two.parquet", made(0, 12)).name]
+    specs = [
+        "shards",
+        "saved",
+        jsonl(tmp_path / "one.jsonl", made(0, 12)).name,
+        parquet(tmp_path / "two.parquet", made(0, 12)).name,
+    ]
     opened = [open_dataset(str(tmp_path / spec), seed=4, held_out=3) for spec in specs]
     drawn = [[dataset.train.task(n).data["question"] for n in range(20)] for dataset in opened]
     assert drawn[1:] == drawn[:1] * 3
@@ -88,13 +95,19 @@ def test_what_is_held_out_of_a_saved_dataset_is_the_beginning_of_its_test_split(
 
 def test_fields_that_are_called_otherwise_are_named_in_the_recipe(tmp_path):
     rows = [
-        {"problem": row["question"], "solution": row["answer"], "question": "a field of the same name", "level": 1} for row in made(0, 6)
+        {"problem": row["question"], "solution": row["answer"], "question": "a field of the same name", "level": 1}
+        for row in made(0, 6)
     ]
     columns = {"question": "problem", "answer": "solution"}
     for path in (jsonl(tmp_path / "rows.jsonl", rows), parquet(tmp_path / "rows.parquet", rows)):
         dataset = open_dataset(str(path), seed=0, held_out=2, columns=columns)
         data = dataset.held_out.rows[0].data
-        assert data == {"id": data["id"], "question": f"What is {data['id'][5:]}?", "answer": f"#### {data['id'][5:]}", "level": 1}
+        assert data == {
+            "id": data["id"],
+            "question": f"What is {data['id'][5:]}?",
+            "answer": f"#### {data['id'][5:]}",
+            "level": 1,
+        }
         assert open_dataset(str(path), seed=0, held_out=2).recognised == "answer = `solution`"
 
 
@@ -112,7 +125,11 @@ def test_a_wrong_row_is_named_by_file_and_number(tmp_path, write, bad, complaint
 def test_a_line_ends_at_the_newline_and_not_at_other_separators(tmp_path):
     row = {"question": "one\u2028two\x85three", "answer": "#### 1"}
     path = tmp_path / "rows.jsonl"
-    path.write_text("\r\n" + json.dumps(row, ensure_ascii=False) + "\r\n\r\n" + json.dumps(made(7, 8)[0]), encoding="utf-8", newline="")
+    path.write_text(
+        "\r\n" + json.dumps(row, ensure_ascii=False) + "\r\n\r\n" + json.dumps(made(7, 8)[0]),
+        encoding="utf-8",
+        newline="",
+    )
     assert questions(open_dataset(str(path), seed=0, held_out=0).train) == ["one\u2028two\x85three", "What is 7?"]
 
 
@@ -124,7 +141,9 @@ def test_a_file_that_changes_while_it_is_in_use_is_noticed(tmp_path):
     with pytest.raises(SetupError, match=r"rows.jsonl: the file was changed while it was in use"):
         train.task(0)
     path.unlink()
-    with pytest.raises(SetupError, match=r"rows.jsonl: can no longer be read: No such file or directory; restore the file"):
+    with pytest.raises(
+        SetupError, match=r"rows.jsonl: can no longer be read: No such file or directory; restore the file"
+    ):
         train.task(0)
 
 
@@ -139,11 +158,16 @@ def test_what_is_no_dataset_is_refused_with_what_to_write(tmp_path):
         ("none", r"none: no .jsonl or .parquet or .+ file found \(looked in"),
         ("none/*.jsonl", r"none/\*.jsonl: no .jsonl or .parquet or .+ file found"),
         ("broken.parquet", r"broken.parquet: cannot be read as parquet"),
-        ("missing.parquet", r"missing.parquet: cannot be read: No such file or directory; name an existing .parquet file"),
+        (
+            "missing.parquet",
+            r"missing.parquet: cannot be read: No such file or directory; name an existing .parquet file",
+        ),
     ):
         with pytest.raises(SetupError, match=complaint):
             open_dataset(str(tmp_path / name), seed=0)
-    with pytest.raises(RecipeError, match=r"`task.dataset`: there is no dataset `.*notes.txt`; write `arithmetic`, `owner/name` on"):
+    with pytest.raises(
+        RecipeError, match=r"`task.dataset`: there is no dataset `.*notes.txt`; write `arithmetic`, `owner/name` on"
+    ):
         open_dataset(str(tmp_path / "notes.txt"), seed=0)
 
 
@@ -212,9 +236,14 @@ def test_an_unreachable_hub_is_an_error_with_a_remedy(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", out_of_reach)
     monkeypatch.setattr(datasets, "get_dataset_split_names", out_of_reach)
     remedy = "task.dataset=PATH names a .jsonl file .* and profile=embedded trains on generated problems"
-    with pytest.raises(SetupError, match=rf"openai/gsm8k cannot be loaded \(ConnectionError: no route\); check the connection.*{remedy}"):
+    with pytest.raises(
+        SetupError,
+        match=rf"openai/gsm8k cannot be loaded \(ConnectionError: no route\); check the connection.*{remedy}",
+    ):
         open_dataset("openai/gsm8k", seed=0)
-    with pytest.raises(SetupError, match=r"owner/sums cannot be loaded \(ConnectionError: no route\); check the connection"):
+    with pytest.raises(
+        SetupError, match=r"owner/sums cannot be loaded \(ConnectionError: no route\); check the connection"
+    ):
         open_dataset("owner/sums", seed=0)
 
 
@@ -224,7 +253,9 @@ def test_no_source_loads_torch(tmp_path):
         "import sys; from areal_actors.tasks.datasets import open_dataset\n"
         f"open_dataset({str(path)!r}, seed=0, held_out=1).train.task(0); print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+    )
     assert done.stdout.split()[-1] == "False"
 
 

@@ -95,7 +95,9 @@ def test_calls_are_of_listed_tools_and_their_responses_come_to_the_result(skill,
 
 def test_without_a_tool_that_calculates_the_problem_is_worked_out():
     useless = [
-        conversation for conversation in shown("tools", 200) if not any(message["role"] == "tool" for message in conversation.messages)
+        conversation
+        for conversation in shown("tools", 200)
+        if not any(message["role"] == "tool" for message in conversation.messages)
     ]
     assert 5 <= len(useless) <= 40
     assert all("<<" in conversation.messages[-1]["content"] for conversation in useless)
@@ -110,7 +112,9 @@ def test_mistakes_are_answered_with_feedback_and_never_learned():
         for index in conversation.mistakes:
             assert conversation.messages[index]["role"] == "assistant"
             assert conversation.messages[index + 1]["role"] == "user"
-            openings_used.append(any(conversation.messages[index + 1]["content"].startswith(opening) for opening in openings))
+            openings_used.append(
+                any(conversation.messages[index + 1]["content"].startswith(opening) for opening in openings)
+            )
         assert len(conversation.messages) - 1 not in conversation.mistakes
     assert 0.6 < sum(openings_used) / len(openings_used) < 0.95
 

@@ -52,17 +52,28 @@ def placed(devices: str, *settings: str, serving: bool = False) -> dict[str, tup
         (
             "8",
             [],
-            {"trainer": ((0, 1, 2, 3), 1.0), **{f"inference_worker-{place}": ((4 + place,), 0.9) for place in range(4)}},
+            {
+                "trainer": ((0, 1, 2, 3), 1.0),
+                **{f"inference_worker-{place}": ((4 + place,), 0.9) for place in range(4)},
+            },
         ),
         ("8", ["trainer.ranks=7"], {"trainer": (tuple(range(7)), 1.0), "inference_worker": ((7,), 0.9)}),
-        ("8", ["actors.inference_worker.count=1"], {"trainer": (tuple(range(7)), 1.0), "inference_worker": ((7,), 0.9)}),
+        (
+            "8",
+            ["actors.inference_worker.count=1"],
+            {"trainer": (tuple(range(7)), 1.0), "inference_worker": ((7,), 0.9)},
+        ),
         (
             "8",
             ["generation.tensor_parallel=2"],
             {"trainer": ((0, 1, 2, 3), 1.0), "inference_worker-0": ((4, 5), 0.9), "inference_worker-1": ((6, 7), 0.9)},
         ),
         ("4", ["trainer.device=cpu"], {f"inference_worker-{place}": ((place,), 0.9) for place in range(4)}),
-        ("4", ["trainer.devices=[3, 1]"], {"trainer": ((3, 1), 1.0), "inference_worker-0": ((0,), 0.9), "inference_worker-1": ((2,), 0.9)}),
+        (
+            "4",
+            ["trainer.devices=[3, 1]"],
+            {"trainer": ((3, 1), 1.0), "inference_worker-0": ((0,), 0.9), "inference_worker-1": ((2,), 0.9)},
+        ),
         ("4", ["generation.devices=[0]"], {"trainer": ((1, 2, 3), 1.0), "inference_worker": ((0,), 0.9)}),
         ("1", ["trainer.memory_fraction=0.3"], {"trainer": ((0,), 0.3), "inference_worker": ((0,), 0.6)}),
         ("1", ["generation.memory_fraction=0.7"], {"trainer": ((0,), 0.2), "inference_worker": ((0,), 0.7)}),
@@ -72,7 +83,11 @@ def placed(devices: str, *settings: str, serving: bool = False) -> dict[str, tup
             {"trainer": ((0, 1), 0.5), "inference_worker": ((1,), 0.4)},
         ),
         ("2", ["profile=embedded"], {"trainer": ((0,), 1.0), "inference_worker": ((1,), 0.9)}),
-        ("2", ["generation.server.urls=['http://a:1', 'http://b:1']", "actors.inference_worker.count=2"], {"trainer": ((0, 1), 1.0)}),
+        (
+            "2",
+            ["generation.server.urls=['http://a:1', 'http://b:1']", "actors.inference_worker.count=2"],
+            {"trainer": ((0, 1), 1.0)},
+        ),
     ],
 )
 def test_devices_are_shared_out(devices, settings, expected):
@@ -92,7 +107,9 @@ def test_ranks_of_other_hosts_leave_all_devices_to_the_workers():
 def test_a_served_model_is_on_every_device():
     everywhere = {f"inference_worker-{place}": ((place,), 0.9) for place in range(3)}
     assert placed("3", serving=True) == everywhere
-    assert placed("3", "trainer.devices=[0]", serving=True) == everywhere, "devices of a trainer that does not run are free"
+    assert placed("3", "trainer.devices=[0]", serving=True) == everywhere, (
+        "devices of a trainer that does not run are free"
+    )
     assert placed("3", "trainer.device=cpu", "trainer.devices=[0]") == everywhere
 
 
@@ -105,16 +122,41 @@ def test_a_reward_model_is_beside_the_last_worker(tmp_path):
 @pytest.mark.parametrize(
     ("devices", "settings", "key", "words"),
     [
-        ("4", ["trainer.ranks=4", "actors.inference_worker.count=2"], "trainer.ranks", "need 6 CUDA devices, but this machine has 4"),
+        (
+            "4",
+            ["trainer.ranks=4", "actors.inference_worker.count=2"],
+            "trainer.ranks",
+            "need 6 CUDA devices, but this machine has 4",
+        ),
         ("2", ["generation.tensor_parallel=2", "trainer.ranks=1"], "generation.tensor_parallel", "need 3 CUDA devices"),
         ("2", ["actors.inference_worker.count=3"], "actors.inference_worker.count", "need 4 CUDA devices"),
         ("2", ["trainer.devices=[0, 2]"], "trainer.devices", "found 2, but this machine has 2 CUDA devices"),
         ("2", ["trainer.devices=[1, 1]"], "trainer.devices", "a device twice"),
-        ("4", ["trainer.devices=[1, 2]", "trainer.ranks=3"], "trainer.devices", "found 2 devices, but trainer.ranks = 3"),
-        ("4", ["generation.devices=[1]", "actors.inference_worker.count=2"], "generation.devices", "found 1 devices, but 2 for all"),
-        ("1", ["generation.memory_fraction=0.7", "trainer.memory_fraction=0.6"], "generation.memory_fraction", "trainer 60%"),
+        (
+            "4",
+            ["trainer.devices=[1, 2]", "trainer.ranks=3"],
+            "trainer.devices",
+            "found 2 devices, but trainer.ranks = 3",
+        ),
+        (
+            "4",
+            ["generation.devices=[1]", "actors.inference_worker.count=2"],
+            "generation.devices",
+            "found 1 devices, but 2 for all",
+        ),
+        (
+            "1",
+            ["generation.memory_fraction=0.7", "trainer.memory_fraction=0.6"],
+            "generation.memory_fraction",
+            "trainer 60%",
+        ),
         ("1", ["generation.memory_fraction=0.95"], "generation.memory_fraction", "trainer 0%"),
-        ("2", ["generation.engine=transformers", "generation.tensor_parallel=2"], "generation.tensor_parallel", "uses one device"),
+        (
+            "2",
+            ["generation.engine=transformers", "generation.tensor_parallel=2"],
+            "generation.tensor_parallel",
+            "uses one device",
+        ),
         ("2", ["generation.device=cuda:1"], "generation.device", 'did you mean "cuda"'),
     ],
 )
@@ -134,13 +176,19 @@ def test_a_resumed_run_on_a_smaller_machine_is_refused_before_it_starts():
 
 def test_weights_that_exceed_a_device_are_refused_before_the_start(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    save_file({"weight": np.zeros((4096, 4096), np.uint8)}, tmp_path / "model.safetensors")  # the count of parameters is what matters
+    save_file(
+        {"weight": np.zeros((4096, 4096), np.uint8)}, tmp_path / "model.safetensors"
+    )  # the count of parameters is what matters
     settings = [f"model={tmp_path}", "task.dataset=arithmetic"]
     resolved("1x1", *settings)
-    with pytest.raises(RecipeError, match=r"`trainer.ranks`: trainer: weights, gradients and optimizer state take 0.25 GiB of 0.20 GiB"):
+    with pytest.raises(
+        RecipeError, match=r"`trainer.ranks`: trainer: weights, gradients and optimizer state take 0.25 GiB of 0.20 GiB"
+    ):
         resolved("2x0.2", *settings)
     assert resolved("4x0.2", *settings).recipe.trainer.ranks == 2
-    with pytest.raises(RecipeError, match=r"`generation.tensor_parallel`: inference_worker-0: weights take 0.03 GiB of 0.02 GiB"):
+    with pytest.raises(
+        RecipeError, match=r"`generation.tensor_parallel`: inference_worker-0: weights take 0.03 GiB of 0.02 GiB"
+    ):
         resolved("2x0.02", *settings, "trainer.device=cpu")
 
 
@@ -155,10 +203,17 @@ def test_engines_sleep_where_synchronous_training_shares_their_device(devices, s
 def test_beside_an_engine_that_sleeps_the_trainer_counts_with_what_it_keeps_between_steps(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     save_file({"weight": np.zeros((4096, 4096), np.uint8)}, tmp_path / "model.safetensors")
-    settings = [f"model={tmp_path}", "task.dataset=arithmetic", "staleness_gate.max_staleness=0", "trainer.memory_fraction=0.9"]
+    settings = [
+        f"model={tmp_path}",
+        "task.dataset=arithmetic",
+        "staleness_gate.max_staleness=0",
+        "trainer.memory_fraction=0.9",
+    ]
     assert resolved("1x1", *settings, "generation.memory_fraction=0.7").recipe.generation.sleep == "on"
     for crowding in (["generation.memory_fraction=0.8"], ["generation.memory_fraction=0.7", "generation.sleep=off"]):
-        with pytest.raises(RecipeError, match=r"would have these shares of its memory: trainer 90%, inference_worker [78]0%"):
+        with pytest.raises(
+            RecipeError, match=r"would have these shares of its memory: trainer 90%, inference_worker [78]0%"
+        ):
             resolved("1x1", *settings, *crowding)
 
 
@@ -194,7 +249,9 @@ def test_the_plan_names_every_device_with_its_processes():
     ]
 
 
-@pytest.mark.parametrize(("inherited", "expected"), [(None, "2,0"), ("4,5,6", "6,4"), ("GPU-a, GPU-b ,GPU-c", "GPU-c,GPU-a"), ("", "")])
+@pytest.mark.parametrize(
+    ("inherited", "expected"), [(None, "2,0"), ("4,5,6", "6,4"), ("GPU-a, GPU-b ,GPU-c", "GPU-c,GPU-a"), ("", "")]
+)
 def test_devices_are_numbered_as_the_launching_process_sees_them(inherited, expected):
     devices = (2, 0) if expected else ()
     assert visibility(devices, {} if inherited is None else {VISIBLE: inherited}) == expected
@@ -202,7 +259,10 @@ def test_devices_are_numbered_as_the_launching_process_sees_them(inherited, expe
 
 def test_a_process_without_devices_sees_none():
     found = resolved("2")
-    variables = {process: device_variables(found.recipe, process, found.cuda) for process in ("trainer", "inference_worker", "gateway")}
+    variables = {
+        process: device_variables(found.recipe, process, found.cuda)
+        for process in ("trainer", "inference_worker", "gateway")
+    }
     assert variables == {
         "trainer": {VISIBLE: "0", MEMORY_FRACTION: "1"},
         "inference_worker": {VISIBLE: "1", MEMORY_FRACTION: "0.9"},
@@ -219,7 +279,9 @@ def test_check_prints_the_map_of_another_machine():
     wrong = subprocess.run([*command, "many"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert wrong.returncode == 2
     assert "found 'many'; write COUNT, as 8, or COUNTxGIB, as 8x80" in wrong.stderr
-    printed = subprocess.run([*command, "2", "--json"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
+    printed = subprocess.run(
+        [*command, "2", "--json"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+    ).stdout
     assert json.loads(printed)["cuda"]["count"] == 2
 
 
@@ -231,9 +293,26 @@ def test_every_process_of_a_run_has_its_own_devices(tmp_path: Path):
     source.write_text(DRIVER)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", driver, source], check=True)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), VISIBLE: "4,5,6,7"}
-    settings = ["profile=embedded", "steps=100000", "trainer.ranks=2", "actors.inference_worker.count=2", f"folder={tmp_path}"]
-    command = [sys.executable, "-m", "areal_actors", "run", str(RECIPE), *settings, "evaluation.tasks=0", "warm_start.steps=2"]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+    settings = [
+        "profile=embedded",
+        "steps=100000",
+        "trainer.ranks=2",
+        "actors.inference_worker.count=2",
+        f"folder={tmp_path}",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "areal_actors",
+        "run",
+        str(RECIPE),
+        *settings,
+        "evaluation.tasks=0",
+        "warm_start.steps=2",
+    ]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as run:
         try:
             seen = devices_of_processes(run)
         finally:
@@ -250,7 +329,16 @@ def test_every_process_of_a_run_has_its_own_devices(tmp_path: Path):
 
 def devices_of_processes(run: subprocess.Popen[str]) -> dict[str, set[str]]:
     """Returns the visible devices of each process of a run, once all of them and two ranks have started."""
-    names = {"control", "gateway", "rollout_worker", "reward_worker", "trainer", "inference_worker-0", "inference_worker-1", "rank"}
+    names = {
+        "control",
+        "gateway",
+        "rollout_worker",
+        "reward_worker",
+        "trainer",
+        "inference_worker-0",
+        "inference_worker-1",
+        "rank",
+    }
     while run.poll() is None:
         seen: dict[str, set[str]] = {}
         ranks = 0

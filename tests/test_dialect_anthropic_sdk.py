@@ -42,7 +42,13 @@ def busy(call):
 async def test_a_message_has_its_blocks_and_counts(client_of):
     async with serving(busy) as served, client_of(served) as client:
         message = await client.messages.create(
-            model="m", max_tokens=4096, system="Be brief.", messages=USER, tools=[TOOL], tool_choice={"type": "any"}, metadata={}
+            model="m",
+            max_tokens=4096,
+            system="Be brief.",
+            messages=USER,
+            tools=[TOOL],
+            tool_choice={"type": "any"},
+            metadata={},
         )
     assert (message.id, message.type, message.role, message.model, message.stop_reason) == (
         "task-1-0",
@@ -92,7 +98,12 @@ async def test_a_stream_adds_up_to_the_whole_message(script, client_of):
 
 @pytest.mark.parametrize(
     ("finish_reason", "stop_sequence", "stop_reason"),
-    [("stop", "", "end_turn"), ("stop", "END", "stop_sequence"), ("length", "", "max_tokens"), ("tool_calls", "", "tool_use")],
+    [
+        ("stop", "", "end_turn"),
+        ("stop", "END", "stop_sequence"),
+        ("length", "", "max_tokens"),
+        ("tool_calls", "", "tool_use"),
+    ],
 )
 async def test_stop_reasons_are_those_of_the_dialect(finish_reason, stop_sequence, stop_reason, client_of):
     def script(_):
@@ -155,7 +166,10 @@ async def test_the_tool_runner_continues_its_thread_with_the_result_alone(stream
 
 async def test_the_tool_runner_sends_everything_again_when_its_thread_is_unknown(client_of):
     lost = [ModelResponsePart(error="there is no earlier call", error_status=400, error_field="continues")]
-    async with serving(lambda call: lost if call.continues else once_calling(call)) as served, client_of(served) as client:
+    async with (
+        serving(lambda call: lost if call.continues else once_calling(call)) as served,
+        client_of(served) as client,
+    ):
         runner = client.beta.messages.tool_runner(model="m", max_tokens=10, messages=USER, tools=[weather])
         final = await runner.until_done()
     assert final.content[0].text == "Dry."
@@ -164,7 +178,10 @@ async def test_the_tool_runner_sends_everything_again_when_its_thread_is_unknown
 
 
 async def test_counting_samples_nothing(client_of):
-    async with serving(lambda _: [ModelResponsePart(prompt_tokens=42, last=True)]) as served, client_of(served) as client:
+    async with (
+        serving(lambda _: [ModelResponsePart(prompt_tokens=42, last=True)]) as served,
+        client_of(served) as client,
+    ):
         counted = await client.messages.count_tokens(model="m", system="Be brief.", messages=USER, tools=[TOOL])
     assert counted.input_tokens == 42
     assert served.calls[0].count_only
@@ -180,7 +197,9 @@ async def test_parse_gives_the_schema_to_the_engine_and_the_object_to_the_client
 
 async def test_thinking_is_a_matter_of_the_template(client_of):
     async with serving(lambda _: response_parts({"text": "4"})) as served, client_of(served) as client:
-        await client.messages.create(model="m", max_tokens=10, messages=USER, thinking={"type": "enabled", "budget_tokens": 1024})
+        await client.messages.create(
+            model="m", max_tokens=10, messages=USER, thinking={"type": "enabled", "budget_tokens": 1024}
+        )
         await client.messages.create(model="m", max_tokens=10, messages=USER, thinking={"type": "disabled"})
         await client.messages.create(model="m", max_tokens=10, messages=USER, output_config={"effort": "low"})
     assert [call.template_kwargs for call in served.calls] == [
@@ -197,6 +216,9 @@ async def test_an_error_reaches_the_client_whole_or_in_the_middle_of_a_stream(cl
         with pytest.raises(anthropic.InternalServerError, match="no worker answered"):
             await client.messages.create(model="m", max_tokens=10, messages=USER)
         with pytest.raises(anthropic.APIStatusError, match="no worker answered"):
-            [event async for event in await client.messages.create(model="m", max_tokens=10, messages=USER, stream=True)]
+            [
+                event
+                async for event in await client.messages.create(model="m", max_tokens=10, messages=USER, stream=True)
+            ]
         with pytest.raises(anthropic.BadRequestError, match="'max_tokens'"):
             await client.messages.create(model="m", max_tokens=0, messages=USER)

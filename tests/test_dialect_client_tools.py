@@ -23,7 +23,10 @@ CALLS = {
         {"output": [{"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]},
     ),
     "local_shell": ({"command": ["ls", "-l"]}, {"output": "a"}),
-    "apply_patch": ({"type": "update_file", "path": "a.py", "diff": "@@\n-a\n+b"}, {"status": "completed", "output": "done"}),
+    "apply_patch": (
+        {"type": "update_file", "path": "a.py", "diff": "@@\n-a\n+b"},
+        {"status": "completed", "output": "done"},
+    ),
 }
 
 
@@ -38,7 +41,13 @@ CALLS = {
     ],
 )
 def test_anthropics_client_tools_are_functions_with_their_public_schemas(kind, name):
-    tool = {"type": kind, "name": name, "cache_control": {"type": "ephemeral"}, "display_width_px": 800, "display_height_px": 600}
+    tool = {
+        "type": kind,
+        "name": name,
+        "cache_control": {"type": "ephemeral"},
+        "display_width_px": 800,
+        "display_height_px": 600,
+    }
     call = called(MESSAGES, tools=[tool], tool_choice={"type": "tool", "name": name})
     (function,) = [one["function"] for one in call.tools]
     known = ANTHROPIC_TOOLS[kind.rpartition("_")[0]]
@@ -60,7 +69,10 @@ async def test_a_call_reaches_the_openai_client_as_its_item_and_comes_back_with_
     tool = RESPONSES_TOOLS[kind]
     name = tool.name
     written = json.dumps(arguments)
-    pieces = [ToolCallPart(index=0, id="c1", name=name, arguments=written[:5]), ToolCallPart(index=0, arguments=written[5:])]
+    pieces = [
+        ToolCallPart(index=0, id="c1", name=name, arguments=written[:5]),
+        ToolCallPart(index=0, arguments=written[5:]),
+    ]
     whole = ToolCallPart(index=0, id="c1", name=name, arguments=written)
 
     def script(call):
@@ -69,7 +81,10 @@ async def test_a_call_reaches_the_openai_client_as_its_item_and_comes_back_with_
         parts = [ModelResponsePart(interaction="i", tool_calls=(piece,)) for piece in pieces]
         return [*parts, ModelResponsePart(interaction="i", finish_reason="tool_calls", last=True)]
 
-    async with serving(script) as served, openai.AsyncOpenAI(base_url=f"{served.root}/v1", api_key="k", max_retries=0) as client:
+    async with (
+        serving(script) as served,
+        openai.AsyncOpenAI(base_url=f"{served.root}/v1", api_key="k", max_retries=0) as client,
+    ):
         asked = {"model": "m", "input": [USER], "tools": [{"type": kind}]}
         if stream:
             async with client.responses.stream(**asked) as events:
@@ -93,10 +108,18 @@ async def test_a_call_reaches_the_openai_client_as_its_item_and_comes_back_with_
 
 
 @pytest.mark.parametrize(
-    "output", [SHOT["output"], "text", [{"type": "input_text", "text": "text"}], {"type": "input_image", "image_url": PIXEL}]
+    "output",
+    [SHOT["output"], "text", [{"type": "input_text", "text": "text"}], {"type": "input_image", "image_url": PIXEL}],
 )
 def test_the_result_of_a_computer_is_an_image_or_text(output):
-    call = {"type": "computer_call", "id": "i", "call_id": "c", "status": "completed", "pending_safety_checks": [], "action": CLICK}
+    call = {
+        "type": "computer_call",
+        "id": "i",
+        "call_id": "c",
+        "status": "completed",
+        "pending_safety_checks": [],
+        "action": CLICK,
+    }
     reply = {"type": "computer_call_output", "call_id": "c", "output": output}
     result = called(RESPONSES, input=[USER, call, reply]).messages[-1]
     assert result["content"] == ("text" if "text" in str(output) else [{"type": "image", "url": PIXEL}])

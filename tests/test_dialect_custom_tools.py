@@ -14,12 +14,19 @@ TEXT = 'print("ü")\n'
 ARGUMENTS = '{"input": "print(\\"\\u00fc\\")\\n"}'
 CUSTOM = {"type": "custom", "custom": {"name": "python", "description": "Runs it."}}
 GRAMMAR = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /x/"}}
-SCHEMA = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
 
 
 def calling(call):
     return response_parts(
-        *tool_pieces(0, "c1", "python", ARGUMENTS[:9], ARGUMENTS[9:]), *tool_pieces(1, "c2", "f", '{"a":', "1}"), finish_reason="tool_calls"
+        *tool_pieces(0, "c1", "python", ARGUMENTS[:9], ARGUMENTS[9:]),
+        *tool_pieces(1, "c2", "f", '{"a":', "1}"),
+        finish_reason="tool_calls",
     )
 
 
@@ -49,8 +56,12 @@ async def test_a_custom_tool_reaches_the_chat_client_as_text_and_comes_back_with
 
 async def test_the_deltas_of_a_custom_call_add_up_to_its_text():
     async with serving(calling) as served, client_of(served) as client:
-        chunks = await client.chat.completions.create(model="m", messages=[USER], tools=[CUSTOM, CHAT_TOOL], stream=True)
-        deltas = [delta for chunk in [chunk async for chunk in chunks] for delta in chunk.choices[0].delta.tool_calls or ()]
+        chunks = await client.chat.completions.create(
+            model="m", messages=[USER], tools=[CUSTOM, CHAT_TOOL], stream=True
+        )
+        deltas = [
+            delta for chunk in [chunk async for chunk in chunks] for delta in chunk.choices[0].delta.tool_calls or ()
+        ]
     custom = [delta for delta in deltas if delta.index == 0]
     assert (custom[0].id, custom[0].type, custom[0].custom["name"]) == ("c1", "custom", "python")
     assert "".join(delta.custom["input"] for delta in custom) == TEXT
@@ -66,7 +77,11 @@ async def test_a_custom_call_whose_arguments_are_cut_is_handed_on_as_it_is(strea
     async with serving(script) as served, client_of(served) as client:
         answer = await client.chat.completions.create(model="m", messages=[USER], tools=[CUSTOM], stream=stream)
         if stream:
-            deltas = [delta for chunk in [chunk async for chunk in answer] for delta in chunk.choices[0].delta.tool_calls or ()]
+            deltas = [
+                delta
+                for chunk in [chunk async for chunk in answer]
+                for delta in chunk.choices[0].delta.tool_calls or ()
+            ]
             text = "".join(delta.custom["input"] for delta in deltas)
         else:
             text = answer.choices[0].message.tool_calls[0].custom.input
@@ -79,13 +94,19 @@ def test_the_grammar_of_a_custom_tool_is_in_its_description():
 
 
 def test_a_choice_of_a_custom_tool_forces_its_call():
-    assert called(CHAT, tools=[CUSTOM], tool_choice={"type": "custom", "custom": {"name": "python"}}).tool_choice == "function:python"
+    assert (
+        called(CHAT, tools=[CUSTOM], tool_choice={"type": "custom", "custom": {"name": "python"}}).tool_choice
+        == "function:python"
+    )
 
 
 ALLOWED = {
     CHAT.name: (
         CHAT,
-        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "custom", "custom": {"name": "python"}}]}},
+        {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "required", "tools": [{"type": "custom", "custom": {"name": "python"}}]},
+        },
         [CUSTOM, CHAT_TOOL],
     ),
     RESPONSES.name: (
@@ -128,17 +149,28 @@ def test_allowed_tools_that_are_all_hosted_allow_no_call_and_are_listed():
             CHAT,
             {
                 "tools": [CHAT_TOOL],
-                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function"}]}},
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"type": "function"}]},
+                },
             },
             "tool_choice.allowed_tools.tools[0].function.name",
         ),
-        (RESPONSES, {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "f"}]}}, "tool_choice"),
+        (
+            RESPONSES,
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "f"}]}},
+            "tool_choice",
+        ),
         (
             RESPONSES,
             {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mystery"}]}},
             "tool_choice.tools[0].type",
         ),
-        (RESPONSES, {"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "mcp"}]}}, "tool_choice"),
+        (
+            RESPONSES,
+            {"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "mcp"}]}},
+            "tool_choice",
+        ),
         (RESPONSES, {"tool_choice": {"type": "shell"}}, "tool_choice"),
     ],
 )

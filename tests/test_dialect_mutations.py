@@ -16,7 +16,10 @@ from areal_actors.messages import ModelResponsePart
 CHAT_BODY = {
     "messages": [
         {"role": "system", "content": "x"},
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "http://x"}}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "http://x"}}],
+        },
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "tool", "tool_call_id": "c1", "content": "4"},
     ],
@@ -32,7 +35,10 @@ CHAT_BODY = {
 }
 RESPONSES_BODY = {
     "input": [
-        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "http://x"}]},
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "http://x"}],
+        },
         {"type": "reasoning", "id": "x", "summary": [], "content": [{"type": "reasoning_text", "text": "a"}]},
         {"type": "reasoning", "id": "y", "summary": [], "encrypted_content": "areal:aGk="},
         {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
@@ -61,10 +67,16 @@ MESSAGES_BODY = {
     "max_tokens": 3,
     "messages": [
         {"role": "user", "content": "a"},
-        {"role": "assistant", "content": [{"type": "thinking", "thinking": "x", "signature": "s"}, {"type": "text", "text": "t"}, USE]},
+        {
+            "role": "assistant",
+            "content": [{"type": "thinking", "thinking": "x", "signature": "s"}, {"type": "text", "text": "t"}, USE],
+        },
         {"role": "user", "content": [RESULT, {"type": "image", "source": {"type": "url", "url": "http://x"}}]},
     ],
-    "tools": [{"name": "f", "input_schema": SCHEMA, "strict": True}, {"type": "web_search_20250305", "name": "web_search"}],
+    "tools": [
+        {"name": "f", "input_schema": SCHEMA, "strict": True},
+        {"type": "web_search_20250305", "name": "web_search"},
+    ],
     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     "tool_choice": {"type": "tool", "name": "f"},
     "thinking": {"type": "enabled", "budget_tokens": 3},
@@ -79,7 +91,23 @@ BODIES = [
     (MESSAGES, MESSAGES_BODY),
 ]
 ANSWER = ModelResponsePart(interaction="i", text="a", finish_reason="stop", last=True)
-WRONG = (None, True, -1, 1.5, 2**70, "", "x", [], {}, [None], [[]], {"type": "text"}, {"type": "function"}, "\0", [1, "a"])
+WRONG = (
+    None,
+    True,
+    -1,
+    1.5,
+    2**70,
+    "",
+    "x",
+    [],
+    {},
+    [None],
+    [[]],
+    {"type": "text"},
+    {"type": "function"},
+    "\0",
+    [1, "a"],
+)
 
 
 def places(value, path=()):

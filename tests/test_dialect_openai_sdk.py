@@ -16,7 +16,12 @@ TOKENS = (
     TokenLogprob(token=b"\xe2\x82", logprob=-0.5, top=((b"\xe2\x82", -0.5), (b"x", -1.5))),
     TokenLogprob(token=b"\xac", logprob=-0.25, top=((b"\xac", -0.25),)),
 )
-WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 CHAT_TOOL = {"type": "function", "function": {"name": "weather", "description": "It", "parameters": WEATHER}}
 FLAT_TOOL = {"type": "function", "name": "weather", "description": "It", "parameters": WEATHER, "strict": True}
 
@@ -45,18 +50,35 @@ def calling(call):
 
 async def test_a_chat_completion_has_all_that_clients_read(client_of):
     async with serving(thoughtful) as served, client_of(served) as client:
-        answer = await client.chat.completions.create(model="m", messages=USER, metadata={"a": "b"}, user="me", store=False)
+        answer = await client.chat.completions.create(
+            model="m", messages=USER, metadata={"a": "b"}, user="me", store=False
+        )
     choice = answer.choices[0]
-    assert (answer.id, answer.object, answer.model, answer.created) == ("task-1-0", "chat.completion", "m", 1_700_000_000)
-    assert (choice.index, choice.finish_reason, choice.message.role, choice.message.content) == (0, "stop", "assistant", "It is 4.")
+    assert (answer.id, answer.object, answer.model, answer.created) == (
+        "task-1-0",
+        "chat.completion",
+        "m",
+        1_700_000_000,
+    )
+    assert (choice.index, choice.finish_reason, choice.message.role, choice.message.content) == (
+        0,
+        "stop",
+        "assistant",
+        "It is 4.",
+    )
     assert choice.message.reasoning_content == "two twos"
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (12, 5, 17)
-    assert (answer.usage.prompt_tokens_details.cached_tokens, answer.usage.completion_tokens_details.reasoning_tokens) == (4, 2)
+    assert (
+        answer.usage.prompt_tokens_details.cached_tokens,
+        answer.usage.completion_tokens_details.reasoning_tokens,
+    ) == (4, 2)
 
 
 async def test_a_chat_stream_adds_up_to_the_whole_answer(client_of):
     async with serving(thoughtful) as served, client_of(served) as client:
-        async with client.chat.completions.stream(model="m", messages=USER, stream_options={"include_usage": True}) as stream:
+        async with client.chat.completions.stream(
+            model="m", messages=USER, stream_options={"include_usage": True}
+        ) as stream:
             async for _ in stream:
                 pass
             final = await stream.get_final_completion()
@@ -69,7 +91,9 @@ async def test_a_chat_stream_adds_up_to_the_whole_answer(client_of):
 async def test_usage_comes_in_a_stream_only_if_it_was_asked_for(client_of):
     async with serving(thoughtful) as served, client_of(served) as client:
         plain = [chunk async for chunk in await client.chat.completions.create(model="m", messages=USER, stream=True)]
-        asked = await client.chat.completions.create(model="m", messages=USER, stream=True, stream_options={"include_usage": True})
+        asked = await client.chat.completions.create(
+            model="m", messages=USER, stream=True, stream_options={"include_usage": True}
+        )
         counted = [chunk async for chunk in asked]
     assert all(chunk.usage is None and len(chunk.choices) == 1 for chunk in plain)
     assert counted[-1].usage.total_tokens == 17
@@ -81,12 +105,20 @@ async def test_usage_comes_in_a_stream_only_if_it_was_asked_for(client_of):
 
 async def test_tool_calls_come_whole_and_in_pieces_alike(client_of):
     async with serving(calling) as served, client_of(served) as client:
-        whole = await client.chat.completions.create(model="m", messages=USER, tools=[CHAT_TOOL], tool_choice="required")
+        whole = await client.chat.completions.create(
+            model="m", messages=USER, tools=[CHAT_TOOL], tool_choice="required"
+        )
         async with client.chat.completions.stream(model="m", messages=USER, tools=[CHAT_TOOL]) as stream:
             streamed = (await stream.get_final_completion()).choices[0]
     for choice in (whole.choices[0], streamed):
-        calls = [(call.id, call.type, call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls]
-        assert calls == [("call_a", "function", "weather", {"city": "Bonn"}), ("call_b", "function", "weather", {"city": "Köln"})]
+        calls = [
+            (call.id, call.type, call.function.name, json.loads(call.function.arguments))
+            for call in choice.message.tool_calls
+        ]
+        assert calls == [
+            ("call_a", "function", "weather", {"city": "Bonn"}),
+            ("call_b", "function", "weather", {"city": "Köln"}),
+        ]
         assert choice.finish_reason == "tool_calls"
         assert choice.message.content == "Let me see."
     assert served.calls[0].tool_choice == "required"
@@ -96,8 +128,12 @@ async def test_tool_calls_come_whole_and_in_pieces_alike(client_of):
 async def test_the_model_s_output_comes_back_unchanged(client_of):
     async with serving(calling) as served, client_of(served) as client:
         first = await client.chat.completions.create(model="m", messages=USER, tools=[CHAT_TOOL])
-        results = [{"role": "tool", "tool_call_id": call.id, "content": "dry"} for call in first.choices[0].message.tool_calls]
-        await client.chat.completions.create(model="m", messages=[*USER, first.choices[0].message, *results], tools=[CHAT_TOOL])
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "content": "dry"} for call in first.choices[0].message.tool_calls
+        ]
+        await client.chat.completions.create(
+            model="m", messages=[*USER, first.choices[0].message, *results], tools=[CHAT_TOOL]
+        )
     answer = served.calls[1].messages[1]
     assert (answer["role"], answer["content"]) == ("assistant", "Let me see.")
     assert [call["function"]["arguments"] for call in answer["tool_calls"]] == ['{"city": "Bonn"}', '{"city":"Köln"}']
@@ -109,31 +145,50 @@ async def test_several_choices_bear_the_id_of_the_first_whichever_speaks_first(c
         ModelResponsePart(interaction="s.1", choice=1, text="b"),
         ModelResponsePart(interaction="s", choice=0, text="a"),
         ModelResponsePart(interaction="s.1", choice=1, finish_reason="stop", prompt_tokens=9, completion_tokens=2),
-        ModelResponsePart(interaction="s", choice=0, finish_reason="length", prompt_tokens=9, completion_tokens=3, last=True),
+        ModelResponsePart(
+            interaction="s", choice=0, finish_reason="length", prompt_tokens=9, completion_tokens=3, last=True
+        ),
     ]
     async with serving(lambda _: parts) as served, client_of(served) as client:
         whole = await client.chat.completions.create(model="m", messages=USER, n=2)
-        chunks = [chunk async for chunk in await client.chat.completions.create(model="m", messages=USER, n=2, stream=True)]
+        chunks = [
+            chunk async for chunk in await client.chat.completions.create(model="m", messages=USER, n=2, stream=True)
+        ]
     assert served.calls[0].choices == 2
-    assert [(choice.index, choice.message.content, choice.finish_reason, choice.interaction_id) for choice in whole.choices] == [
+    assert [
+        (choice.index, choice.message.content, choice.finish_reason, choice.interaction_id) for choice in whole.choices
+    ] == [
         (0, "a", "length", "s"),
         (1, "b", "stop", "s.1"),
     ]
     assert (whole.id, whole.usage.prompt_tokens, whole.usage.completion_tokens) == ("s", 9, 5)
     assert {chunk.id for chunk in chunks} == {"s"}
-    assert sorted((c.index, c.delta.content) for chunk in chunks for c in chunk.choices if c.delta.content) == [(0, "a"), (1, "b")]
+    assert sorted((c.index, c.delta.content) for chunk in chunks for c in chunk.choices if c.delta.content) == [
+        (0, "a"),
+        (1, "b"),
+    ]
 
 
 async def test_log_probabilities_have_the_bytes_of_tokens_that_are_half_a_character(client_of):
-    async with serving(lambda _: response_parts({"text": "€", "logprobs": TOKENS})) as served, client_of(served) as client:
+    async with (
+        serving(lambda _: response_parts({"text": "€", "logprobs": TOKENS})) as served,
+        client_of(served) as client,
+    ):
         whole = await client.chat.completions.create(model="m", messages=USER, logprobs=True, top_logprobs=2)
-        chunks = [c async for c in await client.chat.completions.create(model="m", messages=USER, logprobs=True, stream=True)]
-        response = await client.responses.create(model="m", input="?", include=["message.output_text.logprobs"], top_logprobs=2)
+        chunks = [
+            c async for c in await client.chat.completions.create(model="m", messages=USER, logprobs=True, stream=True)
+        ]
+        response = await client.responses.create(
+            model="m", input="?", include=["message.output_text.logprobs"], top_logprobs=2
+        )
     assert served.calls[0].logprobs
     assert served.calls[0].sampling["top_logprobs"] == 2
     content = whole.choices[0].logprobs.content
     assert bytes(content[0].bytes + content[1].bytes).decode() == "€"
-    assert [(token.logprob, [top.logprob for top in token.top_logprobs]) for token in content] == [(-0.5, [-0.5, -1.5]), (-0.25, [-0.25])]
+    assert [(token.logprob, [top.logprob for top in token.top_logprobs]) for token in content] == [
+        (-0.5, [-0.5, -1.5]),
+        (-0.25, [-0.25]),
+    ]
     assert chunks[0].choices[0].logprobs.content == content
     assert [token.logprob for token in response.output[0].content[0].logprobs] == [-0.5, -0.25]
 
@@ -150,10 +205,15 @@ async def test_parse_gives_the_schema_to_the_engine_and_the_object_to_the_client
 
 
 async def test_completions_take_text_and_token_ids(client_of):
-    async with serving(lambda _: response_parts({"text": "4", "logprobs": TOKENS}, {"text": "!"})) as served, client_of(served) as client:
+    async with (
+        serving(lambda _: response_parts({"text": "4", "logprobs": TOKENS}, {"text": "!"})) as served,
+        client_of(served) as client,
+    ):
         text = await client.completions.create(model="m", prompt="2 + 2 =", max_tokens=3, logprobs=1)
         await client.completions.create(model="m", prompt=[1, 2, 70_000])
-        chunks = [chunk async for chunk in await client.completions.create(model="m", prompt=["one"], stream=True, logprobs=0)]
+        chunks = [
+            chunk async for chunk in await client.completions.create(model="m", prompt=["one"], stream=True, logprobs=0)
+        ]
     assert (text.object, text.choices[0].text, text.choices[0].finish_reason) == ("text_completion", "4!", "stop")
     assert text.choices[0].logprobs.token_logprobs == [-0.5, -0.25]
     assert text.choices[0].logprobs.text_offset == [0, 1]
@@ -166,16 +226,30 @@ async def test_completions_take_text_and_token_ids(client_of):
 async def test_a_response_has_its_items_whole(client_of):
     async with serving(calling) as served, client_of(served) as client:
         answer = await client.responses.create(
-            model="m", input="?", instructions="Be brief.", tools=[FLAT_TOOL], max_output_tokens=100, metadata={"a": "b"}
+            model="m",
+            input="?",
+            instructions="Be brief.",
+            tools=[FLAT_TOOL],
+            max_output_tokens=100,
+            metadata={"a": "b"},
         )
-    assert (answer.id, answer.status, answer.output_text, answer.error) == ("task-1-0", "completed", "Let me see.", None)
+    assert (answer.id, answer.status, answer.output_text, answer.error) == (
+        "task-1-0",
+        "completed",
+        "Let me see.",
+        None,
+    )
     assert [item.type for item in answer.output] == ["message", "function_call", "function_call"]
     assert answer.output[0].content[0].annotations == []
     assert [(call.call_id, call.name, json.loads(call.arguments), call.status) for call in answer.output[1:]] == [
         ("call_a", "weather", {"city": "Bonn"}, "completed"),
         ("call_b", "weather", {"city": "Köln"}, "completed"),
     ]
-    assert (answer.usage.input_tokens, answer.usage.input_tokens_details.cached_tokens, answer.usage.output_tokens) == (12, 4, 5)
+    assert (answer.usage.input_tokens, answer.usage.input_tokens_details.cached_tokens, answer.usage.output_tokens) == (
+        12,
+        4,
+        5,
+    )
     assert (answer.instructions, answer.tools[0].name, answer.max_output_tokens, answer.metadata) == (
         "Be brief.",
         "weather",
@@ -193,7 +267,9 @@ async def test_the_summary_of_reasoning_is_the_reasoning(client_of):
             async with client.responses.stream(model="m", input="?", reasoning=reasoning) as stream:
                 events = [event async for event in stream]
                 final = await stream.get_final_response()
-            assert [part.to_dict() for part in whole.output[0].summary] == [{"type": "summary_text", "text": "two twos"}]
+            assert [part.to_dict() for part in whole.output[0].summary] == [
+                {"type": "summary_text", "text": "two twos"}
+            ]
             assert (whole.output[0].content, whole.reasoning.summary) == ([], *reasoning.values())
             assert final.output[0].to_dict() == whole.output[0].to_dict()
             deltas = [event.delta for event in events if event.type == "response.reasoning_summary_text.delta"]
@@ -208,13 +284,17 @@ async def test_the_summary_of_reasoning_is_the_reasoning(client_of):
     assert (plain.output[0].summary, plain.output[0].content[0].text) == ([], "two twos")
 
 
-@pytest.mark.parametrize("script", [thoughtful, calling, lambda _: response_parts()], ids=["thoughtful", "calling", "silent"])
+@pytest.mark.parametrize(
+    "script", [thoughtful, calling, lambda _: response_parts()], ids=["thoughtful", "calling", "silent"]
+)
 async def test_a_response_stream_adds_up_to_the_whole_response(script, client_of):
     async with serving(script) as served, client_of(served) as client:
         async with client.responses.stream(model="m", input="?", tools=[FLAT_TOOL]) as stream:
             events = [event async for event in stream]
             final = await stream.get_final_response()
-        raw = [event async for event in await client.responses.create(model="m", input="?", tools=[FLAT_TOOL], stream=True)]
+        raw = [
+            event async for event in await client.responses.create(model="m", input="?", tools=[FLAT_TOOL], stream=True)
+        ]
         whole = await client.responses.create(model="m", input="?", tools=[FLAT_TOOL])
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [event.type for event in events][:2] == ["response.created", "response.in_progress"]
@@ -228,7 +308,12 @@ async def test_a_response_stream_adds_up_to_the_whole_response(script, client_of
 
 async def test_an_item_of_a_response_ends_before_the_next_begins(client_of):
     def script(call):
-        pieces = [{"reasoning": "hm"}, {"text": "Let me "}, {"text": "see."}, *tool_pieces(0, "call_a", "weather", "{}")]
+        pieces = [
+            {"reasoning": "hm"},
+            {"text": "Let me "},
+            {"text": "see."},
+            *tool_pieces(0, "call_a", "weather", "{}"),
+        ]
         return response_parts(*pieces, *tool_pieces(1, "call_b", "weather", "{}"), finish_reason="tool_calls")
 
     async with serving(script) as served, client_of(served) as client:
@@ -249,7 +334,9 @@ async def test_text_after_a_tool_call_belongs_to_the_message_before_it(client_of
     async with serving(script) as served, client_of(served) as client:
         async with client.responses.stream(model="m", input="?", tools=[FLAT_TOOL]) as stream:
             final = await stream.get_final_response()
-        raw = [event async for event in await client.responses.create(model="m", input="?", tools=[FLAT_TOOL], stream=True)]
+        raw = [
+            event async for event in await client.responses.create(model="m", input="?", tools=[FLAT_TOOL], stream=True)
+        ]
     assert [item.type for item in final.output] == ["message", "function_call"]
     assert final.output_text == raw[-1].response.output_text == "Let me see. It rains."
     ended = {event.output_index: event.item for event in raw if event.type == "response.output_item.done"}
@@ -257,10 +344,17 @@ async def test_text_after_a_tool_call_belongs_to_the_message_before_it(client_of
 
 
 async def test_a_response_cut_by_length_is_incomplete(client_of):
-    async with serving(lambda _: response_parts({"text": "It"}, finish_reason="length")) as served, client_of(served) as client:
+    async with (
+        serving(lambda _: response_parts({"text": "It"}, finish_reason="length")) as served,
+        client_of(served) as client,
+    ):
         answer = await client.responses.create(model="m", input="?")
         events = [event async for event in await client.responses.create(model="m", input="?", stream=True)]
-    assert (answer.status, answer.incomplete_details.reason, answer.output[0].status) == ("incomplete", "max_output_tokens", "incomplete")
+    assert (answer.status, answer.incomplete_details.reason, answer.output[0].status) == (
+        "incomplete",
+        "max_output_tokens",
+        "incomplete",
+    )
     assert events[-1].type == "response.incomplete"
     assert events[-1].response.output_text == "It"
 
@@ -271,10 +365,19 @@ async def test_a_turn_sent_back_as_items_is_one_message(client_of):
         return response_parts(*pieces, finish_reason="tool_calls")
 
     async with serving(script) as served, client_of(served) as client:
-        first = await client.responses.create(model="m", input="?", tools=[FLAT_TOOL], include=["reasoning.encrypted_content"], store=False)
+        first = await client.responses.create(
+            model="m", input="?", tools=[FLAT_TOOL], include=["reasoning.encrypted_content"], store=False
+        )
         output = {"type": "function_call_output", "call_id": "call_a", "output": "dry"}
-        await client.responses.create(model="m", input=[{"role": "user", "content": "?"}, *first.output, output], tools=[FLAT_TOOL])
-        sealed = {"type": "reasoning", "summary": [], "id": "rs", "encrypted_content": first.output[0].encrypted_content}
+        await client.responses.create(
+            model="m", input=[{"role": "user", "content": "?"}, *first.output, output], tools=[FLAT_TOOL]
+        )
+        sealed = {
+            "type": "reasoning",
+            "summary": [],
+            "id": "rs",
+            "encrypted_content": first.output[0].encrypted_content,
+        }
         await client.responses.create(model="m", input=[sealed, *first.output[1:], output], tools=[FLAT_TOOL])
         await client.responses.create(model="m", input=[output], previous_response_id=first.id, tools=[FLAT_TOOL])
     call = {"id": "call_a", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Bonn"}'}}

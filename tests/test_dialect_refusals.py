@@ -16,7 +16,10 @@ CHAT_REFUSED = [
     ({"messages": [{"role": "robot", "content": "hi"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]}, "messages[0].content[0].type"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+        "messages[0].content[0].type",
+    ),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": "hi", "mood": "good"}]}, "messages[0].mood"),
     (turns({"role": "tool", "content": "4"}), "messages[1].tool_call_id"),
@@ -76,7 +79,11 @@ OTHERS_REFUSED = [
     (RESPONSES, {"input": []}, "input"),
     (RESPONSES, {"input": 3}, "input"),
     (RESPONSES, {"input": [{"role": "user"}]}, "input[0].content"),
-    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, "input[0].content[0].type"),
+    (
+        RESPONSES,
+        {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
+        "input[0].content[0].type",
+    ),
     (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
     (RESPONSES, {"input": [{"type": "item_reference", "id": "ws_x"}]}, "input[0].id"),
     (RESPONSES, {"input": [{"type": "item_reference"}]}, "input[0].id"),
@@ -90,8 +97,16 @@ OTHERS_REFUSED = [
     (RESPONSES, {"prompt": {"id": "pmpt"}}, "prompt"),
     (RESPONSES, {"tools": [{"type": "code_interpreter"}]}, "tools[0].type"),
     (RESPONSES, {"tools": [{"type": None, "name": "f"}]}, "tools[0].type"),
-    (RESPONSES, {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace"}]}]}, "tools[0].tools[0].type"),
-    (RESPONSES, {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, "tools[0].tools[0].name"),
+    (
+        RESPONSES,
+        {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace"}]}]},
+        "tools[0].tools[0].type",
+    ),
+    (
+        RESPONSES,
+        {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]},
+        "tools[0].tools[0].name",
+    ),
     (RESPONSES, {"tools": [{"type": "custom", "name": "p", "format": {"type": "regex"}}]}, "tools[0].format.type"),
     (RESPONSES, {"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
     (RESPONSES, {"tools": [{"type": "web_search", "x": 2**70}]}, "tools"),
@@ -104,7 +119,11 @@ OTHERS_REFUSED = [
     (RESPONSES, {"frequency_penalty": 1}, "frequency_penalty"),
     (MESSAGES, {"max_tokens": None}, "max_tokens"),
     (MESSAGES, {"messages": [USER, {"role": "assistant", "content": "The answer is ("}]}, "messages"),
-    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "messages[0].content[0].type"),
+    (
+        MESSAGES,
+        {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
+        "messages[0].content[0].type",
+    ),
     (
         MESSAGES,
         {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
@@ -128,7 +147,9 @@ def test_what_is_wrong_or_cannot_be_had_is_refused_by_name(dialect, fields, name
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"hi"', b"\xff", b'{"messages":"\xff"}', b'{"x":' * 5000, b"[" * 100_000, b"{}"])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'"hi"', b"\xff", b'{"messages":"\xff"}', b'{"x":' * 5000, b"[" * 100_000, b"{}"]
+)
 def test_what_is_no_request_is_refused(dialect, body):
     with pytest.raises(RequestError):
         dialect.decode(body)

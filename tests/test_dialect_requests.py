@@ -84,7 +84,15 @@ def test_what_clients_send_without_meaning_changes_nothing(dialect, field, value
 
 
 def test_sampling_is_what_the_request_states():
-    fields = {"temperature": 0, "top_p": 0.5, "top_k": 7, "min_p": 0.1, "presence_penalty": 1, "frequency_penalty": -1, "seed": -3}
+    fields = {
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 7,
+        "min_p": 0.1,
+        "presence_penalty": 1,
+        "frequency_penalty": -1,
+        "seed": -3,
+    }
     call = called(CHAT, **fields, logit_bias={"17": -100}, stop="END", max_completion_tokens=10**12, n=3)
     assert call.sampling == fields | {"logit_bias": {17: -100.0}, "stop": ("END",), "max_tokens": 10**12}
     assert (call.choices, called(CHAT).sampling, called(CHAT, top_k=-1).sampling) == (3, {}, {"top_k": 0})
@@ -103,7 +111,12 @@ def test_sampling_is_what_the_request_states():
     ],
 )
 def test_a_tool_choice_is_translated(fields, choice):
-    call = called(CHAT, tools=[CHAT_TOOL | {"function": CHAT_TOOL["function"] | {"strict": True}}], parallel_tool_calls=False, **fields)
+    call = called(
+        CHAT,
+        tools=[CHAT_TOOL | {"function": CHAT_TOOL["function"] | {"strict": True}}],
+        parallel_tool_calls=False,
+        **fields,
+    )
     assert (call.tool_choice, call.tools, call.parallel_tool_calls) == (choice, (CHAT_TOOL,), False)
 
 
@@ -111,7 +124,9 @@ def test_the_dialects_translate_equal_tools_equally():
     flat = {"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}
     theirs = {"name": "f", "input_schema": SCHEMA, "cache_control": {"type": "ephemeral"}}
     asked = called(RESPONSES, tools=[flat], tool_choice={"type": "function", "name": "f"})
-    other = called(MESSAGES, tools=[theirs], tool_choice={"type": "tool", "name": "f", "disable_parallel_tool_use": True})
+    other = called(
+        MESSAGES, tools=[theirs], tool_choice={"type": "tool", "name": "f", "disable_parallel_tool_use": True}
+    )
     assert asked.tools == other.tools == called(CHAT, tools=[CHAT_TOOL]).tools
     assert asked.tool_choice == other.tool_choice == "function:f"
     assert (asked.parallel_tool_calls, other.parallel_tool_calls) == (True, False)
@@ -124,7 +139,9 @@ def test_answer_formats_become_constraints():
     ).constraint
     assert json.loads(some_json.text) == {"type": "object"}
     assert json.loads(schema.text) == SCHEMA
-    assert called(RESPONSES, text={"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}).constraint == schema
+    assert (
+        called(RESPONSES, text={"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}).constraint == schema
+    )
     assert called(MESSAGES, output_config={"format": {"type": "json_schema", "schema": SCHEMA}}).constraint == schema
     assert called(MESSAGES, output_format={"type": "json_schema", "schema": SCHEMA}).constraint == schema
 
@@ -143,9 +160,19 @@ def test_chat_messages_become_ours():
             {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
             {
                 "role": "user",
-                "content": [{"type": "text", "text": "See"}, {"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}}],
+                "content": [
+                    {"type": "text", "text": "See"},
+                    {"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}},
+                ],
             },
-            {"role": "assistant", "content": None, "refusal": None, "reasoning": "hm", "tool_calls": [CALL], "annotations": []},
+            {
+                "role": "assistant",
+                "content": None,
+                "refusal": None,
+                "reasoning": "hm",
+                "tool_calls": [CALL],
+                "annotations": [],
+            },
             {"role": "tool", "content": None, "tool_call_id": "c1", "name": "f"},
             {"role": "user", "content": "and?", "name": "ann"},
         ],
@@ -160,7 +187,10 @@ def test_chat_messages_become_ours():
 
 
 def test_a_tool_call_id_may_come_again_once_it_is_answered():
-    assistant, tool = {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "4", "tool_call_id": "c1"}
+    assistant, tool = (
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "content": "4", "tool_call_id": "c1"},
+    )
     assert len(called(CHAT, **turns(assistant, tool, assistant, tool)).messages) == 5
     with pytest.raises(RequestError, match=r"messages\[3\]\.tool_call_id"):
         called(CHAT, **turns(assistant, tool, tool))
@@ -175,10 +205,19 @@ def test_items_of_one_turn_are_one_message_and_turns_stay_apart():
     two = item("function_call", call_id="b", name="f", arguments="{}")
     thought = item("reasoning", id="rs", summary=[], content=[{"type": "reasoning_text", "text": "hm"}])
     text = item(
-        "message", role="assistant", id="msg", status="completed", content=[{"type": "output_text", "text": "so", "annotations": []}]
+        "message",
+        role="assistant",
+        id="msg",
+        status="completed",
+        content=[{"type": "output_text", "text": "so", "annotations": []}],
     )
-    outputs = [item("function_call_output", call_id=call, output=[{"type": "input_text", "text": "4"}]) for call in "ab"]
-    call = called(RESPONSES, input=[{"role": "user", "content": "?"}, thought, one, two, text, *outputs, text, text, thought, text])
+    outputs = [
+        item("function_call_output", call_id=call, output=[{"type": "input_text", "text": "4"}]) for call in "ab"
+    ]
+    call = called(
+        RESPONSES,
+        input=[{"role": "user", "content": "?"}, thought, one, two, text, *outputs, text, text, thought, text],
+    )
     calls = [{"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}} for name in "ab"]
     assert call.messages == (
         {"role": "user", "content": "?"},
@@ -194,18 +233,32 @@ def test_items_of_one_turn_are_one_message_and_turns_stay_apart():
 def test_images_of_every_dialect_are_the_same_part():
     source = {"type": "base64", "media_type": "image/png", "data": "aGk="}
     expected = ({"role": "user", "content": [{"type": "image", "url": PIXEL}]},)
-    assert called(CHAT, messages=[{"role": "user", "content": [item("image_url", image_url={"url": PIXEL})]}]).messages == expected
     assert (
-        called(RESPONSES, input=[{"role": "user", "content": [item("input_image", image_url=PIXEL, detail="auto")]}]).messages == expected
+        called(CHAT, messages=[{"role": "user", "content": [item("image_url", image_url={"url": PIXEL})]}]).messages
+        == expected
+    )
+    assert (
+        called(
+            RESPONSES, input=[{"role": "user", "content": [item("input_image", image_url=PIXEL, detail="auto")]}]
+        ).messages
+        == expected
     )
     assert called(MESSAGES, messages=[{"role": "user", "content": [item("image", source=source)]}]).messages == expected
 
 
 def test_the_blocks_of_a_user_turn_keep_their_order():
     use = item("tool_use", id="c1", name="f", input={"x": 1})
-    blocks = [item("text", text="a"), item("tool_result", tool_use_id="c1", content=None, is_error=True), item("text", text="b")]
+    blocks = [
+        item("text", text="a"),
+        item("tool_result", tool_use_id="c1", content=None, is_error=True),
+        item("text", text="b"),
+    ]
     system = [item("text", text="Be ", cache_control={"type": "ephemeral"}), item("text", text="brief.")]
-    call = called(MESSAGES, system=system, messages=[USER, {"role": "assistant", "content": [use]}, {"role": "user", "content": blocks}])
+    call = called(
+        MESSAGES,
+        system=system,
+        messages=[USER, {"role": "assistant", "content": [use]}, {"role": "user", "content": blocks}],
+    )
     assert [(message["role"], message["content"]) for message in call.messages] == [
         ("system", "Be brief."),
         ("user", "hi"),
@@ -217,7 +270,12 @@ def test_the_blocks_of_a_user_turn_keep_their_order():
 
 
 def test_an_error_has_the_shape_of_its_dialect_and_names_the_field_as_the_client_knows_it():
-    assert CHAT.error("no", 400, "n")["error"] == {"message": "no", "type": "invalid_request_error", "param": "n", "code": None}
+    assert CHAT.error("no", 400, "n")["error"] == {
+        "message": "no",
+        "type": "invalid_request_error",
+        "param": "n",
+        "code": None,
+    }
     assert RESPONSES.error("no", 400, "max_tokens")["error"]["param"] == "max_output_tokens"
     assert RESPONSES.error("no", 400, "continues")["error"]["code"] == "previous_response_not_found"
     assert MESSAGES.error("no", 429) == {"type": "error", "error": {"type": "rate_limit_error", "message": "no"}}
@@ -233,17 +291,41 @@ KEYS = sorted(
     | {"role", "content", "type", "text", "id", "call_id", "name", "input", "output"}
 )
 WORDS = st.sampled_from(
-    ["user", "assistant", "tool", "message", "text", "function_call", "reasoning", "auto", "function", "json_schema", "tool_use", ""]
+    [
+        "user",
+        "assistant",
+        "tool",
+        "message",
+        "text",
+        "function_call",
+        "reasoning",
+        "auto",
+        "function",
+        "json_schema",
+        "tool_use",
+        "",
+    ]
 )
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | WORDS | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=3), inner, max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | WORDS
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=3), inner, max_size=4)
+    ),
     max_leaves=12,
 )
-MESSAGE = st.fixed_dictionaries({}, optional={"role": WORDS, "type": WORDS, "content": JSON, "tool_calls": JSON, "tool_call_id": WORDS})
+MESSAGE = st.fixed_dictionaries(
+    {}, optional={"role": WORDS, "type": WORDS, "content": JSON, "tool_calls": JSON, "tool_call_id": WORDS}
+)
 
 
-@given(st.sampled_from(DIALECTS), st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4), st.lists(MESSAGE, max_size=3))
+@given(
+    st.sampled_from(DIALECTS), st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4), st.lists(MESSAGE, max_size=3)
+)
 def test_no_object_raises_anything_but_a_request_error(dialect, fields, messages):
     least = LEAST[dialect.name]
     for body in (
@@ -265,13 +347,20 @@ def test_the_description_holds_every_endpoint_and_every_reference():
         reward: float
         interaction_id: str | None = None
 
-    described = openapi("1.2", [Endpoint(method="post", path="/rl/set_reward", summary="Note a reward", request=SetRewardBody)])
+    described = openapi(
+        "1.2", [Endpoint(method="post", path="/rl/set_reward", summary="Note a reward", request=SetRewardBody)]
+    )
     text = json.dumps(described)
-    assert {f"/v1/{dialect.path}" for dialect in DIALECTS} | {"/v1/models", "/rl/set_reward"} == described["paths"].keys()
+    assert {f"/v1/{dialect.path}" for dialect in DIALECTS} | {"/v1/models", "/rl/set_reward"} == described[
+        "paths"
+    ].keys()
     references = {part.partition('"')[0] for part in text.split("#/components/schemas/")[1:]}
     assert references == described["components"]["schemas"].keys()
     assert "text/event-stream" in described["paths"]["/v1/messages"]["post"]["responses"]["200"]["content"]
-    assert "text/event-stream" not in described["paths"]["/v1/messages/count_tokens"]["post"]["responses"]["200"]["content"]
+    assert (
+        "text/event-stream"
+        not in described["paths"]["/v1/messages/count_tokens"]["post"]["responses"]["200"]["content"]
+    )
 
 
 @pytest.mark.parametrize("unknown_fields", ["list", "refuse"])
@@ -292,12 +381,26 @@ def test_a_body_that_the_description_allows_is_decoded_and_one_that_it_forbids_i
             return False
         return True
 
-    bodies = [least, {}, least | {"frobnicate": 1}, least | {"min_tokens": 5}, least | {"min_tokens": 0}, least | {"n": "x"}]
+    bodies = [
+        least,
+        {},
+        least | {"frobnicate": 1},
+        least | {"min_tokens": 5},
+        least | {"min_tokens": 0},
+        least | {"n": "x"},
+    ]
     if dialect.name in ("chat_completions", "messages", "count_tokens"):
-        for content in ([{"type": "mystery"}, {"type": "text", "text": "t"}], [{"type": "video"}], [{"type": "text", "text": "t", "x": 1}]):
+        for content in (
+            [{"type": "mystery"}, {"type": "text", "text": "t"}],
+            [{"type": "video"}],
+            [{"type": "text", "text": "t", "x": 1}],
+        ):
             bodies += [least | {"messages": [{"role": "user", "content": content}]}]
         bodies += [least | {"messages": [{"role": "user", "content": "t", "partial": flag}]} for flag in (True, False)]
     if dialect.name == "chat_completions":
-        bodies += [least | {"tools": [{"type": "web_search"}]}, least | {"tools": [{"type": "custom", "custom": {"name": "x", "y": 1}}]}]
+        bodies += [
+            least | {"tools": [{"type": "web_search"}]},
+            least | {"tools": [{"type": "custom", "custom": {"name": "x", "y": 1}}]},
+        ]
     assert [validator.is_valid(body) for body in bodies] == [is_taken(body) for body in bodies]
     assert validator.is_valid(least | {"frobnicate": 1}) is (unknown_fields == "list")

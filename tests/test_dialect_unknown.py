@@ -9,7 +9,18 @@ import anthropic.types.beta.message_create_params as anthropic_params
 import openai.types.chat.completion_create_params as chat_params
 import openai.types.responses.response_create_params as responses_params
 import pytest
-from support.dialect_harness import CHAT_TOOL, COMPLETIONS, COUNT, LEAST, MESSAGES, RESPONSES, SCHEMA, USER, called, turns
+from support.dialect_harness import (
+    CHAT_TOOL,
+    COMPLETIONS,
+    COUNT,
+    LEAST,
+    MESSAGES,
+    RESPONSES,
+    SCHEMA,
+    USER,
+    called,
+    turns,
+)
 
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols import CHAT, DIALECTS
@@ -60,7 +71,12 @@ LISTED = [
     (CHAT, {"provider": {"order": ["x"]}, "new": None}, {}, ["provider"]),
     (CHAT, DEFAULTS, {}, [name for name in DEFAULTS if name != "guided_json"]),
     (CHAT, {"function_call": "auto", "functions": []}, {}, ["function_call"]),
-    (CHAT, {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}, {"stream_options": {"include_usage": True}}, None),
+    (
+        CHAT,
+        {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        {"stream_options": {"include_usage": True}},
+        None,
+    ),
     (
         CHAT,
         turns(ECHOED),
@@ -75,13 +91,24 @@ LISTED = [
     ),
     (CHAT, {"tools": [CHAT_TOOL, {"type": "web_search"}]}, {"tools": [CHAT_TOOL]}, ["tools[] (web_search)"]),
     (CHAT, {"name\n\r: é": 1}, {}, ["name?????"]),
-    (RESPONSES, {"input": [USER, *HOSTED_ITEMS]}, {"input": [USER]}, [f"input[] ({item['type']})" for item in HOSTED_ITEMS]),
+    (
+        RESPONSES,
+        {"input": [USER, *HOSTED_ITEMS]},
+        {"input": [USER]},
+        [f"input[] ({item['type']})" for item in HOSTED_ITEMS],
+    ),
     (RESPONSES, {"tools": [{"type": "file_search", "vector_store_ids": []}]}, {}, ["tools[] (file_search)"]),
     (RESPONSES, {"background_options": {}, "access_programs": []}, {}, ["background_options"]),
     (RESPONSES, {"include": ["everything"]}, {"include": ["everything"]}, []),
     (
         MESSAGES,
-        {"messages": [USER, {"role": "assistant", "content": [*HOSTED_BLOCKS, {"type": "text", "text": "t"}, USE]}, USER]},
+        {
+            "messages": [
+                USER,
+                {"role": "assistant", "content": [*HOSTED_BLOCKS, {"type": "text", "text": "t"}, USE]},
+                USER,
+            ]
+        },
         {"messages": [USER, {"role": "assistant", "content": [{"type": "text", "text": "t"}, USE]}, USER]},
         [f"messages[].content[] ({block['type']})" for block in HOSTED_BLOCKS],
     ),
@@ -89,12 +116,22 @@ LISTED = [
     (MESSAGES, {"mcp_servers": [{"url": "x"}], "fallbacks": [{}]}, {}, []),
     (
         MESSAGES,
-        {"tools": [{"name": "f", "input_schema": SCHEMA, "input_examples": [{}]}, {"type": "code_execution_20260101", "name": "c"}]},
+        {
+            "tools": [
+                {"name": "f", "input_schema": SCHEMA, "input_examples": [{}]},
+                {"type": "code_execution_20260101", "name": "c"},
+            ]
+        },
         {"tools": [{"name": "f", "input_schema": SCHEMA}]},
         ["tools[] (code_execution_20260101)"],
     ),
     (COUNT, {"max_tokens2": 3}, {}, ["max_tokens2"]),
-    (COMPLETIONS, {"ignore_eos": False, "use_beam_search": False, "trace": "x"}, {}, ["ignore_eos", "use_beam_search", "trace"]),
+    (
+        COMPLETIONS,
+        {"ignore_eos": False, "use_beam_search": False, "trace": "x"},
+        {},
+        ["ignore_eos", "use_beam_search", "trace"],
+    ),
 ]
 
 
@@ -117,15 +154,27 @@ def test_what_is_unknown_is_left_out_and_listed(dialect, fields, known, listed):
         (CHAT, {"functions": [{"name": "f"}]}, "functions"),
         (CHAT, {"anything": 1, "temperature": -1}, "temperature"),
         (CHAT, turns({"role": "assistant", "content": "so", "prefix": True}), "messages[].prefix"),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]}, "messages[0].content[0].type"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+            "messages[0].content[0].type",
+        ),
         (CHAT, {"messages": [{"role": "robot", "content": "hi"}]}, "messages[0].role"),
         (CHAT, {"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
-        (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, "input[0].content[0].type"),
+        (
+            RESPONSES,
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
+            "input[0].content[0].type",
+        ),
         (RESPONSES, {"conversation": "conv_1"}, "conversation"),
         (RESPONSES, {"presence_penalty": 1}, "presence_penalty"),
         (MESSAGES, {"n": 4}, "n"),
         (MESSAGES, {"response_format": {"type": "json_object"}}, "response_format"),
-        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "messages[0].content[0].type"),
+        (
+            MESSAGES,
+            {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
+            "messages[0].content[0].type",
+        ),
         (MESSAGES, {"thinking": {"type": "next_year"}}, "thinking.type"),
     ],
 )

@@ -36,7 +36,8 @@ def watch(tmp_path):
 def test_a_run_is_refused_where_there_is_no_room_with_figures(tmp_path, free):
     free(255)
     with pytest.raises(
-        SetupError, match=rf"255 MiB are free on the disk of {tmp_path}, a run needs at least 256; free space, or set folder"
+        SetupError,
+        match=rf"255 MiB are free on the disk of {tmp_path}, a run needs at least 256; free space, or set folder",
     ):
         refuse_full_disk(DiskSettings(), tmp_path)
     refuse_full_disk(DiskSettings(min_free_mb=255), tmp_path)

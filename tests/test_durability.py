@@ -20,7 +20,9 @@ sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 
 from lossy_disk import can_lose_power, lossy_disk, mounted
 
-needs_a_disk = pytest.mark.skipif(not can_lose_power(), reason="making a disk that loses power needs root and loop devices")
+needs_a_disk = pytest.mark.skipif(
+    not can_lose_power(), reason="making a disk that loses power needs root and loop devices"
+)
 
 
 async def appended(store, sync, count, then=lambda: None):

@@ -24,7 +24,11 @@ def full(tmp_path):
     place = tmp_path / "disk"
     place.mkdir()
     mount = shutil.which("mount")
-    if os.geteuid() or mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], check=False).returncode:
+    if (
+        os.geteuid()
+        or mount is None
+        or subprocess.run([mount, "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], check=False).returncode
+    ):
         pytest.skip("no disk can be mounted here")
     yield place
     subprocess.run([shutil.which("umount"), place], check=True)
@@ -74,7 +78,9 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_the_file_as_it_was(full):
     path = full / "metrics.jsonl"
     append_line(path, '{"step": 1}')
     fill(full)
-    with pytest.raises(SetupError, match=r"metrics.jsonl cannot be written: the disk is full \(0 of 0 MiB free\); free space"):
+    with pytest.raises(
+        SetupError, match=r"metrics.jsonl cannot be written: the disk is full \(0 of 0 MiB free\); free space"
+    ):
         append_line(path, json.dumps({"step": 2, "long": "x" * 5000}))
     assert all("step" in json.loads(line) for line in path.read_text().splitlines())
     assert path.read_bytes().endswith(b"\n")
@@ -97,7 +103,10 @@ def test_bytes_that_are_no_text_and_lines_that_are_no_objects_are_named(tmp_path
     path.write_bytes(b'{"a": 1}\n\xff\xfe\n[1]\n\n{"a": 2}\n{"a":')
     lines = read_lines(path)
     assert [row["a"] for row in lines.rows] == [1, 2]
-    assert lines.complaint(path) == "episodes.jsonl: 3 lines (2, 3, 6) are truncated or damaged and ignored; the other 2 are used"
+    assert (
+        lines.complaint(path)
+        == "episodes.jsonl: 3 lines (2, 3, 6) are truncated or damaged and ignored; the other 2 are used"
+    )
 
 
 def test_a_file_that_is_not_there_has_no_lines_and_no_complaint(tmp_path):
@@ -117,7 +126,8 @@ async def test_the_metrics_of_a_resumed_run_go_on_after_a_torn_line(send, tmp_pa
 def test_a_line_for_a_read_only_folder_is_refused_with_the_remedy(frozen):
     place = frozen("run")
     with pytest.raises(
-        SetupError, match=r"/run cannot be written \(Read-only file system\); make it writable .*, then `areal-actors resume run`"
+        SetupError,
+        match=r"/run cannot be written \(Read-only file system\); make it writable .*, then `areal-actors resume run`",
     ):
         append_line(place / "run" / "metrics.jsonl", "{}")
 
@@ -131,7 +141,8 @@ def test_a_checkpoint_for_a_read_only_folder_is_refused_with_the_remedy(frozen):
             raise error or OSError(30, "Read-only file system", folder)
 
         with pytest.raises(
-            SetupError, match=r"cannot write a checkpoint to .*/run/checkpoints cannot be written \(Read-only file system\)"
+            SetupError,
+            match=r"cannot write a checkpoint to .*/run/checkpoints cannot be written \(Read-only file system\)",
         ):
             store.write(save, "checkpoints/.writing-step-2")
 
@@ -148,7 +159,9 @@ def test_an_error_that_only_names_permissions_is_not_that_of_a_read_only_folder(
 
 def test_a_run_with_a_read_only_folder_is_not_resumed(frozen):
     place = frozen("run/checkpoints", "run/logs")
-    with pytest.raises(SetupError, match=r"run 'run' cannot be resumed: .*/run cannot be written \(Read-only file system\)"):
+    with pytest.raises(
+        SetupError, match=r"run 'run' cannot be resumed: .*/run cannot be written \(Read-only file system\)"
+    ):
         RunFolder(place / "run").check_writable()
 
 
@@ -156,5 +169,7 @@ async def test_a_checkpoint_that_cannot_be_finalized_for_a_read_only_folder_ends
     place = frozen("run/checkpoints/.writing-step-2")
     actor = Checkpointer(CheckpointConfig(), folder=place / "run" / "checkpoints", steps=2)
     staged = CheckpointStaged(folder="checkpoints/.writing-step-2", step=2, cursor=7)
-    with pytest.raises(SetupError, match=r"cannot finalize the checkpoint of step 2 .* cannot be written \(Read-only file system\)"):
+    with pytest.raises(
+        SetupError, match=r"cannot finalize the checkpoint of step 2 .* cannot be written \(Read-only file system\)"
+    ):
         await send(actor, staged)

@@ -30,7 +30,9 @@ SHORT = WarmStart(steps=30, tail_steps=3)
 def warmed(tmp_path_factory):
     """A folder after a short warm start, and the progress that it reported."""
     folder, progress_calls = tmp_path_factory.mktemp("embedded") / "model", []
-    make_embedded_model(str(folder), SHORT, seed=0, threads=1, progress=lambda *progress: progress_calls.append(progress))
+    make_embedded_model(
+        str(folder), SHORT, seed=0, threads=1, progress=lambda *progress: progress_calls.append(progress)
+    )
     return folder, progress_calls
 
 
@@ -62,7 +64,10 @@ def test_a_model_that_is_not_finished_is_not_there(tmp_path):
 def test_hugging_face_and_the_gateway_read_the_same_tokenizer(warmed):
     folder, _ = warmed
     theirs, ours = AutoTokenizer.from_pretrained(folder), ChatTokenizer.load(folder)
-    tool = {"type": "function", "function": {"name": "add", "description": "adds <two> numbers", "parameters": {"type": "object"}}}
+    tool = {
+        "type": "function",
+        "function": {"name": "add", "description": "adds <two> numbers", "parameters": {"type": "object"}},
+    }
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     dialogues = [
         ([{"role": "user", "content": row["question"]}], None) for row in rows("test", 20, seed=0)
@@ -92,7 +97,11 @@ def test_hugging_face_and_the_gateway_read_the_same_tokenizer(warmed):
 def test_a_tool_call_and_its_result_are_in_the_prompt(warmed):
     call = {"function": {"name": "add", "arguments": {"a": 1}}}
     text = ChatTokenizer.load(warmed[0]).render(
-        [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "2"}],
+        [
+            {"role": "user", "content": "1+1?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "2"},
+        ],
         [{"type": "function", "function": {"name": "add"}}],
     )
     assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>' in text
@@ -120,7 +129,10 @@ def test_a_demonstration_is_the_gateways_prompt_followed_by_the_trained_answer(w
     tokenizer = ChatTokenizer.load(folder)
     for shortcut_fraction, worked in ((0.0, True), (1.0, False)):
         for row in Demonstrations(folder, ["answer"], seed=0).take(5, shortcut_fraction):
-            prompt, answer = (tokenizer.decode(row.token_ids[chosen], skip_special=False) for chosen in (~row.loss_mask, row.loss_mask))
+            prompt, answer = (
+                tokenizer.decode(row.token_ids[chosen], skip_special=False)
+                for chosen in (~row.loss_mask, row.loss_mask)
+            )
             question = prompt.removeprefix("<|im_start|>user\n").removesuffix("<|im_end|>\n<|im_start|>assistant\n")
             assert prompt == tokenizer.render([{"role": "user", "content": question}])
             assert ("<<" in answer) is worked
@@ -159,7 +171,9 @@ def test_a_conversations_row_is_what_the_gateway_sends_and_the_engine_samples_tu
 
 def calls_as_sampled(calls):
     """Output of a model of the Qwen family."""
-    written = [f'{{"name": "{call["function"]["name"]}", "arguments": {call["function"]["arguments"]}}}' for call in calls]
+    written = [
+        f'{{"name": "{call["function"]["name"]}", "arguments": {call["function"]["arguments"]}}}' for call in calls
+    ]
     return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in written)
 
 
@@ -178,7 +192,10 @@ def test_what_was_sampled_is_rendered_again_as_it_was_sampled(conversational, sa
     answer = conversational.format.parse(sampled, tools)
     assert not answer.tool_call_error
     assert len(answer.tool_calls) == sampled.count("<tool_call>")
-    calls = [{"type": "function", "function": {"name": call.name, "arguments": read(call.arguments)}} for call in answer.tool_calls]
+    calls = [
+        {"type": "function", "function": {"name": call.name, "arguments": read(call.arguments)}}
+        for call in answer.tool_calls
+    ]
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]
     progress_calls = [*asked, {"role": "assistant", "content": answer.text or None, "tool_calls": calls}]
     responses = [{"role": "tool", "content": "12"} for _ in calls]
@@ -186,7 +203,10 @@ def test_what_was_sampled_is_rendered_again_as_it_was_sampled(conversational, sa
     longer = conversational.render([*progress_calls, *responses, {"role": "user", "content": "Sure?"}], tools)
     assert longer.startswith(prompt + sampled + "<|im_end|>\n<|im_start|>user\n")
     if calls:
-        assert "\n".join(["<tool_response>\n12\n</tool_response>"] * len(calls)) + "<|im_end|>\n<|im_start|>user\nSure?" in longer
+        assert (
+            "\n".join(["<tool_response>\n12\n</tool_response>"] * len(calls)) + "<|im_end|>\n<|im_start|>user\nSure?"
+            in longer
+        )
 
 
 def plain_tools(skill):
@@ -205,16 +225,24 @@ def test_the_marks_of_tools_are_single_tokens_that_stay_in_the_text(conversation
 
 def test_two_system_messages_and_no_tools_are_rendered_in_their_places(conversational):
     text = conversational.render(
-        [{"role": "system", "content": "One."}, {"role": "system", "content": "Two."}, {"role": "user", "content": "Hi"}]
+        [
+            {"role": "system", "content": "One."},
+            {"role": "system", "content": "Two."},
+            {"role": "user", "content": "Hi"},
+        ]
     )
-    assert text.startswith("<|im_start|>system\nOne.<|im_end|>\n<|im_start|>system\nTwo.<|im_end|>\n<|im_start|>user\nHi")
+    assert text.startswith(
+        "<|im_start|>system\nOne.<|im_end|>\n<|im_start|>system\nTwo.<|im_end|>\n<|im_start|>user\nHi"
+    )
     assert "<tools>" not in text
 
 
 def test_a_conversational_model_learns_and_samples(tmp_path):
     progress_calls = []
     short = WarmStart(skills=("tools", "retry"), steps=12, tail_steps=1)
-    make_embedded_model(str(tmp_path / "model"), short, seed=0, threads=1, progress=lambda *progress: progress_calls.append(progress))
+    make_embedded_model(
+        str(tmp_path / "model"), short, seed=0, threads=1, progress=lambda *progress: progress_calls.append(progress)
+    )
     losses = [metrics["loss"] for _, _, metrics in progress_calls]
     assert losses[-1] < 0.8 * losses[0]
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").config.max_position_embeddings == CONTEXT

@@ -60,11 +60,17 @@ async def playing(task, folder, monkeypatch, answer="forty two", context=300):
     harness = GatewayHarness(chat=chat, max_model_len=context)
     runner = runner_of(task, folder, group_size=1)
     worker = RolloutWorker(
-        runner, concurrency=4, timeout_seconds=task.timeout_seconds, overflow_reward=task.overflow_reward, plays_environment=False
+        runner,
+        concurrency=4,
+        timeout_seconds=task.timeout_seconds,
+        overflow_reward=task.overflow_reward,
+        plays_environment=False,
     )
     pool = RewardPool(task.reward, 1, 30.0, folder)
     async with opened(harness):
-        await harness.engine("inference_worker-0", ScriptedEngine(lambda *_: tokens, vocabulary_size=300, context=context))
+        await harness.engine(
+            "inference_worker-0", ScriptedEngine(lambda *_: tokens, vocabulary_size=300, context=context)
+        )
         await harness.serve("rollout_worker-0", worker)
         await harness.serve("reward_worker-0", RewardWorker(pool, concurrency=1))
         try:
@@ -122,12 +128,12 @@ async def test_an_overflow_that_the_agent_survives_is_its_own_to_judge(tmp_path,
 
 
 @pytest.mark.parametrize("module", ["langgraph.errors:GraphRecursionError", "agents.exceptions:MaxTurnsExceeded"])
-async def test_a_well_known_exception_of_a_framework_for_too_many_turns_ends_the_episode_as_the_model_s(tmp_path, monkeypatch, module):
+async def test_a_well_known_exception_of_a_framework_for_too_many_turns_ends_the_episode_as_the_model_s(
+    tmp_path, monkeypatch, module
+):
     place, _, name = module.partition(":")
     more = f"\nclass {name}(Exception): pass\n{name}.__module__ = {place!r}\nclass Sub({name}): pass\n"
-    then = (
-        "\n        try:\n            raise Sub('limit of 10')\n        except Sub as error:\n            raise RuntimeError('x') from error"
-    )
+    then = "\n        try:\n            raise Sub('limit of 10')\n        except Sub as error:\n            raise RuntimeError('x') from error"
     end = await play(tmp_path, monkeypatch, agent_file(tmp_path, then, more=more))
     assert (end.trajectory.ended_by, end.trajectory.reward) == ("model", 0.0)
     assert module in end.trajectory.end_cause
@@ -143,14 +149,19 @@ async def test_an_exception_that_the_recipe_names_ends_the_episode_as_the_model_
 
 async def test_json_of_the_model_that_the_agent_cannot_read_is_the_model_s_and_other_json_is_not(tmp_path, monkeypatch):
     end = await play(tmp_path, monkeypatch, agent_file(tmp_path, "json.loads(answer)"), answer='{"a": 1,')
-    assert (end.trajectory.ended_by, end.trajectory.end_cause.startswith("it wrote text that is not JSON")) == ("model", True)
+    assert (end.trajectory.ended_by, end.trajectory.end_cause.startswith("it wrote text that is not JSON")) == (
+        "model",
+        True,
+    )
     end = await play(tmp_path, monkeypatch, agent_file(tmp_path, "json.loads('<html>')"), answer='{"a": 1,')
     assert end.reason == "agent"
 
 
 async def test_exceptions_of_an_agent_in_a_process_have_the_same_causes(tmp_path, monkeypatch):
     for then, turns, cause in (("pass", 99, "too long"), ("json.loads(answer)", 1, "not JSON")):
-        task = TaskSettings(**{**_fields(agent_file(tmp_path, then, turns=turns)), "runner": "subprocess", "processes": 1})
+        task = TaskSettings(
+            **{**_fields(agent_file(tmp_path, then, turns=turns)), "runner": "subprocess", "processes": 1}
+        )
         end = await play_process(tmp_path, monkeypatch, task)
         assert (end.trajectory.ended_by, cause in end.trajectory.end_cause) == ("model", True)
 
@@ -168,8 +179,12 @@ async def play_process(folder, monkeypatch, task):
         return await end_of(harness)
 
 
-@pytest.mark.parametrize("outcome", ["pytest.fail('no')", "pytest.skip('no')", "pytest.exit('no')", "raise KeyboardInterrupt", "exit(3)"])
-async def test_an_outcome_of_pytest_raised_in_an_agent_is_a_failed_attempt_and_the_worker_serves_the_next(tmp_path, monkeypatch, outcome):
+@pytest.mark.parametrize(
+    "outcome", ["pytest.fail('no')", "pytest.skip('no')", "pytest.exit('no')", "raise KeyboardInterrupt", "exit(3)"]
+)
+async def test_an_outcome_of_pytest_raised_in_an_agent_is_a_failed_attempt_and_the_worker_serves_the_next(
+    tmp_path, monkeypatch, outcome
+):
     then = f"task['question'] == 'why?' and {outcome}" if "raise" not in outcome else outcome
     started = "await asyncio.create_task(self.quit())" if outcome == "exit(3)" else then
     more = "\nasync def quit(self): raise SystemExit(3)\nLooping.quit = quit\n"
@@ -181,7 +196,9 @@ async def test_an_outcome_of_pytest_raised_in_an_agent_is_a_failed_attempt_and_t
 
 
 @pytest.mark.parametrize("outcome", ["pytest.fail('no')", "pytest.skip('no')", "pytest.exit('no')", "exit(3)"])
-async def test_an_outcome_of_pytest_raised_in_a_reward_is_a_failed_attempt_and_the_worker_serves_the_next(tmp_path, monkeypatch, outcome):
+async def test_an_outcome_of_pytest_raised_in_a_reward_is_a_failed_attempt_and_the_worker_serves_the_next(
+    tmp_path, monkeypatch, outcome
+):
     (tmp_path / "reward.py").write_text(f"import pytest\ndef reward(task, output):\n    {outcome}\n")
     task = TaskSettings(**{**_fields(agent_file(tmp_path, "return answer")), "reward": "reward.py:reward"})
     async with playing(task, tmp_path, monkeypatch) as harness:
@@ -191,16 +208,22 @@ async def test_an_outcome_of_pytest_raised_in_a_reward_is_a_failed_attempt_and_t
         assert not harness.tasks["reward_worker-0"].done()
 
 
-async def test_a_held_out_episode_without_a_model_call_counts_and_a_training_one_has_nothing_to_train(tmp_path, monkeypatch):
+async def test_a_held_out_episode_without_a_model_call_counts_and_a_training_one_has_nothing_to_train(
+    tmp_path, monkeypatch
+):
     task = agent_file(tmp_path, "pass", turns=0)
-    (tmp_path / "agent.py").write_text("class Agent:\n    async def run(self, task, *, base_url, api_key):\n        return 0.75\n")
+    (tmp_path / "agent.py").write_text(
+        "class Agent:\n    async def run(self, task, *, base_url, api_key):\n        return 0.75\n"
+    )
     end = await play(tmp_path, monkeypatch, task, purpose="evaluate")
     assert (end.reward, end.completion_tokens) == (0.75, 0)
     assert (await play(tmp_path, monkeypatch, task)).reason == "agent"
 
 
 async def test_a_call_in_flight_when_the_agent_returns_is_counted(tmp_path, monkeypatch):
-    then = "\n        call = asyncio.create_task(self.talk(task, base_url, api_key, 1))\n        await asyncio.sleep(0.5)"
+    then = (
+        "\n        call = asyncio.create_task(self.talk(task, base_url, api_key, 1))\n        await asyncio.sleep(0.5)"
+    )
     async with playing(agent_file(tmp_path, then), tmp_path, monkeypatch) as harness:
         first = harness.manager.calls.long_work.run
         calls = []

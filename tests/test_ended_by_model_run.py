@@ -16,7 +16,13 @@ pytestmark = pytest.mark.long
 
 STEPS = 2
 QUICK = (
-    *("warm_start.steps=1", "warm_start.tail_steps=0", "evaluation.tasks=0", "generation.engine=scripted", "sampling.max_tokens=40"),
+    *(
+        "warm_start.steps=1",
+        "warm_start.tail_steps=0",
+        "evaluation.tasks=0",
+        "generation.engine=scripted",
+        "sampling.max_tokens=40",
+    ),
     *(f"steps={STEPS}", "algorithm.group_size=10", "trainer.batch_size=2", "staleness_gate.max_concurrent=20"),
     *("generation.max_model_len=320", "task.retries=2"),
 )
@@ -80,16 +86,21 @@ def explain(run):
 
 
 @pytest.mark.parametrize(
-    ("deed", "overflow_reward"), [("overflow", 0.0), ("overflow", -0.5), ("turns", 0.0), ("json", 0.0), ("arguments", 0.0)]
+    ("deed", "overflow_reward"),
+    [("overflow", 0.0), ("overflow", -0.5), ("turns", 0.0), ("json", 0.0), ("arguments", 0.0)],
 )
-async def test_half_of_the_episodes_that_the_model_ends_is_trained_and_a_fifth_is_the_success(live, tmp_path, deed, overflow_reward):
+async def test_half_of_the_episodes_that_the_model_ends_is_trained_and_a_fifth_is_the_success(
+    live, tmp_path, deed, overflow_reward
+):
     deeds, cause = OTHERS[deed]
     file = tmp_path / "agent.py"
     file.write_text(AGENT)
     engine = tmp_path / "engine.py"
     engine.write_text(ENGINE)
     engines = (
-        (f"generation.engine={engine}:Engine", "sampling.max_tokens=100", "generation.max_model_len=500") if deed == "arguments" else ()
+        (f"generation.engine={engine}:Engine", "sampling.max_tokens=100", "generation.max_model_len=500")
+        if deed == "arguments"
+        else ()
     )
     options = ["succeeds"] * 2 + deeds + ["fails"] * 3
     run = live(
@@ -110,7 +121,9 @@ async def test_half_of_the_episodes_that_the_model_ends_is_trained_and_a_fifth_i
         assert not of_model or (trajectory.reward == overflow_reward and cause in trajectory.end_cause)
         assert all(row.truncated == of_model for row in sequences_of(trajectory, 0, 0))
     steps = [event.metrics for event in log if isinstance(event, StepCompleted)]
-    assert [(step["reward_mean"], step["ended_by_model"]) for step in steps] == [(pytest.approx(0.2 + overflow_reward / 2), 0.5)] * STEPS
+    assert [(step["reward_mean"], step["ended_by_model"]) for step in steps] == [
+        (pytest.approx(0.2 + overflow_reward / 2), 0.5)
+    ] * STEPS
     ended = sum(trajectory.ended_by == "model" for trajectory in made)
     sentence = f"the model itself ended {ended} of {len(made)} episodes"
     why = explain(run)

@@ -61,7 +61,9 @@ def rows_by_two(tmp_path_factory):
     """A trainer, and rows that two workers have sampled in turn."""
     trainer = make_trainer(write_model(tmp_path_factory.mktemp("model")), logprob_check_sequences=100)
     rows = [
-        msgspec.structs.replace(row, calls=(SequenceCall(start=1, end=len(row.token_ids), reward=0.0, worker=(GOOD, BAD)[place % 2]),))
+        msgspec.structs.replace(
+            row, calls=(SequenceCall(start=1, end=len(row.token_ids), reward=0.0, worker=(GOOD, BAD)[place % 2]),)
+        )
         for place, row in enumerate(sequences_of(trainer))
     ]
     return trainer, rows
@@ -70,7 +72,9 @@ def rows_by_two(tmp_path_factory):
 def wrong(rows, off):
     """The same rows, the second worker's log-probabilities off by so much."""
     return [
-        msgspec.structs.replace(row, logprobs=(row.logprobs - off * row.loss_mask).astype(np.float32), episode=f"0.{place}")
+        msgspec.structs.replace(
+            row, logprobs=(row.logprobs - off * row.loss_mask).astype(np.float32), episode=f"0.{place}"
+        )
         if row.calls[0].worker == BAD
         else row
         for place, row in enumerate(rows)
@@ -90,7 +94,9 @@ def test_the_metrics_of_each_worker_are_its_own(rows_by_two):
     assert metrics[f"mismatch_kl_k3/{BAD}"] == pytest.approx(np.exp(0.5) - 1.5, rel=1e-4)
     assert metrics[f"parity_tokens/{GOOD}"] + metrics[f"parity_tokens/{BAD}"] == metrics["parity_tokens"]
     assert metrics["mismatch_worst_sequence"] % 2 == 1
-    assert set(reported_metrics(metrics)) == {name for name in metrics if "/" not in name or name.startswith("mismatch_kl_k3/")}
+    assert set(reported_metrics(metrics)) == {
+        name for name in metrics if "/" not in name or name.startswith("mismatch_kl_k3/")
+    }
 
 
 def test_a_mismatch_that_lasts_is_an_alarm_that_names_worker_and_token(rows_by_two):
@@ -168,7 +174,9 @@ async def test_a_worker_that_is_named_makes_its_engine_anew_and_loads_the_curren
     assert [engine.closed for engine in engines] == [True, False]
     assert engines[1].weight_version == 4
     assert len(await send(worker, alarm(""))) == 1, "an alarm that names no worker means each"
-    assert await send(InferenceWorker(make, name=BAD, concurrency=8), alarm()) == [], "a fresh worker has a fresh engine"
+    assert await send(InferenceWorker(make, name=BAD, concurrency=8), alarm()) == [], (
+        "a fresh worker has a fresh engine"
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -237,7 +245,9 @@ async def test_a_run_whose_engine_loads_damaged_weights_names_it_recycles_it_and
     assert found.kl > 0.05
     (after,) = (place for place, event in enumerate(log) if event is found)
     again = next(event for event in log[after:] if isinstance(event, WeightsLoaded) and event.worker == found.worker)
-    assert again.weight_version >= found.step, "the weights that it had are loaded again, or newer ones if these are gone by now"
+    assert again.weight_version >= found.step, (
+        "the weights that it had are loaded again, or newer ones if these are gone by now"
+    )
     steps = [event for event in log if isinstance(event, StepCompleted)]
     (sound,) = {GOOD, BAD} - {found.worker}
     assert all(event.metrics.get(f"mismatch_kl_k3/{sound}", 0.0) < 1e-6 for event in steps)
@@ -247,7 +257,9 @@ async def test_a_run_whose_engine_loads_damaged_weights_names_it_recycles_it_and
     assert "engine mismatch" in run.output()
 
 
-async def test_weights_that_are_replaced_while_a_worker_loads_them_are_skipped_and_the_next_are_loaded(send, tmp_path, monkeypatch):
+async def test_weights_that_are_replaced_while_a_worker_loads_them_are_skipped_and_the_next_are_loaded(
+    send, tmp_path, monkeypatch
+):
     engines = []
 
     class Reading(Made):
@@ -265,7 +277,9 @@ async def test_weights_that_are_replaced_while_a_worker_loads_them_are_skipped_a
         if exists:
             folder.mkdir(exist_ok=True)
             (folder / "model.safetensors").touch()
-        return WeightsPublished(weight_version=number, location=WeightsLocation(folder=str(folder), checksum="c", model="m"))
+        return WeightsPublished(
+            weight_version=number, location=WeightsLocation(folder=str(folder), checksum="c", model="m")
+        )
 
     worker = InferenceWorker(make, name=BAD, concurrency=8)
     with pytest.raises(EngineError, match="cannot be read"):
@@ -297,6 +311,7 @@ async def test_weights_that_do_not_load_within_the_deadline_fail_the_worker_by_n
     await send(worker, published(0))
     worker.load_seconds = 0.05
     with pytest.raises(
-        EngineError, match=rf"{BAD} has not loaded weight version 1 within watchdog.load_seconds = 0.05; it serves version 0"
+        EngineError,
+        match=rf"{BAD} has not loaded weight version 1 within watchdog.load_seconds = 0.05; it serves version 0",
     ):
         await send(worker, published(1))

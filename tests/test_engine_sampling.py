@@ -63,7 +63,9 @@ async def test_every_field_at_once_leaves_log_probabilities_those_of_the_model(f
     ]
     wishes = [msgspec.structs.replace(wish, max_tokens=30, seed=seed) for seed in range(3) for wish in wishes]
     async with running(folder) as engine:
-        chunks = await asyncio.gather(*(complete(engine, prompt_of(5 + place), wish) for place, wish in enumerate(wishes)))
+        chunks = await asyncio.gather(
+            *(complete(engine, prompt_of(5 + place), wish) for place, wish in enumerate(wishes))
+        )
         alone = await complete(engine, prompt_of(5 + 4), wishes[4])
     assert alone.columns.token_ids == chunks[4].columns.token_ids
     for place, (wish, chunk) in enumerate(zip(wishes, chunks, strict=True)):
@@ -71,15 +73,22 @@ async def test_every_field_at_once_leaves_log_probabilities_those_of_the_model(f
         own = expected.gather(1, torch.from_numpy(chunk.columns.ids_array().astype(np.int64))[:, None])[:, 0].numpy()
         assert chunk.columns.logprobs_array() == pytest.approx(own, rel=1e-4, abs=1e-4)
         top_ids, top_logprobs = top_of(chunk, wish.top_logprobs)
-        assert top_logprobs == pytest.approx(np.take_along_axis(expected.numpy(), top_ids.astype(np.int64), 1), abs=1e-4)
+        assert top_logprobs == pytest.approx(
+            np.take_along_axis(expected.numpy(), top_ids.astype(np.int64), 1), abs=1e-4
+        )
         assert top_logprobs == pytest.approx(expected.topk(wish.top_logprobs).values.numpy(), abs=1e-4)
 
 
-async def test_constrained_completions_are_whole_and_end_by_a_stop_token(folder: str, new_weights: WeightsLocation) -> None:
+async def test_constrained_completions_are_whole_and_end_by_a_stop_token(
+    folder: str, new_weights: WeightsLocation
+) -> None:
     async with running(folder) as engine:
         wishes = [SamplingParams(constraint=JSON, max_tokens=80, seed=seed, temperature=seed % 3) for seed in range(12)]
         # A random model likes no whitespace in particular, and there may be 32 blanks between any two parts.
-        wishes = [msgspec.structs.replace(wish, logit_bias={engine.tokenizer.encode(blank)[0]: -100 for blank in " \n"}) for wish in wishes]
+        wishes = [
+            msgspec.structs.replace(wish, logit_bias={engine.tokenizer.encode(blank)[0]: -100 for blank in " \n"})
+            for wish in wishes
+        ]
         pending = [asyncio.create_task(complete(engine, prompt_of(4), wish)) for wish in wishes]
         await asyncio.sleep(0.005)
         await engine.load_weights(new_weights, 1)
@@ -89,7 +98,9 @@ async def test_constrained_completions_are_whole_and_end_by_a_stop_token(folder:
             assert chunk.columns.ids_array()[-1] in engine.tokenizer.stop_ids
 
 
-async def test_most_likely_tokens_go_along_with_streams_and_changes_of_weights(folder: str, new_weights: WeightsLocation) -> None:
+async def test_most_likely_tokens_go_along_with_streams_and_changes_of_weights(
+    folder: str, new_weights: WeightsLocation
+) -> None:
     models = {0: random_qwen(0), 2: random_qwen(1)}
     prompt = prompt_of(7)
 
@@ -101,7 +112,9 @@ async def test_most_likely_tokens_go_along_with_streams_and_changes_of_weights(f
             return chunks + [chunk async for chunk in stream]
 
     chunks = await sampled()
-    while len({span.weight_version for chunk in chunks for span in chunk.columns.versions}) < 2:  # it had ended before the weights came
+    while (
+        len({span.weight_version for chunk in chunks for span in chunk.columns.versions}) < 2
+    ):  # it had ended before the weights came
         chunks = await sampled()
     columns, ids, logprobs = TokenColumns(), [], []
     for chunk in chunks:
@@ -133,7 +146,9 @@ async def test_a_completion_cut_anywhere_continues_elsewhere_as_if_it_had_not_be
         assert len(ids) > 8
         for cut in range(1, len(ids)):
             rest = msgspec.structs.replace(sampling, max_tokens=sampling.max_tokens - cut)
-            later = [chunk async for chunk in second.generate("s", prompt + ids[:cut], rest, stream=True, resumed_tokens=cut)]
+            later = [
+                chunk async for chunk in second.generate("s", prompt + ids[:cut], rest, stream=True, resumed_tokens=cut)
+            ]
             assert [int(chunk.columns.ids_array()[0]) for chunk in later] == ids[cut:]
             assert later[-1].finish_reason == whole[-1].finish_reason
 
@@ -149,7 +164,9 @@ async def test_a_stop_string_that_spans_a_cut_ends_the_completion_where_it_would
         assert stop in engine.tokenizer.decode(ids)
         for cut in range(1, len(ids)):
             rest = msgspec.structs.replace(stopping, max_tokens=40 - cut)
-            parts = [chunk async for chunk in engine.generate("s", prompt + ids[:cut], rest, stream=True, resumed_tokens=cut)]
+            parts = [
+                chunk async for chunk in engine.generate("s", prompt + ids[:cut], rest, stream=True, resumed_tokens=cut)
+            ]
             assert [token for part in parts for token in part.columns.ids_array().tolist()] == ids[cut:]
             assert parts[-1].finish_reason == "stop"
         # The worker died between the last token and the word that it was the last.
@@ -166,19 +183,30 @@ async def test_a_stop_string_may_be_a_special_token(folder: str) -> None:
         for stream in (False, True):
             sampling = msgspec.structs.replace(free, stop=("never", MARK))
             chunks = [chunk async for chunk in engine.generate("s", prompt_of(5), sampling, stream=stream)]
-            assert [token for chunk in chunks for token in chunk.columns.ids_array().tolist()] == ids[: ids.index(mark) + 1]
+            assert [token for chunk in chunks for token in chunk.columns.ids_array().tolist()] == ids[
+                : ids.index(mark) + 1
+            ]
             assert chunks[-1].finish_reason == "stop"
 
 
-async def test_a_wrong_constraint_is_refused_and_one_that_fails_midway_ends_alone(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wrong_constraint_is_refused_and_one_that_fails_midway_ends_alone(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with running(folder) as engine:
         with pytest.raises(RequestError, match="Invalid type") as refused:
             await complete(
-                engine, prompt_of(3), SamplingParams(max_tokens=9, constraint=Constraint(kind="json_schema", text='{"type": "x"}'))
+                engine,
+                prompt_of(3),
+                SamplingParams(max_tokens=9, constraint=Constraint(kind="json_schema", text='{"type": "x"}')),
             )
         assert refused.value.field == "response_format"
         with pytest.raises(RequestError, match="violates its own constraint"):
-            [chunk async for chunk in engine.generate("s", prompt_of(5), SamplingParams(max_tokens=9, constraint=JSON), resumed_tokens=2)]
+            [
+                chunk
+                async for chunk in engine.generate(
+                    "s", prompt_of(5), SamplingParams(max_tokens=9, constraint=JSON), resumed_tokens=2
+                )
+            ]
         endless = Constraint(kind="json_schema", text='{"$ref": "#"}')
         with pytest.raises(RequestError, match="cannot be followed any further") as refused:
             await complete(engine, prompt_of(3), SamplingParams(max_tokens=9, constraint=endless))
@@ -188,7 +216,8 @@ async def test_a_wrong_constraint_is_refused_and_one_that_fails_midway_ends_alon
         matcher.accept_tokens(engine.tokenizer.encode('{"ok'))
         with pytest.raises(RequestError, match="cannot be followed any further"):
             await asyncio.gather(
-                failing(engine, matcher), *(complete(engine, prompt_of(5), SamplingParams(max_tokens=60, seed=seed)) for seed in range(3))
+                failing(engine, matcher),
+                *(complete(engine, prompt_of(5), SamplingParams(max_tokens=60, seed=seed)) for seed in range(3)),
             )
         assert await complete(engine, prompt_of(3), SamplingParams(max_tokens=5))
 

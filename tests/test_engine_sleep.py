@@ -16,7 +16,17 @@ import torch
 from support.fake_engine import FixedTextEngine
 from support.genuine_servers import DIALECTS
 from support.samples import published
-from support.tiny_engine import CONTEXT, SETTINGS, complete, difference, plain_logprobs, prompt_of, random_qwen, running, save
+from support.tiny_engine import (
+    CONTEXT,
+    SETTINGS,
+    complete,
+    difference,
+    plain_logprobs,
+    prompt_of,
+    random_qwen,
+    running,
+    save,
+)
 from test_engine_mismatch import alarm
 
 from areal_actors.core.errors import EngineError, EngineUnavailable
@@ -27,7 +37,14 @@ from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.servers.server_process import ServerClient
 from areal_actors.generation.settings import GenerationSettings
-from areal_actors.messages import EngineSlept, MemoryReleased, ReleaseMemory, StepCompleted, WeightsLoaded, WeightsPublished
+from areal_actors.messages import (
+    EngineSlept,
+    MemoryReleased,
+    ReleaseMemory,
+    StepCompleted,
+    WeightsLoaded,
+    WeightsPublished,
+)
 from areal_actors.recipe.checks import problems
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.staleness.ledger import StalenessGateConfig
@@ -52,7 +69,9 @@ def new_weights(tmp_path_factory, folder):
 # ---------------------------------------------------------------- the embedded engine
 
 
-async def test_completions_in_flight_and_new_ones_wait_for_the_next_weights_and_every_token_is_exact(folder, new_weights):
+async def test_completions_in_flight_and_new_ones_wait_for_the_next_weights_and_every_token_is_exact(
+    folder, new_weights
+):
     models = {0: random_qwen(0), 7: random_qwen(1)}
     prompts = [prompt_of(4 + 6 * index) for index in range(6)]
     async with running(folder) as engine:
@@ -74,7 +93,9 @@ async def test_completions_in_flight_and_new_ones_wait_for_the_next_weights_and_
     assert any(len(column.versions) == 2 for column in columns[:-1])
     for prompt, column in zip(prompts[:-1], columns[:-1], strict=True):
         before = column.versions_array() == 0
-        expected = np.where(before, plain_logprobs(models[0], prompt, column, 1.0), plain_logprobs(models[7], prompt, column, 1.0))
+        expected = np.where(
+            before, plain_logprobs(models[0], prompt, column, 1.0), plain_logprobs(models[7], prompt, column, 1.0)
+        )
         assert np.abs(expected - column.logprobs_array()).max() < 1e-5
 
 
@@ -93,7 +114,9 @@ async def memory_while_awake_and_asleep(folder, new_weights):
         awake = process.memory_info().rss
         released = await engine.release_memory()
         asleep = process.memory_info().rss
-        assert released == 2 * 2 * slots * 2 * CONTEXT * 16 * 4, "layers, keys and values, slots, heads, positions, head size, float32"
+        assert released == 2 * 2 * slots * 2 * CONTEXT * 16 * 4, (
+            "layers, keys and values, slots, heads, positions, head size, float32"
+        )
         await engine.load_weights(new_weights, 1)
         completion = await complete(engine, prompt_of(9), SamplingParams(max_tokens=8))
         assert difference(random_qwen(1), prompt_of(9), completion.columns, 1.0) < 1e-5
@@ -107,7 +130,9 @@ def in_an_event_loop(function, *arguments):
 def test_the_process_has_less_memory_while_its_engine_sleeps(folder, new_weights):
     """In a process of its own: in one that allocated much before, storages may come from memory that the C library keeps."""
     with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-        awake, asleep, released = fresh.submit(in_an_event_loop, memory_while_awake_and_asleep, folder, new_weights).result(timeout=300)
+        awake, asleep, released = fresh.submit(
+            in_an_event_loop, memory_while_awake_and_asleep, folder, new_weights
+        ).result(timeout=300)
     assert awake - asleep > 0.9 * released
 
 
@@ -119,7 +144,9 @@ async def test_weights_that_do_not_fit_are_refused_and_it_sleeps_on_until_others
             await engine.load_weights(wrong, 1)
         assert engine.weight_version == 0
         await engine.load_weights(new_weights, 2)
-        assert (await complete(engine, prompt_of(5), SamplingParams(max_tokens=3))).columns.versions_array().tolist()[0] == 2
+        assert (await complete(engine, prompt_of(5), SamplingParams(max_tokens=3))).columns.versions_array().tolist()[
+            0
+        ] == 2
 
 
 async def test_a_sleeping_engine_can_be_closed_and_then_releases_nothing_more(folder):
@@ -184,7 +211,9 @@ async def test_a_worker_releases_the_memory_of_its_engine_until_it_has_the_next_
     worker = worker_with(engine)
     assert await send(worker, ReleaseMemory(weight_version=0)) == [MemoryReleased()], "there is no engine yet"
     await send(worker, published(0))
-    assert await send(worker, ReleaseMemory(weight_version=3)) == [MemoryReleased()], "other weights: the request is an old one"
+    assert await send(worker, ReleaseMemory(weight_version=3)) == [MemoryReleased()], (
+        "other weights: the request is an old one"
+    )
     assert await send(worker, ReleaseMemory(weight_version=0)) == [MemoryReleased(released_bytes=2**20)]
     assert worker.status() == {"weight_version": 0, "engine": "asleep"}
     (loaded,) = await send(worker, published(1))
@@ -211,7 +240,9 @@ async def test_an_engine_that_is_recycled_while_it_sleeps_is_made_anew_with_the_
         (Sleeper(EngineError("the server refused")), MemoryReleased(error="the server refused")),
         (
             FixedTextEngine(),
-            MemoryReleased(error='FixedTextEngine has no `release_memory`; implement it, or write generation.sleep = "off"'),
+            MemoryReleased(
+                error='FixedTextEngine has no `release_memory`; implement it, or write generation.sleep = "off"'
+            ),
         ),
     ],
 )
@@ -237,7 +268,9 @@ class Answers:
 
 
 async def slept(**answers):
-    return [event async for event in EngineSleep(list(answers), 30.0, time.monotonic).before_step(4, Answers(**answers))]
+    return [
+        event async for event in EngineSleep(list(answers), 30.0, time.monotonic).before_step(4, Answers(**answers))
+    ]
 
 
 async def test_a_step_begins_when_every_worker_has_released_its_memory_or_is_gone():
@@ -313,7 +346,9 @@ async def test_a_server_is_ordered_to_release_and_to_allocate_its_memory(name, k
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-async def test_a_server_that_refuses_is_an_error_with_the_setting_to_change_and_one_that_does_not_wake_is_unavailable(name):
+async def test_a_server_that_refuses_is_an_error_with_the_setting_to_change_and_one_that_does_not_wake_is_unavailable(
+    name,
+):
     dialect = DIALECTS[name]()
     with pytest.raises(EngineError, match=r'did not release its memory \(500\): no; write generation.sleep = "off"'):
         await dialect.release(Ordered(RELEASES[name, False][-1][0]), 5, keeps_weights=False)

@@ -56,7 +56,10 @@ def test_a_python_that_is_not_there_is_refused_with_what_to_do(tmp_path):
 @pytest.mark.parametrize(
     ("version", "cause"),
     [
-        ("3.11.7", r"Harbor asks for Python 3\.12 or later, and this interpreter has 3\.11\.7, under which pip leaves it out"),
+        (
+            "3.11.7",
+            r"Harbor asks for Python 3\.12 or later, and this interpreter has 3\.11\.7, under which pip leaves it out",
+        ),
         ("3.13.1", "Harbor is not installed there"),
     ],
 )

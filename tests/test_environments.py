@@ -51,9 +51,15 @@ def test_an_environment_has_no_reward_worker_and_runs_in_processes(read):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        (["task.environment=gym:CartPole"], 'found "gym:CartPole"; write `verifiers:NAME` of a package, or `verifiers:PATH`'),
+        (
+            ["task.environment=gym:CartPole"],
+            'found "gym:CartPole"; write `verifiers:NAME` of a package, or `verifiers:PATH`',
+        ),
         (["task.environment=gymnasium:"], "or `gymnasium:ENV_ID`, or `gymnasium:PATH.py:ENV_ID`"),
-        (["task.environment=gymnasium:Taxi-v4", "task.python="], "`gymnasium` is not installed here; run `just environments gymnasium`"),
+        (
+            ["task.environment=gymnasium:Taxi-v4", "task.python="],
+            "`gymnasium` is not installed here; run `just environments gymnasium`",
+        ),
         (["task.environment=verifiers:"], 'found "verifiers:"; write `verifiers:NAME`'),
         (
             ["task.dataset=arithmetic"],
@@ -61,8 +67,14 @@ def test_an_environment_has_no_reward_worker_and_runs_in_processes(read):
         ),
         (["task.reward=gsm8k"], '`task.reward`: found "gsm8k", but the environment brings its rewards; leave it out'),
         (["task.agent=agents/gsm8k.py:Gsm8kAgent"], "but the environment brings its agents; leave it out"),
-        (["task.runner=inline"], '`task.runner`: found "inline", but an environment runs in processes of its own; leave it out'),
-        (["task.python="], "`task.python`: found none, and `verifiers` is not installed here; run `just environments verifiers`"),
+        (
+            ["task.runner=inline"],
+            '`task.runner`: found "inline", but an environment runs in processes of its own; leave it out',
+        ),
+        (
+            ["task.python="],
+            "`task.python`: found none, and `verifiers` is not installed here; run `just environments verifiers`",
+        ),
         (["task.python=nowhere/python"], 'found "nowhere/python", but there is no interpreter'),
         (["task.held_out=rows.jsonl"], "but held-out tasks come from the environment; write their number"),
         (["task.held_out=10"], "found 50, but task.held_out keeps only 10"),
@@ -78,7 +90,9 @@ def test_what_does_not_fit_is_refused_with_what_to_write(read, settings, complai
 
 def test_settings_of_an_environment_need_one(monkeypatch):
     monkeypatch.chdir(ROOT)
-    with pytest.raises(RecipeError, match=r"`task.environment_args`: found a table, which applies only with `environment ="):
+    with pytest.raises(
+        RecipeError, match=r"`task.environment_args`: found a table, which applies only with `environment ="
+    ):
         load(FILES[:1], ["task.environment_args={ id = 'best-of-n' }"], NO_CUDA)
 
 
@@ -128,7 +142,9 @@ def test_held_out_tasks_may_come_from_the_environment_with_other_settings(tmp_pa
     settings = TaskSettings(**{**json_of(interpreter(tmp_path, ROWS)), "environment_args": args, **held_out})
     list_environment(settings, tmp_path / "tasks", tmp_path)
     dataset = open_listed(tmp_path / "tasks", settings.environment, seed=0, held_out=4)
-    assert [task.data["args"] for task in dataset.held_out.rows] == [{"taskset": {"split": "test", "size": 3}, "id": "best-of-n"}] * 4
+    assert [task.data["args"] for task in dataset.held_out.rows] == [
+        {"taskset": {"split": "test", "size": 3}, "id": "best-of-n"}
+    ] * 4
     assert dataset.train.task(0).data["args"] == args
     assert dataset.held_out.task(0).id.startswith("shop-test-")
     with pytest.raises(RecipeError, match=r"`task.held_out`: found 5, but verifiers:shop has 4 tasks for evaluation"):
@@ -142,10 +158,19 @@ def json_of(settings):
 @pytest.mark.parametrize(
     ("body", "complaint"),
     [
-        ("sys.exit('environment error: ValueError: two\\nlines')", r"verifiers:shop cannot be used with .*python: ValueError: two\nlines"),
+        (
+            "sys.exit('environment error: ValueError: two\\nlines')",
+            r"verifiers:shop cannot be used with .*python: ValueError: two\nlines",
+        ),
         ("print('debug', file=sys.stderr); sys.exit('environment error: KeyError: 3')", r"with .*python: KeyError: 3$"),
-        ("import verifiers_of_nobody", r"No module named 'verifiers_of_nobody'; create its interpreter with `just environments verifiers`"),
-        ("sys.exit(\"environment error: ModuleNotFoundError: taskset 'shop' not found\")", r"not found; install the environment's package"),
+        (
+            "import verifiers_of_nobody",
+            r"No module named 'verifiers_of_nobody'; create its interpreter with `just environments verifiers`",
+        ),
+        (
+            "sys.exit(\"environment error: ModuleNotFoundError: taskset 'shop' not found\")",
+            r"not found; install the environment's package",
+        ),
         ("sys.exit(3)", r"it ended without a message"),
         ("pathlib.Path(request['path']).touch()", r"verifiers:shop has no tasks; check the settings of its taskset"),
     ],
@@ -164,7 +189,9 @@ def test_an_environment_that_hangs_is_killed_at_the_deadline(tmp_path, monkeypat
 
 def test_an_interpreter_without_verifiers_is_an_error_with_the_remedy(tmp_path):
     settings = TaskSettings(environment="verifiers:shop", python=sys.executable, held_out=0)
-    with pytest.raises(SetupError, match=r"ModuleNotFoundError: No module named 'verifiers'; create its interpreter with `just env"):
+    with pytest.raises(
+        SetupError, match=r"ModuleNotFoundError: No module named 'verifiers'; create its interpreter with `just env"
+    ):
         list_environment(settings, tmp_path / "tasks", tmp_path)
 
 

@@ -23,7 +23,10 @@ async def test_an_episode_has_the_rewards_of_the_steps_and_replays(tmp_path):
     async with playing(task) as harness:
         for _ in range(2):
             result, trajectory = await harness.play_task(tasks[1], PATH)
-            assert (result.reward, result.metrics) == (1.0, {"return": 1.0, "steps": 6.0, "malformed": 0.0, "terminated": 1.0})
+            assert (result.reward, result.metrics) == (
+                1.0,
+                {"return": 1.0, "steps": 6.0, "malformed": 0.0, "terminated": 1.0},
+            )
             assert (trajectory.reward, len(trajectory.interactions)) == (1.0, 6)
             assert_extends(harness, trajectory)
         assert tasks[1].data["question"] in harness.prompt_text(0)
@@ -55,7 +58,9 @@ async def test_an_answer_without_an_action_fails_the_episode_or_has_the_declared
     task = gymnasium_settings("FrozenLake-v1", **LAKE)
     (first, *_) = listed(task, tmp_path)
     async with playing(task) as harness:
-        with pytest.raises(AgentError, match=r"answer 2 names no action: 'Action: fly'; declare environment_args.malformed_reward"):
+        with pytest.raises(
+            AgentError, match=r"answer 2 names no action: 'Action: fly'; declare environment_args.malformed_reward"
+        ):
             await harness.play_task(first, ["Action: down", "Action: fly"])
     task = gymnasium_settings("FrozenLake-v1", malformed_reward=-0.25, **LAKE)
     async with playing(task) as harness:

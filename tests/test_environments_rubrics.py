@@ -39,7 +39,9 @@ async def test_a_tool_of_the_environment_is_called_and_the_second_prompt_extends
     task = of_rubrics("shop")
     tasks = listed(task, tmp_path)
     async with playing(task) as harness:
-        result, trajectory = await harness.play_task(tasks[1], [call("shop_price", '{"item": "pear"}'), "It costs 5 cents."])
+        result, trajectory = await harness.play_task(
+            tasks[1], [call("shop_price", '{"item": "pear"}'), "It costs 5 cents."]
+        )
         assert (result.reward, len(trajectory.interactions)) == (1.0, 2)
         assert_extends(harness, trajectory)
         assert "<tool_response>\n5\n</tool_response>" in harness.prompt_text(1)

@@ -33,7 +33,9 @@ async def test_the_embedded_model_learns_a_verifiers_environment(live):
     assert len(steps) == STEPS
     assert "reward/shows_work" in steps[-1].metrics
     exported = {event.trajectory.episode for event in log if isinstance(event, TrajectoryExported)}
-    trained = {member.episode for event in log if isinstance(event, BatchFormed) for group in event.groups for member in group}
+    trained = {
+        member.episode for event in log if isinstance(event, BatchFormed) for group in event.groups for member in group
+    }
     assert trained <= exported
     assert len(trained) == STEPS * EPISODES
     listed = (run.folder / "tasks" / "tasks.jsonl").read_text().splitlines()

@@ -83,9 +83,18 @@ async def test_with_a_discount_an_agents_reward_is_that_of_its_last_call(tmp_pat
     ("changes", "complaint"),
     [
         ({"taskset": {"task": {"fails": "reward"}}}, r"EpisodeFailed: TaskError: .*ZeroDivisionError: no price list"),
-        ({"taskset": {"task": {"fails": "no reward"}}}, r"the environment gave agent agent no reward; its task needs a @vf.reward"),
-        ({"taskset": {"task": {"fails": "setup"}}}, r"EpisodeFailed: TaskError: task setup: RuntimeError: the shop is closed"),
-        ({"agent": {"sampling": {"temperature": 0.5}, **CHAT["agent"]}}, r"'temperature' is 0.5, but this run trains at 1"),
+        (
+            {"taskset": {"task": {"fails": "no reward"}}},
+            r"the environment gave agent agent no reward; its task needs a @vf.reward",
+        ),
+        (
+            {"taskset": {"task": {"fails": "setup"}}},
+            r"EpisodeFailed: TaskError: task setup: RuntimeError: the shop is closed",
+        ),
+        (
+            {"agent": {"sampling": {"temperature": 0.5}, **CHAT["agent"]}},
+            r"'temperature' is 0.5, but this run trains at 1",
+        ),
         ({"timeout": {"episode": 0.001}}, r"EpisodeFailed: TimeoutError: .*exceeded its 0.001s deadline"),
     ],
 )
@@ -101,10 +110,26 @@ async def test_a_failure_of_the_environment_is_a_failure_of_the_agent_and_never_
     ("environment", "args", "complaint"),
     [
         ("no_such_taskset", CHAT, r"taskset 'no_such_taskset' not found .*install the environment's package"),
-        ("agents/word_problems.py", {}, r'agent `agent` has the harness `bash`, which executes .*`agent.harness.id = "null"`'),
-        ("agents/word_problems.py", {"taskset": {"length": 3}, **CHAT}, r"taskset.length\n  Extra inputs are not permitted"),
-        ("agents/word_problems.py", {"taskset": {"path": "nowhere.jsonl"}, **CHAT}, r"FileNotFoundError: .*nowhere.jsonl"),
-        (f"{OURS}/price_lookup.py", {"taskset": {"items": []}, **CHAT}, r"price_lookup\.py has no tasks; check the settings of its"),
+        (
+            "agents/word_problems.py",
+            {},
+            r'agent `agent` has the harness `bash`, which executes .*`agent.harness.id = "null"`',
+        ),
+        (
+            "agents/word_problems.py",
+            {"taskset": {"length": 3}, **CHAT},
+            r"taskset.length\n  Extra inputs are not permitted",
+        ),
+        (
+            "agents/word_problems.py",
+            {"taskset": {"path": "nowhere.jsonl"}, **CHAT},
+            r"FileNotFoundError: .*nowhere.jsonl",
+        ),
+        (
+            f"{OURS}/price_lookup.py",
+            {"taskset": {"items": []}, **CHAT},
+            r"price_lookup\.py has no tasks; check the settings of its",
+        ),
     ],
 )
 def test_an_environment_that_cannot_be_listed_is_an_error_with_what_it_raised(environment, args, complaint, tmp_path):
@@ -124,8 +149,12 @@ PUBLIC_ENVIRONMENTS = [
 ]
 
 
-@pytest.mark.skipif(not PUBLIC, reason="AREAL_VERIFIERS_ENVIRONMENTS names no folder of the verifiers repository's environments")
-@pytest.mark.parametrize(("name", "args", "script", "metrics"), PUBLIC_ENVIRONMENTS, ids=[one[0] for one in PUBLIC_ENVIRONMENTS])
+@pytest.mark.skipif(
+    not PUBLIC, reason="AREAL_VERIFIERS_ENVIRONMENTS names no folder of the verifiers repository's environments"
+)
+@pytest.mark.parametrize(
+    ("name", "args", "script", "metrics"), PUBLIC_ENVIRONMENTS, ids=[one[0] for one in PUBLIC_ENVIRONMENTS]
+)
 async def test_a_public_environment_is_played_unmodified(name, args, script, metrics, tmp_path):
     task = settings(f"{Path(PUBLIC).resolve() / name / name}", environment_args=args, environment_tasks=5)
     tasks = listed(task, tmp_path)

@@ -80,12 +80,24 @@ def surplus_log():
     """A step, after which one group is complete and not needed, and the other still runs; one attempt was rejected, one failed."""
     log = Log()
     log.add(STARTED, published(0), CapacityGranted(first_group=0, groups=4, weight_version=0))
-    log.add(abandoned("0.0", "rejected", 1), exported("0.0", 0), exported("0.1", 0), abandoned("1.0", "timeout", 1), exported("1.0", 0))
+    log.add(
+        abandoned("0.0", "rejected", 1),
+        exported("0.0", 0),
+        exported("0.1", 0),
+        abandoned("1.0", "timeout", 1),
+        exported("1.0", 0),
+    )
     log.add(abandoned("1.1", "rejected"), exported("2.0", 0), exported("2.1", 0))
     log.batch(0, ("0.0", "0.1"), ("1.0",))
     log.add(abandoned("3.0", "surplus"), abandoned("3.1", "surplus"))
     log.add(*(TrajectoryDropped(episode=name, group="2", reason="surplus") for name in ("2.0", "2.1")))
-    work = RunEpisode(episode="greedy-1.0", group="greedy-1", task=Task(id="t", data={}), purpose="evaluate", sampling=SamplingParams())
+    work = RunEpisode(
+        episode="greedy-1.0",
+        group="greedy-1",
+        task=Task(id="t", data={}),
+        purpose="evaluate",
+        sampling=SamplingParams(),
+    )
     log.add(EpisodeEvaluated(work=work, reward=1.0, output="", completion_tokens=2))
     log.add(RunFinished(steps=1))
     return list(sealed(log.events))
@@ -96,7 +108,9 @@ def simulated(seed):
     """The log of genuine actors that were killed, whose runs start more groups than their steps need."""
     log = Simulation(seed, surplus=4, trouble=0.15, kills=6, retries=1).run().log
     started = msgspec.structs.replace(STARTED, recipe={**RECIPE, "steps": 5, "algorithm": {"group_size": GROUP}})
-    return numbered([_restarted(envelope, started) if envelope.subject == RunStarted.subject else envelope for envelope in log])
+    return numbered(
+        [_restarted(envelope, started) if envelope.subject == RunStarted.subject else envelope for envelope in log]
+    )
 
 
 def _restarted(envelope, started):
@@ -106,7 +120,10 @@ def _restarted(envelope, started):
 
 LOGS = {
     **{name: (lambda name=name: list(read_log(RECORDINGS / f"{name}.xz"))) for name in ("log-2", "log-3")},
-    **{f"{name}, doubled": (lambda name=name: doubled(list(read_log(RECORDINGS / f"{name}.xz")), every=3)) for name in ("log-2", "log-3")},
+    **{
+        f"{name}, doubled": (lambda name=name: doubled(list(read_log(RECORDINGS / f"{name}.xz")), every=3))
+        for name in ("log-2", "log-3")
+    },
     "an export twice": lambda: list(sealed(sound_log())),
     "each end twice": lambda: doubled(list(sealed(sound_log()))),
     "surplus": surplus_log,
@@ -205,7 +222,9 @@ def of_page(log, _):
 def of_show(log, folder):
     screen = io.StringIO()
     chosen = EpisodeFilter(last=1_000_000)
-    show(str(_written(log, folder)), folder=folder, chosen=chosen, as_json=True, console=Console(file=screen, width=100))
+    show(
+        str(_written(log, folder)), folder=folder, chosen=chosen, as_json=True, console=Console(file=screen, width=100)
+    )
     rows = [json.loads(line) for line in screen.getvalue().splitlines()]
     return _of_rows([(row["outcome"], row["reason"]) for row in rows])
 
@@ -238,7 +257,12 @@ def of_traces(log, _):
         roots += [span for span in traces.receive(envelope) if span.name == "episode"]
     assert all(bool(span.error) == (span.attributes["areal.outcome"] == "abandoned") for span in roots)
     found = Counter(span.attributes["areal.outcome"] for span in roots)
-    return {"exported": found["exported"], "evaluated": found["evaluated"], "failures": found["abandoned"], "rejected": found["rejected"]}
+    return {
+        "exported": found["exported"],
+        "evaluated": found["evaluated"],
+        "failures": found["abandoned"],
+        "rejected": found["rejected"],
+    }
 
 
 def _of_rows(rows):
@@ -364,7 +388,9 @@ def test_a_set_of_episodes_keeps_no_names_of_whole_groups(size):
     assert not any(episodes.add(name, size) for name in names)
     assert all(episodes.has(name) for name in names)
     assert not episodes.has("4.0")
-    assert (episodes.whole_below, episodes.whole, bool(episodes.members)) == ((4, set(), False) if size else (0, set(), True))
+    assert (episodes.whole_below, episodes.whole, bool(episodes.members)) == (
+        (4, set(), False) if size else (0, set(), True)
+    )
 
 
 def test_counts_survive_a_snapshot():
@@ -382,7 +408,9 @@ def test_counts_survive_a_snapshot():
 
 
 def test_who_ended_an_attempt_is_the_same_text_everywhere():
-    by_model = msgspec.structs.replace(exported("0.0", 0).trajectory, ended_by="model", end_cause="its turns were used up: 4")
+    by_model = msgspec.structs.replace(
+        exported("0.0", 0).trajectory, ended_by="model", end_cause="its turns were used up: 4"
+    )
     assert describe_party(TrajectoryExported(trajectory=by_model)) == "the model: its turns were used up: 4"
     assert describe_party(exported("0.0", 0)) == ""
     parties = [describe_party(abandoned("0.0", reason)) for reason in ("agent", "engine", "surplus")]

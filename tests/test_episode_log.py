@@ -71,13 +71,20 @@ async def test_an_exported_episode_is_printed_with_its_texts(send, log):
         "seconds": 7.5,
     }
     first, second = line["interactions"]
-    assert (first["prompt"], first["completion"], first["prompt_tokens"], first["weight_versions"]) == ("hello?", "hi", 5, [0, 1])
+    assert (first["prompt"], first["completion"], first["prompt_tokens"], first["weight_versions"]) == (
+        "hello?",
+        "hi",
+        5,
+        [0, 1],
+    )
     assert (second["id"], second["parent"], second["finish_reason"], second["reward"]) == ("b", "a", "stop", None)
     assert second["prompt_tokens"] == 5
 
 
 async def test_evaluated_and_abandoned_episodes_are_printed_without_texts(send, log):
-    evaluated = EpisodeEvaluated(work=work("evaluation-0-greedy.1", purpose="evaluate"), reward=1.0, output="42", completion_tokens=2)
+    evaluated = EpisodeEvaluated(
+        work=work("evaluation-0-greedy.1", purpose="evaluate"), reward=1.0, output="42", completion_tokens=2
+    )
     await send(log, recorded("evaluation-0-greedy.1", "a", version=3, purpose="evaluate"), evaluated, abandoned("1.0"))
     solved, lost = lines(log)
     assert (solved["outcome"], solved["purpose"], solved["output"], solved["reward"], solved["seconds"]) == (
@@ -88,11 +95,18 @@ async def test_evaluated_and_abandoned_episodes_are_printed_without_texts(send, 
         None,
     )
     assert (solved["interactions"][0]["id"], solved["weight_versions"], solved["completion_tokens"]) == ("a", [3, 3], 2)
-    assert (lost["outcome"], lost["reason"], lost["detail"], lost["interactions"]) == ("abandoned", "agent", "as it happens", [])
+    assert (lost["outcome"], lost["reason"], lost["detail"], lost["interactions"]) == (
+        "abandoned",
+        "agent",
+        "as it happens",
+        [],
+    )
 
 
 async def test_nothing_is_kept_of_episodes_that_are_over_nor_written_twice(send, log):
-    await send(log, recorded("1.0", "a"), abandoned("1.0", attempts_left=1), recorded("1.0", "b"), abandoned("1.0", attempt=2))
+    await send(
+        log, recorded("1.0", "a"), abandoned("1.0", attempts_left=1), recorded("1.0", "b"), abandoned("1.0", attempt=2)
+    )
     assert [[turn["id"] for turn in line["interactions"]] for line in lines(log)] == [["a"], ["b"]]
     assert (log.recorded, log.scored) == ({}, {})
     await send(log, abandoned("2.0"), replayed=True)

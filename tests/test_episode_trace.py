@@ -51,7 +51,9 @@ def run():
 
 
 def test_every_recorded_token_of_every_episode_is_in_its_trace(run):
-    exported = [one.open(TrajectoryExported).trajectory for one in read_log(LOG) if one.subject == TrajectoryExported.subject]
+    exported = [
+        one.open(TrajectoryExported).trajectory for one in read_log(LOG) if one.subject == TrajectoryExported.subject
+    ]
     assert len(exported) > 50
     for trajectory in exported:
         found = trace_episode(run, trajectory.episode)
@@ -65,10 +67,16 @@ def test_every_recorded_token_of_every_episode_is_in_its_trace(run):
 
 
 def test_the_trained_tokens_and_advantages_of_a_step_are_those_that_the_trainer_reported(run):
-    steps = {one.open(StepCompleted).step: one.open(StepCompleted) for one in read_log(LOG) if one.subject == StepCompleted.subject}
+    steps = {
+        one.open(StepCompleted).step: one.open(StepCompleted)
+        for one in read_log(LOG)
+        if one.subject == StepCompleted.subject
+    }
     assert len(steps) == 4
     for number, completed in steps.items():
-        calls = [call for row in run.episodes if row["step"] == number for call in trace_episode(run, row["episode"]).calls]
+        calls = [
+            call for row in run.episodes if row["step"] == number for call in trace_episode(run, row["episode"]).calls
+        ]
         samples = [[value for value in call.advantages if value is not None] for call in calls]
         assert all(len(own) == sum(call.trained) for own, call in zip(samples, calls, strict=True))
         means = [sum(own) / len(own) for own in samples if own]
@@ -80,7 +88,13 @@ def test_the_trained_tokens_and_advantages_of_a_step_are_those_that_the_trainer_
 def call(name, parent="", ids=(5, 6), version=1, *, trained=True):
     columns = TokenColumns.of(ids, [-0.5] * len(ids), [version] * len(ids))
     return Interaction(
-        id=name, parent=parent, prefix=parent, prompt_suffix=pack_ids([1, 2]), completion=columns, finish_reason="stop", trained=trained
+        id=name,
+        parent=parent,
+        prefix=parent,
+        prompt_suffix=pack_ids([1, 2]),
+        completion=columns,
+        finish_reason="stop",
+        trained=trained,
     )
 
 
@@ -140,7 +154,11 @@ def test_a_base_install_without_torch_prints_the_advantages_of_an_episode(run):
 
 OPTIONS = (
     {"name": "grpo"},
-    {"name": "grpo", "normalize_advantages": True, "shaping": {"bias": -0.25, "scale": 2.0, "clip": 1.0, "truncated": "mask"}},
+    {
+        "name": "grpo",
+        "normalize_advantages": True,
+        "shaping": {"bias": -0.25, "scale": 2.0, "clip": 1.0, "truncated": "mask"},
+    },
     {"name": "dapo", "overlong": {"longest": 4, "buffer": 3}},
     *({"name": name} for name in ("dr_grpo", "gspo", "cispo", "sapo", "rloo", "lite_ppo")),
     {"name": "lite_ppo", "std_around": "batch"},
@@ -156,7 +174,8 @@ def test_advantages_without_torch_are_those_of_tensors(options):
     for group in range(3):
         for member in range(4):
             calls = [
-                call(f"{name}", ids=tuple(range(2 + (group * member + place) % 4))) for place, name in enumerate("abc"[: 1 + member % 3])
+                call(f"{name}", ids=tuple(range(2 + (group * member + place) % 4)))
+                for place, name in enumerate("abc"[: 1 + member % 3])
             ]
             calls[-1] = msgspec.structs.replace(calls[-1], finish_reason="length" if member == group else "stop")
             reward = 0.1 if group == 0 else [0.0, 1.0, 0.1, 0.7][member]
@@ -224,8 +243,16 @@ def test_a_browser_shows_every_token_without_an_error_or_another_host(run, tmp_p
     row = next(row for row in run.episodes if row["step"] and row["reward"])
     page = tmp_path / "page.html"
     assert cli.main(["trace", str(LOG), row["episode"], "--html", str(page)]) == 0
-    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'browser'}")
-    done = subprocess.run([CHROMIUM, *options, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=600, check=True)
+    options = (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        f"--user-data-dir={tmp_path / 'browser'}",
+    )
+    done = subprocess.run(
+        [CHROMIUM, *options, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=600, check=True
+    )
     shown = re.findall(r'<span class="token[^>]*style="([^"]*)"', done.stdout)
     assert len(shown) == sum(len(call.token_ids) for call in trace_episode(run, row["episode"]).calls)
     assert all("background" in style for style in shown), "an advantage that is not coloured"

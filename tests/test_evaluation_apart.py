@@ -35,14 +35,18 @@ def test_training_continues_while_an_evaluation_is_slow():
         (end, *_) = (envelope.time for envelope in outcome.log if envelope.subject == EvaluationCompleted.subject)
         assert len(step_times(outcome)) == 5
         assert step_times(outcome)[-1] < end, "the first evaluation outlasts the training"
-    assert sum(step_times(one)[-1] for one in slow) - sum(step_times(one)[-1] for one in quick) < 8 * 30, "seconds, of about 100 a run"
+    assert sum(step_times(one)[-1] for one in slow) - sum(step_times(one)[-1] for one in quick) < 8 * 30, (
+        "seconds, of about 100 a run"
+    )
 
 
 def test_a_slow_evaluation_is_not_attributed_to_the_version_with_which_it_began():
     evaluations = list(opened(run(SlowWhenHeldOut), EvaluationCompleted))
     late = [event for event in evaluations if event.weight_version == 0]
     assert late
-    assert all(min(event.sampled_by) > 0 for event in late), "it began with version 0, and every token is of a later one"
+    assert all(min(event.sampled_by) > 0 for event in late), (
+        "it began with version 0, and every token is of a later one"
+    )
     last = [event for event in evaluations if event.weight_version == 5]
     assert [set(event.sampled_by) for event in last] == [{5}, {5}]
 

@@ -25,7 +25,9 @@ def evaluator(every_steps=10, steps=25, tasks=TASKS, **settings):
 
 def evaluated(episode, reward=1.0, tokens=10, output="1 + 1 = 2\n#### 2", sampled_by=None):
     by = sampled_by or {0: tokens}
-    return EpisodeEvaluated(work=work(episode, purpose="evaluate"), reward=reward, output=output, completion_tokens=tokens, sampled_by=by)
+    return EpisodeEvaluated(
+        work=work(episode, purpose="evaluate"), reward=reward, output=output, completion_tokens=tokens, sampled_by=by
+    )
 
 
 def runs(emitted):
@@ -47,7 +49,9 @@ async def finish(send, actor, emitted):
 
 async def test_before_the_first_step_every_task_is_run_sampled_and_greedy(send):
     emitted = runs(await send(evaluator(), loaded("a", 0)))
-    assert [run.episode for run in emitted] == [f"evaluation-0-{mode}.{number}" for mode in ("sampled", "greedy") for number in range(3)]
+    assert [run.episode for run in emitted] == [
+        f"evaluation-0-{mode}.{number}" for mode in ("sampled", "greedy") for number in range(3)
+    ]
     assert {run.purpose for run in emitted} == {"evaluate"}
     assert {run.attempts_left for run in emitted} == {1}
     assert [run.sampling.temperature for run in emitted] == [1.0] * 3 + [0.0] * 3
@@ -62,13 +66,21 @@ async def test_a_version_is_due_when_every_live_worker_has_it_and_only_once(send
     assert groups(begun) == ["evaluation-10-sampled"]
     await finish(send, actor, begun)
     assert await send(actor, loaded("b", 10), loaded("a", 11), loaded("b", 11)) == []
-    assert groups(await send(actor, loaded("a", 25), loaded("b", 25))) == ["evaluation-25-greedy", "evaluation-25-sampled"]
+    assert groups(await send(actor, loaded("a", 25), loaded("b", 25))) == [
+        "evaluation-25-greedy",
+        "evaluation-25-sampled",
+    ]
 
 
 async def test_while_training_continues_fewer_tasks_are_run(send):
     actor = evaluator(periodic_tasks=2)
-    emitted = [one for version in (0, 10, 25) for one in await finish(send, actor, await send(actor, loaded("a", version)))]
-    assert [run.episode for run in runs(emitted) if "-10-" in run.group] == ["evaluation-10-sampled.0", "evaluation-10-sampled.1"]
+    emitted = [
+        one for version in (0, 10, 25) for one in await finish(send, actor, await send(actor, loaded("a", version)))
+    ]
+    assert [run.episode for run in runs(emitted) if "-10-" in run.group] == [
+        "evaluation-10-sampled.0",
+        "evaluation-10-sampled.1",
+    ]
     assert len([run for run in runs(emitted) if run.group == "evaluation-25-sampled"]) == 3
 
 
@@ -104,7 +116,12 @@ async def test_the_accuracy_is_that_of_the_episodes_that_ended_with_a_score(send
         evaluated("evaluation-0-greedy.2", 1.0, tokens=30),
     ]
     (again,) = runs(await send(actor, *stream))
-    assert (again.episode, again.attempt, again.attempts_left, again.purpose) == ("evaluation-0-greedy.1", 2, 0, "evaluate")
+    assert (again.episode, again.attempt, again.attempts_left, again.purpose) == (
+        "evaluation-0-greedy.1",
+        2,
+        0,
+        "evaluate",
+    )
     assert actor.status()["evaluation-0-greedy"] == "2/3"
     (done,) = await send(actor, evaluated("evaluation-0-greedy.0", 0.0, tokens=10))
     assert (done.weight_version, done.mode, done.tasks, done.failed) == (0, "greedy", 3, 1)
@@ -117,7 +134,9 @@ async def test_the_accuracy_is_that_of_the_episodes_that_ended_with_a_score(send
 async def test_a_round_in_which_everything_failed_is_reported(send):
     actor = evaluator()
     await send(actor, loaded("a", 0))
-    (done,) = await send(actor, *(abandoned(f"evaluation-0-sampled.{number}", purpose="evaluate") for number in range(3)))
+    (done,) = await send(
+        actor, *(abandoned(f"evaluation-0-sampled.{number}", purpose="evaluate") for number in range(3))
+    )
     assert (done.failed, done.accuracy, done.mean_tokens, done.samples) == (3, 0.0, 0.0, ())
 
 
@@ -169,7 +188,9 @@ async def test_answers_in_between_may_be_greedy(send):
 async def test_evaluations_of_all_tasks_and_of_some_are_compared_by_the_tasks_that_both_have(send):
     actor = evaluator(periodic_tasks=1)
     await send(actor, loaded("a", 0))
-    emitted = await send(actor, *(evaluated(f"evaluation-0-greedy.{number}", reward) for number, reward in enumerate((0.25, 1.0, 1.0))))
+    emitted = await send(
+        actor, *(evaluated(f"evaluation-0-greedy.{number}", reward) for number, reward in enumerate((0.25, 1.0, 1.0)))
+    )
     assert (emitted[-1].reward_mean, emitted[-1].common_reward_mean) == (0.75, 0.25)
 
 
@@ -192,18 +213,29 @@ async def test_a_run_that_continues_ends_the_evaluation_that_it_had_begun(send):
 
 async def test_what_the_queue_of_work_has_lost_is_published_again_when_the_run_continues(send):
     actor = evaluator(max_concurrent=3, baseline="concurrent")
-    assert [run.episode for run in runs(await send(actor, loaded("a", 0)))] == [f"evaluation-0-sampled.{number}" for number in range(3)]
+    assert [run.episode for run in runs(await send(actor, loaded("a", 0)))] == [
+        f"evaluation-0-sampled.{number}" for number in range(3)
+    ]
     await send(actor, EpisodeScored(work=work("evaluation-0-sampled.2", purpose="evaluate"), session="s", reward=1.0))
-    resumed = RunResumed(recipe={}, reason="", folder="", queued={"evaluation-0-sampled.0": 1}, published={"evaluator": 1})
+    resumed = RunResumed(
+        recipe={}, reason="", folder="", queued={"evaluation-0-sampled.0": 1}, published={"evaluator": 1}
+    )
     (again,) = runs(await send(actor, resumed))
-    assert (again.episode, again.attempt, again.attempts_left, again.task.id) == ("evaluation-0-sampled.1", 1, 1, "held-out-1")
+    assert (again.episode, again.attempt, again.attempts_left, again.task.id) == (
+        "evaluation-0-sampled.1",
+        1,
+        1,
+        "held-out-1",
+    )
     assert again.sampling.temperature == 1.0
     assert await send(actor, resumed) == [], "published for the first of the two"
 
 
 async def test_an_evaluator_after_replay_continues_as_the_first_would(send):
     stream = [loaded("a", 0), *(evaluated(f"evaluation-0-sampled.{number}") for number in range(3)), loaded("a", 10)]
-    stream += [evaluated(f"evaluation-0-greedy.{number}") for number in range(3)] + [evaluated("evaluation-10-sampled.1")]
+    stream += [evaluated(f"evaluation-0-greedy.{number}") for number in range(3)] + [
+        evaluated("evaluation-10-sampled.1")
+    ]
     for cut in range(len(stream)):
         first, second = evaluator(max_concurrent=2), evaluator(max_concurrent=2)
         await send(first, *stream[:cut])

@@ -31,7 +31,11 @@ def test_every_field_has_a_meaning(script):
 
 def test_senders_and_receivers_are_those_of_the_handlers(script):
     senders, receivers = script["senders"], script["receivers"]
-    assert (senders(BatchFormed), senders(RunStarted), senders(Generated)) == (["batcher"], ["supervisor"], ["inference_worker"])
+    assert (senders(BatchFormed), senders(RunStarted), senders(Generated)) == (
+        ["batcher"],
+        ["supervisor"],
+        ["inference_worker"],
+    )
     assert {"staleness_gate", "inference_worker", "batcher"} <= set(receivers(WeightsPublished))
     assert receivers(Generated) == ["session_manager"]
 

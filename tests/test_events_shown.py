@@ -32,9 +32,13 @@ from areal_actors.messages import (
 )
 from areal_actors.metrics.metrics_file import Metrics
 
-BEST = BestCheckpointChosen(folder="runs/r/checkpoints/step-30", step=30, weight_version=30, metric="greedy", value=0.94)
+BEST = BestCheckpointChosen(
+    folder="runs/r/checkpoints/step-30", step=30, weight_version=30, metric="greedy", value=0.94
+)
 USED_UP = FilterExhausted(reason="batcher.filter has dropped 160 groups since the last batch")
-FELL_BACK = TrainerRolledBack(step=7, weight_version=4, reason="rank 1 died: killed by signal 9\nits log is in logs/trainer-0.1")
+FELL_BACK = TrainerRolledBack(
+    step=7, weight_version=4, reason="rank 1 died: killed by signal 9\nits log is in logs/trainer-0.1"
+)
 
 MISMATCH = EngineMismatch(
     step=7,
@@ -63,27 +67,38 @@ REFUSED = CompletionRefused(
     cause="log-probability at token 3: nan; a finite number of at most 0 was expected",
 )
 VOCABULARY = "vocabulary at token 12: id 999"
-LEFT_OUT = BatchRefused(step=4, sequences=(RefusedSequence(episode="3.1", sequence=7, token=12, cause=VOCABULARY),), trained_sequences=15)
-WHOLE = BatchRefused(step=4, sequences=(RefusedSequence(episode="3.1", cause="reward: reward nan"),) * 2, trained_sequences=15)
+LEFT_OUT = BatchRefused(
+    step=4, sequences=(RefusedSequence(episode="3.1", sequence=7, token=12, cause=VOCABULARY),), trained_sequences=15
+)
+WHOLE = BatchRefused(
+    step=4, sequences=(RefusedSequence(episode="3.1", cause="reward: reward nan"),) * 2, trained_sequences=15
+)
 SKIPPED = BatchRefused(step=5, trained_sequences=0, cause="the loss of step 5 is nan")
-BLOCKED = EventLoopBlocked(seconds=8.2, line="agent.py:7", innermost="ssl.py:713 in load_default_certs", episode="3.1", episodes=64)
+BLOCKED = EventLoopBlocked(
+    seconds=8.2, line="agent.py:7", innermost="ssl.py:713 in load_default_certs", episode="3.1", episodes=64
+)
 BLOCKED_SHOWN = (
     "episode 3.1 and 63 more blocked the event loop for 8.2 s at agent.py:7 (in ssl.py:713 in load_default_certs): "
     "make the client once, in the agent's `__init__`, or take `http_client`: each new one loads certificates"
 )
 DAMAGED = CheckpointDamaged(
-    step=40, folder="checkpoints/set-aside-step-40", weight_version=20, reason="config.json has 9 bytes, manifest.json says 10"
+    step=40,
+    folder="checkpoints/set-aside-step-40",
+    weight_version=20,
+    reason="config.json has 9 bytes, manifest.json says 10",
 )
 GONE = CheckpointDamaged(step=40, folder="", weight_version=0, reason="checkpoints/step-40 is not there")
-DIFFERED = StepDiffered(step=7, logged="a" * 32, found="b" * 32, reason="arithmetic does not repeat to the last bit on this device")
-LOW = DiskLow(free_bytes=1, needed_bytes=2, reason="25 MiB are free on the disk of runs/a, a checkpoint and the log need 13")
+DIFFERED = StepDiffered(
+    step=7, logged="a" * 32, found="b" * 32, reason="arithmetic does not repeat to the last bit on this device"
+)
+LOW = DiskLow(
+    free_bytes=1, needed_bytes=2, reason="25 MiB are free on the disk of runs/a, a checkpoint and the log need 13"
+)
 DAMAGED_SHOWN = (
     "checkpoint of step 40 damaged, set aside as checkpoints/set-aside-step-40; went back to the checkpoint of step 20: "
     "config.json has 9 bytes, manifest.json says 10"
 )
-DIFFERED_SHOWN = (
-    "step 7 repeated has bbbbbbbbbbbbbbbb, the log has aaaaaaaaaaaaaaaa: arithmetic does not repeat to the last bit on this device"
-)
+DIFFERED_SHOWN = "step 7 repeated has bbbbbbbbbbbbbbbb, the log has aaaaaaaaaaaaaaaa: arithmetic does not repeat to the last bit on this device"
 HALTED = TrainingHalted(reason="5 steps in a row changed no weight")
 
 
@@ -101,7 +116,11 @@ def printed(picture):
 
 
 def test_the_best_checkpoint_so_far_stands_in_the_picture_and_in_the_summary():
-    view = view_of(story.STARTED, BestCheckpointChosen(folder="step-20", step=20, weight_version=20, metric="greedy", value=0.9), BEST)
+    view = view_of(
+        story.STARTED,
+        BestCheckpointChosen(folder="step-20", step=20, weight_version=20, metric="greedy", value=0.9),
+        BEST,
+    )
     expected = "step 30, greedy 0.940 on held-out data: runs/r/checkpoints/step-30"
     assert f"best {expected}" in printed(view)
     assert f"best checkpoint {expected}" in printed(summary(view.state, []))
@@ -129,7 +148,9 @@ def test_an_engine_that_disagrees_with_the_trainer_is_named_in_the_picture_and_i
     assert f"1 × engine mismatch: {MISMATCH_SHOWN}" in printed(summary(view.state, []))
 
 
-@pytest.mark.parametrize(("message", "expected"), [(DAMAGED, DAMAGED_SHOWN), (DIFFERED, DIFFERED_SHOWN), (LOW, LOW.reason)])
+@pytest.mark.parametrize(
+    ("message", "expected"), [(DAMAGED, DAMAGED_SHOWN), (DIFFERED, DIFFERED_SHOWN), (LOW, LOW.reason)]
+)
 def test_damage_and_a_disk_that_fills_stand_in_the_picture_and_in_the_summary(message, expected):
     view = view_of(story.STARTED, message)
     assert expected[:120] in printed(view)
@@ -173,7 +194,10 @@ def test_why_training_was_halted_is_shown_as_the_run_stops():
             LEFT_OUT,
             f"batch refused, 1 sequence left out, trained on 15 sequences: step 5: sequence 7 of episode 3.1: {VOCABULARY}",
         ),
-        (WHOLE, "batch refused, 2 sequences left out, trained on 15 sequences: step 5: episode 3.1: reward: reward nan"),
+        (
+            WHOLE,
+            "batch refused, 2 sequences left out, trained on 15 sequences: step 5: episode 3.1: reward: reward nan",
+        ),
         (SKIPPED, "batch refused, 0 sequences left out, skipped, weights unchanged: step 6: the loss of step 5 is nan"),
         (BLOCKED, BLOCKED_SHOWN),
         (DAMAGED, DAMAGED_SHOWN),
@@ -196,8 +220,13 @@ async def test_each_has_a_plain_line_and_a_line_in_the_metrics_file(send, tmp_pa
 
 
 def test_a_server_that_was_restarted_is_counted_with_how_long_it_was_away():
-    outages = [BusRestarted(reason="nats-server (pid 7) ended with signal SIGKILL", seconds=seconds, restarts=1) for seconds in (0.4, 1.25)]
-    expected = "nats-server restarted 2 times, down for at most 1.2 s; last: nats-server (pid 7) ended with signal SIGKILL"
+    outages = [
+        BusRestarted(reason="nats-server (pid 7) ended with signal SIGKILL", seconds=seconds, restarts=1)
+        for seconds in (0.4, 1.25)
+    ]
+    expected = (
+        "nats-server restarted 2 times, down for at most 1.2 s; last: nats-server (pid 7) ended with signal SIGKILL"
+    )
     view = view_of(story.STARTED, *outages)
     assert expected in printed(view)
     assert expected in printed(summary(view.state, []))

@@ -17,7 +17,12 @@ from areal_actors.messages import ExamplesDrawn, ExamplesDropped, StepCompleted
 from areal_actors.recipe.example_checks import check_examples
 from areal_actors.recipe.load import load
 from areal_actors.sequences.step_metrics import examples_checksum
-from areal_actors.supervised.example_sequences import ExampleSequences, LengthLimit, sequences_of_example, too_long_examples
+from areal_actors.supervised.example_sequences import (
+    ExampleSequences,
+    LengthLimit,
+    sequences_of_example,
+    too_long_examples,
+)
 from areal_actors.supervised.example_source import ExampleSource
 from areal_actors.supervised.examples import Example, ExampleConversation
 from areal_actors.tokenization.tokenizer import ChatTokenizer
@@ -31,7 +36,9 @@ REWRITING = (
 
 
 def demonstration(*texts, place="here"):
-    messages = tuple({"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(texts))
+    messages = tuple(
+        {"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(texts)
+    )
     return Example((ExampleConversation(messages, 1),), place)
 
 
@@ -53,8 +60,20 @@ def model(folder, context):
         ({"max_position_embeddings": 4096}, 4096),
         ({"n_positions": 1024}, 1024),
         ({"text_config": {"max_position_embeddings": 32768}}, 32768),
-        ({"max_position_embeddings": 32768, "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768}}, 131072),
-        ({"max_position_embeddings": 131072, "rope_parameters": {"factor": 8.0, "original_max_position_embeddings": 8192}}, 131072),
+        (
+            {
+                "max_position_embeddings": 32768,
+                "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768},
+            },
+            131072,
+        ),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "rope_parameters": {"factor": 8.0, "original_max_position_embeddings": 8192},
+            },
+            131072,
+        ),
         ({"max_position_embeddings": 16384, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
     ],
 )
@@ -77,17 +96,24 @@ def test_exactly_those_are_too_long_of_which_a_row_has_more_tokens(scored, templ
 
 def test_of_a_pair_both_answers_must_fit():
     tokenizer = letters()
-    pair = Example((*demonstration("2+3?", "five").conversations, *demonstration("2+3?", "f" * 40).conversations), "pairs.jsonl, row 1")
+    pair = Example(
+        (*demonstration("2+3?", "five").conversations, *demonstration("2+3?", "f" * 40).conversations),
+        "pairs.jsonl, row 1",
+    )
     assert dict(too_long_examples(50, (pair,), tokenizer, scored=True)) == {}
     assert dict(too_long_examples(40, (pair,), tokenizer, scored=True)) == {0: len("u:2+3?\na:\n") + 40}
 
 
-@pytest.mark.parametrize(("held_out", "others"), [(0, ""), (1, r" \(1 more is too long, too\)"), (2, r" \(2 more are too long, too\)")])
+@pytest.mark.parametrize(
+    ("held_out", "others"), [(0, ""), (1, r" \(1 more is too long, too\)"), (2, r" \(2 more are too long, too\)")]
+)
 def test_the_first_that_is_too_long_is_named_with_its_tokens_the_context_and_the_remedy(tmp_path, held_out, others):
     short, long = demonstration("2+3?", "5"), demonstration("2+3?", "5" * 2000, place="sums.jsonl, row 9")
     tokens = max(lengths(long, ChatTokenizer.load(model(tmp_path, 512))))
     lessons = ExampleSequences((short, long), (long,) * held_out)
-    words = rf"^sums.jsonl, row 9: {tokens:,} tokens as the .* but the model's context has 512{others}; shorten or split"
+    words = (
+        rf"^sums.jsonl, row 9: {tokens:,} tokens as the .* but the model's context has 512{others}; shorten or split"
+    )
     with pytest.raises(SetupError, match=words):
         lessons.begin(str(tmp_path))
 
@@ -95,7 +121,9 @@ def test_the_first_that_is_too_long_is_named_with_its_tokens_the_context_and_the
 def test_a_bound_of_the_recipes_own_is_named_as_such(tmp_path):
     examples = (demonstration("2+3?", "5" * 100),)
     lessons = ExampleSequences(examples, (), limit=LengthLimit(tokens=64))
-    with pytest.raises(SetupError, match=r"but task.max_length is 64; .* set task.overlong = \"drop\" to drop them, or raise that"):
+    with pytest.raises(
+        SetupError, match=r"but task.max_length is 64; .* set task.overlong = \"drop\" to drop them, or raise that"
+    ):
         lessons.begin(str(model(tmp_path, 512)))
 
 
@@ -109,7 +137,9 @@ def test_what_is_dropped_is_counted_and_numbers_are_of_what_is_left(tmp_path):
     assert examples_checksum(lessons.sequences([3, 1, 0, 2])) == examples_checksum(rows.sequences([3, 1, 0, 2]))
     assert len(lessons.held_out_sequences(0)) == 1
     fewer = ExampleSequences(train, kept, limit=LengthLimit(drop=True, min_examples=5))
-    with pytest.raises(SetupError, match=r"after dropping 2 examples of more than 512 tokens, 4 are left, fewer than a batch of 5"):
+    with pytest.raises(
+        SetupError, match=r"after dropping 2 examples of more than 512 tokens, 4 are left, fewer than a batch of 5"
+    ):
         fewer.begin(str(tmp_path))
 
 
@@ -117,7 +147,10 @@ async def test_epochs_are_of_what_is_left(send):
     source = ExampleSource(examples=10, seed=3, batch_size=4, steps=6)
     dropped = ExamplesDropped(dropped=2, held_out_dropped=0, left=8, limit=512)
     emitted = await send(
-        source, dropped, published(0), *(StepCompleted(step=step, metrics={}, sequences_checksum="") for step in range(1, 6))
+        source,
+        dropped,
+        published(0),
+        *(StepCompleted(step=step, metrics={}, sequences_checksum="") for step in range(1, 6)),
     )
     numbers = [number for event in emitted for number in event.numbers]
     assert [sorted(numbers[8 * epoch : 8 * epoch + 8]) for epoch in range(3)] == [list(range(8))] * 3
@@ -126,7 +159,9 @@ async def test_epochs_are_of_what_is_left(send):
 
 @pytest.mark.parametrize("setting", ["task.max_length=512", "task.overlong=drop"])
 def test_a_run_of_episodes_has_no_use_for_a_bound_of_examples(setting):
-    with pytest.raises(RecipeError, match=r"`task\.\w+`: found .*, but it limits only examples \(sft, dpo, reward_model\); .* leave it"):
+    with pytest.raises(
+        RecipeError, match=r"`task\.\w+`: found .*, but it limits only examples \(sft, dpo, reward_model\); .* leave it"
+    ):
         load([ROOT / "recipes" / "gsm8k_grpo.toml"], (setting,), CudaDevices(0, "none"))
 
 
@@ -147,7 +182,13 @@ def test_with_a_model_in_a_folder_they_are_refused_before_anything_starts(tmp_pa
     long_row(Path("rows.jsonl"))
     Path("base").mkdir()
     model(Path("base"), 4096)
-    settings = ("model=./base", "task.dataset=rows.jsonl", "task.held_out=2", "evaluation.tasks=2", "trainer.batch_size=2")
+    settings = (
+        "model=./base",
+        "task.dataset=rows.jsonl",
+        "task.held_out=2",
+        "evaluation.tasks=2",
+        "trainer.batch_size=2",
+    )
     with pytest.raises(SetupError, match=r"rows.jsonl, row 7: [0-9,]+ tokens as .* the model's context has 4,096;"):
         check_examples(load([ROOT / "recipes" / "sft.toml"], settings, CudaDevices(0, "none")).recipe)
 
@@ -156,12 +197,22 @@ def test_with_a_model_in_a_folder_they_are_refused_before_anything_starts(tmp_pa
 async def test_with_a_model_that_the_run_makes_they_end_it_before_the_first_step(tmp_path):
     long_row(tmp_path / "rows.jsonl")
     settings = (f"task.dataset={tmp_path}/rows.jsonl", "task.held_out=2", "evaluation.tasks=2", "trainer.batch_size=2")
-    run = LiveRun(tmp_path / "runs", "run=gsm8k-grpo", "profile=embedded", *settings, recipe=ROOT / "recipes" / "sft.toml", small=False)
+    run = LiveRun(
+        tmp_path / "runs",
+        "run=gsm8k-grpo",
+        "profile=embedded",
+        *settings,
+        recipe=ROOT / "recipes" / "sft.toml",
+        small=False,
+    )
     try:
         assert await run.ended() == 1
         assert "rows.jsonl, row 7: " in run.output()
         assert "the model's context has 8,192" in " ".join(run.output().split())
-        assert not any(json.loads(line)["kind"] == "step.completed" for line in (run.folder / "metrics.jsonl").read_text().splitlines())
+        assert not any(
+            json.loads(line)["kind"] == "step.completed"
+            for line in (run.folder / "metrics.jsonl").read_text().splitlines()
+        )
     finally:
         run.abort()
 
@@ -169,7 +220,13 @@ async def test_with_a_model_that_the_run_makes_they_end_it_before_the_first_step
 @pytest.mark.slow
 async def test_a_run_that_drops_them_trains_on_the_others_and_reports_their_number(tmp_path):
     long_row(tmp_path / "rows.jsonl")
-    settings = (f"task.dataset={tmp_path}/rows.jsonl", "task.held_out=0", "evaluation.tasks=0", "trainer.batch_size=19", "steps=2")
+    settings = (
+        f"task.dataset={tmp_path}/rows.jsonl",
+        "task.held_out=0",
+        "evaluation.tasks=0",
+        "trainer.batch_size=19",
+        "steps=2",
+    )
     dropping = ("run=gsm8k-grpo", "profile=embedded", "task.overlong=drop")
     run = LiveRun(tmp_path / "runs", *dropping, *settings, recipe=ROOT / "recipes" / "sft.toml", small=False)
     try:
@@ -179,6 +236,9 @@ async def test_a_run_that_drops_them_trains_on_the_others_and_reports_their_numb
             ExamplesDropped(dropped=1, held_out_dropped=0, left=19, limit=8192)
         ]
         assert [sorted(event.numbers) for event in log if isinstance(event, ExamplesDrawn)] == [list(range(19))] * 2
-        assert "1 example and 0 held out, longer than 8,192 tokens; 19 are left" in (run.folder / "summary.txt").read_text()
+        assert (
+            "1 example and 0 held out, longer than 8,192 tokens; 19 are left"
+            in (run.folder / "summary.txt").read_text()
+        )
     finally:
         run.abort()

@@ -13,7 +13,9 @@ from areal_actors.supervised.example_sequences import ExampleSequences, sequence
 from areal_actors.supervised.examples import Example, ExampleConversation
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
-FOLDER = Path(os.environ.get("AREAL_CHAT_TEMPLATES", Path(__file__).parent.parent.parent / "shared" / "data" / "chat_templates"))
+FOLDER = Path(
+    os.environ.get("AREAL_CHAT_TEMPLATES", Path(__file__).parent.parent.parent / "shared" / "data" / "chat_templates")
+)
 TEMPLATES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.jinja"))} or {"embedded": CHAT_TEMPLATE}
 """The templates of real models, where they are at hand."""
 WITHOUT_END = ("glm4moe",)
@@ -34,7 +36,11 @@ def demonstration(*messages, first=1):
 
 def pair(chosen, rejected):
     return Example(
-        (ExampleConversation((user("2+3?"), assistant(chosen)), 1), ExampleConversation((user("2+3?"), assistant(rejected)), 1)), "here"
+        (
+            ExampleConversation((user("2+3?"), assistant(chosen)), 1),
+            ExampleConversation((user("2+3?"), assistant(rejected)), 1),
+        ),
+        "here",
     )
 
 
@@ -49,7 +55,9 @@ def whole(row, tokenizer):
 
 def test_assistant_tokens_and_the_end_of_their_turn_are_trained():
     tokenizer = letters()
-    (row,) = sequences_of_example(demonstration(user("hi"), assistant("yes"), user("and"), assistant("no")), 4, tokenizer)
+    (row,) = sequences_of_example(
+        demonstration(user("hi"), assistant("yes"), user("and"), assistant("no")), 4, tokenizer
+    )
     assert whole(row, tokenizer) == "u:hi\na:yes\nu:and\na:no\n"
     assert learned(row, tokenizer) == "yes\nno\n"
     assert (row.group, row.reward, row.truncated) == (4, 1.0, False)
@@ -68,7 +76,9 @@ def test_what_comes_before_the_first_learned_message_is_context():
 def test_an_answer_that_is_only_answered_to_is_context():
     tokenizer = letters()
     messages = (user("hi"), assistant("six"), user("wrong"), assistant("five"))
-    (row,) = sequences_of_example(Example((ExampleConversation(messages, 0, unlearned=frozenset({1})),), "here"), 0, tokenizer)
+    (row,) = sequences_of_example(
+        Example((ExampleConversation(messages, 0, unlearned=frozenset({1})),), "here"), 0, tokenizer
+    )
     assert whole(row, tokenizer) == "u:hi\na:six\nu:wrong\na:five\n"
     assert learned(row, tokenizer) == "five\n"
 
@@ -119,8 +129,12 @@ def test_where_the_template_rewrites_earlier_turns_each_answer_has_a_row():
 
 def test_a_pair_that_would_not_stand_in_one_row_is_refused_by_name():
     turns = (user("hi"), assistant("yes"), user("and"))
-    example = Example(tuple(ExampleConversation((*turns, assistant(last)), 1) for last in ("no", "maybe")), "pairs.jsonl:3")
-    with pytest.raises(SetupError, match=r"pairs\.jsonl:3: the model's chat template rewrites earlier turns.*into `prompt`"):
+    example = Example(
+        tuple(ExampleConversation((*turns, assistant(last)), 1) for last in ("no", "maybe")), "pairs.jsonl:3"
+    )
+    with pytest.raises(
+        SetupError, match=r"pairs\.jsonl:3: the model's chat template rewrites earlier turns.*into `prompt`"
+    ):
         sequences_of_example(example, 0, letters(template=REWRITING))
 
 
@@ -132,7 +146,10 @@ def test_a_pair_that_would_not_stand_in_one_row_is_refused_by_name():
             "here: the model's chat template rejects these messages: no system prompts here",
         ),
         ("", "here: the model has no chat template"),
-        ("{{ messages | length }}", "here: the model's chat template does not append message 1 to the messages before it"),
+        (
+            "{{ messages | length }}",
+            "here: the model's chat template does not append message 1 to the messages before it",
+        ),
     ],
 )
 def test_an_example_that_the_template_cannot_write_is_named(template, words):
@@ -153,7 +170,11 @@ def test_rows_are_those_of_the_numbers_drawn_and_held_out_ones_come_when_they_ar
     assert [(row.group, learned(row, tokenizer)) for row in rows] == [(0, "4<|im_end|>"), (1, "2<|im_end|>")]
     assert [learned(row, tokenizer) for row in lessons.held_out_sequences(5)] == ["2<|im_end|>", "3<|im_end|>"]
     assert lessons.held_out_sequences(4) == []
-    assert examples_checksum(rows) == examples_checksum(lessons.sequences([3, 1])) != examples_checksum(lessons.sequences([1, 3]))
+    assert (
+        examples_checksum(rows)
+        == examples_checksum(lessons.sequences([3, 1]))
+        != examples_checksum(lessons.sequences([1, 3]))
+    )
 
 
 def test_metrics_of_rewards_are_left_out_and_examples_counted():

@@ -47,7 +47,19 @@ ASKED = user("2+3?")
     ("row", "first"),
     [
         ({"messages": [ASKED, assistant("5")]}, 1),
-        ({"messages": [{"role": "system", "content": "Be brief."}, ASKED, assistant("5"), user("sure?"), assistant("yes")], "id": 7}, 2),
+        (
+            {
+                "messages": [
+                    {"role": "system", "content": "Be brief."},
+                    ASKED,
+                    assistant("5"),
+                    user("sure?"),
+                    assistant("yes"),
+                ],
+                "id": 7,
+            },
+            2,
+        ),
         ({"prompt": "2+3?", "completion": "5"}, 1),
         ({"prompt": [ASKED, assistant("6"), user("no")], "completion": [assistant("5")]}, 3),
         ({"question": "2+3?", "answer": "5"}, 1),
@@ -77,7 +89,11 @@ def test_a_pair_is_two_conversations_that_part_where_the_answers_begin(file, row
 
 
 def test_tools_stand_beside_the_messages_and_calls_may_be_learned(file):
-    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "get_weather"}}]}
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "get_weather"}}],
+    }
     (conversation,) = only(file({"messages": [user("Rain?"), call], "tools": [WEATHER]}))
     assert conversation.tools == (WEATHER,)
     assert conversation.messages[conversation.first] == call
@@ -97,16 +113,40 @@ def test_a_dataset_that_calls_its_fields_otherwise_is_read_by_columns(file):
             "expected `messages` or `prompt` and `completion` or `question` and `answer`; the row has `text`",
         ),
         ("demonstrations", {"messages": []}, "`messages` must be a non-empty text or a list of chat messages, got []"),
-        ("demonstrations", {"messages": [ASKED]}, "`messages` has no assistant message; there is nothing to learn from it"),
-        ("demonstrations", {"messages": [{"role": "robot", "content": "5"}]}, "`messages`[0] must be an object whose `role` is one of"),
-        ("demonstrations", {"messages": [ASKED, {"role": "assistant"}]}, "`messages`[1] must have `content` or `tool_calls`"),
+        (
+            "demonstrations",
+            {"messages": [ASKED]},
+            "`messages` has no assistant message; there is nothing to learn from it",
+        ),
+        (
+            "demonstrations",
+            {"messages": [{"role": "robot", "content": "5"}]},
+            "`messages`[0] must be an object whose `role` is one of",
+        ),
+        (
+            "demonstrations",
+            {"messages": [ASKED, {"role": "assistant"}]},
+            "`messages`[1] must have `content` or `tool_calls`",
+        ),
         ("demonstrations", {"prompt": "2+3?", "completion": " "}, "`completion` must be a non-empty text"),
-        ("demonstrations", {"prompt": "2+3?", "completion": [assistant("5"), ASKED]}, "`completion` ends with a message of role user"),
+        (
+            "demonstrations",
+            {"prompt": "2+3?", "completion": [assistant("5"), ASKED]},
+            "`completion` ends with a message of role user",
+        ),
         ("demonstrations", "[1, 2]", "expected an object, got list"),
         ("demonstrations", "{", "not JSON"),
-        ("pairs", {"prompt": "2+3?", "completion": "5"}, "expected `chosen` and `rejected`; the row has `prompt`, `completion`"),
+        (
+            "pairs",
+            {"prompt": "2+3?", "completion": "5"},
+            "expected `chosen` and `rejected`; the row has `prompt`, `completion`",
+        ),
         ("pairs", {"chosen": "5", "rejected": "6"}, "`prompt` is missing, and `chosen` is not a whole conversation"),
-        ("pairs", {"prompt": "2+3?", "chosen": "5", "rejected": "5"}, "`chosen` and `rejected` are the same; leave the row out"),
+        (
+            "pairs",
+            {"prompt": "2+3?", "chosen": "5", "rejected": "5"},
+            "`chosen` and `rejected` are the same; leave the row out",
+        ),
         (
             "pairs",
             {"chosen": [ASKED, assistant("5")], "rejected": [ASKED, assistant("5"), user("?"), assistant("6")]},
@@ -124,7 +164,9 @@ def test_a_row_that_is_no_such_example_is_named_with_what_is_wrong(file, kind, r
 
 
 def test_a_column_that_is_not_there_is_named(file):
-    with pytest.raises(SetupError, match=r"row 1: task.columns names `instruction`; the row has `prompt`, `completion`"):
+    with pytest.raises(
+        SetupError, match=r"row 1: task.columns names `instruction`; the row has `prompt`, `completion`"
+    ):
         only(file({"prompt": "2+3?", "completion": "5"}), prompt="instruction")
 
 

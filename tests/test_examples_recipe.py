@@ -81,7 +81,10 @@ def test_the_plan_lists_the_examples_and_no_episodes(read):
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("task.agent=agents/gsm8k.py:Gsm8kAgent", '`task.agent`: found "agents/gsm8k.py:Gsm8kAgent", but algorithm.name = "dpo" learns'),
+        (
+            "task.agent=agents/gsm8k.py:Gsm8kAgent",
+            '`task.agent`: found "agents/gsm8k.py:Gsm8kAgent", but algorithm.name = "dpo" learns',
+        ),
         ("task.agent=online", '`task.agent`: found "online", but algorithm.name = "dpo" learns from examples'),
         (
             "task.reward=gsm8k",
@@ -105,7 +108,10 @@ def test_the_plan_lists_the_examples_and_no_episodes(read):
             "task.dataset=openai/gsm8k",
             'found "openai/gsm8k", but algorithm.name = "dpo" learns from pairs; write "arithmetic", or the path',
         ),
-        ("algorithm.group_size=4", "`algorithm.group_size`: found 4, but a preference pair has 2 answers; leave it out"),
+        (
+            "algorithm.group_size=4",
+            "`algorithm.group_size`: found 4, but a preference pair has 2 answers; leave it out",
+        ),
         ("algorithm.variant=kto", '`algorithm.variant`: found "kto", expected one of'),
     ],
 )
@@ -116,7 +122,9 @@ def test_what_makes_no_sense_for_such_a_run_is_refused_by_name(read, override, c
 
 
 def test_a_run_of_episodes_refuses_an_example_source():
-    with pytest.raises(RecipeError, match=r"`actors.example_source.count`: found 1, but one that runs episodes has no example_source"):
+    with pytest.raises(
+        RecipeError, match=r"`actors.example_source.count`: found 1, but one that runs episodes has no example_source"
+    ):
         load([ROOT / "recipes" / "gsm8k_grpo.toml"], ("actors.example_source.count=1",), NO_CUDA)
 
 
@@ -129,16 +137,22 @@ def test_what_was_learned_is_served_by_the_same_recipe(read):
 
 
 def test_every_example_is_looked_at_before_anything_starts(read):
-    Path("pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n' * 3 + '{"prompt": "a", "chosen": "b"}\n')
+    Path("pairs.jsonl").write_text(
+        '{"prompt": "a", "chosen": "b", "rejected": "c"}\n' * 3 + '{"prompt": "a", "chosen": "b"}\n'
+    )
     recipe = read("task.dataset=pairs.jsonl", "task.held_out=0", "evaluation.tasks=0", "trainer.batch_size=2").recipe
-    with pytest.raises(SetupError, match=r"pairs.jsonl, row 4: expected `chosen` and `rejected`; the row has `prompt`, `chosen`"):
+    with pytest.raises(
+        SetupError, match=r"pairs.jsonl, row 4: expected `chosen` and `rejected`; the row has `prompt`, `chosen`"
+    ):
         check_examples(recipe)
 
 
 def test_a_batch_is_not_larger_than_the_dataset(read):
     Path("pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n' * 3)
     recipe = read("task.dataset=pairs.jsonl", "task.held_out=0", "evaluation.tasks=0", "trainer.batch_size=4").recipe
-    with pytest.raises(RecipeError, match=r"`trainer.batch_size`: found 4, but pairs.jsonl has 3 pairs besides those held out"):
+    with pytest.raises(
+        RecipeError, match=r"`trainer.batch_size`: found 4, but pairs.jsonl has 3 pairs besides those held out"
+    ):
         check_examples(recipe)
 
 
@@ -156,4 +170,8 @@ def test_the_example_source_is_built_from_the_recipe(read, tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.create(recipe)
     source = CPU_ACTORS["example_source"](BuildContext(recipe=recipe, folder=folder, instance="example_source-0"))
-    assert (source.order.length, source.order.seed, source.batch_size) == (len(arithmetic_examples("pairs", "train", 10_000, 3)), 3, 4)
+    assert (source.order.length, source.order.seed, source.batch_size) == (
+        len(arithmetic_examples("pairs", "train", 10_000, 3)),
+        3,
+        4,
+    )

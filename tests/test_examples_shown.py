@@ -40,12 +40,16 @@ def stepped(step):
 
 
 def measured(version):
-    return LossEvaluated(weight_version=version, examples=64, metrics={"loss": 0.7 - version / 10, "accuracy": 0.5 + version / 8})
+    return LossEvaluated(
+        weight_version=version, examples=64, metrics={"loss": 0.7 - version / 10, "accuracy": 0.5 + version / 8}
+    )
 
 
 def whole_run():
     messages = [STARTED, WeightsPublished(weight_version=0, location=story.LOCATION), measured(0)]
-    messages += [message for step in range(1, 5) for message in (stepped(step), *([measured(step)] if step % 2 == 0 else []))]
+    messages += [
+        message for step in range(1, 5) for message in (stepped(step), *([measured(step)] if step % 2 == 0 else []))
+    ]
     return [story.sealed(message, 10.0 * place) for place, message in enumerate([*messages, RunFinished(steps=4)])]
 
 
@@ -64,7 +68,13 @@ def view_of(*envelopes):
 
 def test_the_picture_shows_losses_where_other_runs_show_rewards():
     text = printed(view_of(*whole_run()))
-    for part in ("loss 0.300", "from 0.600", "loss 0.700 → 0.300", "accuracy 0.500 → 1.000", "of 64 examples at step 4"):
+    for part in (
+        "loss 0.300",
+        "from 0.600",
+        "loss 0.700 → 0.300",
+        "accuracy 0.500 → 1.000",
+        "of 64 examples at step 4",
+    ):
         assert part in text
     assert "reward" not in text
 
@@ -104,10 +114,19 @@ async def test_the_picture_left_in_the_folder_is_that_of_losses(tmp_path):
 
 def test_the_waiting_actor_is_reported():
     begun = [story.sealed(STARTED), story.sealed(WeightsPublished(weight_version=0, location=story.LOCATION))]
-    assert waiting_summary(view_of(*begun, story.beat("trainer-0", "trainer", handling={"ExamplesDrawn": 1})).state) == "step 1 is trained"
-    assert waiting_summary(view_of(*begun, story.trainer(busy=False)).state) == "the trainer waits for the examples of step 1"
+    assert (
+        waiting_summary(view_of(*begun, story.beat("trainer-0", "trainer", handling={"ExamplesDrawn": 1})).state)
+        == "step 1 is trained"
+    )
+    assert (
+        waiting_summary(view_of(*begun, story.trainer(busy=False)).state)
+        == "the trainer waits for the examples of step 1"
+    )
     over = [story.sealed(stepped(step)) for step in range(1, 5)]
-    assert waiting_summary(view_of(*begun, *over, story.trainer(busy=True)).state) == "the weights of step 4 are measured or saved"
+    assert (
+        waiting_summary(view_of(*begun, *over, story.trainer(busy=True)).state)
+        == "the weights of step 4 are measured or saved"
+    )
 
 
 def test_a_stall_reports_how_far_the_examples_are_drawn():
@@ -122,4 +141,7 @@ def test_a_stall_reports_how_far_the_examples_are_drawn():
 
 async def test_what_was_measured_stands_in_the_metrics_file(send, tmp_path):
     await send(Metrics(tmp_path / "metrics.jsonl"), measured(2))
-    assert '"kind":"loss.evaluated","weight_version":2,"examples":64,"metrics":{"loss":' in (tmp_path / "metrics.jsonl").read_text()
+    assert (
+        '"kind":"loss.evaluated","weight_version":2,"examples":64,"metrics":{"loss":'
+        in (tmp_path / "metrics.jsonl").read_text()
+    )

@@ -21,7 +21,9 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
-@pytest.mark.parametrize(("run", "name"), [("", "second"), ("first", "first"), ("runs/first", "first"), ("{runs}/second", "second")])
+@pytest.mark.parametrize(
+    ("run", "name"), [("", "second"), ("first", "first"), ("runs/first", "first"), ("{runs}/second", "second")]
+)
 def test_a_run_is_found(runs, run, name):
     found, there = find_run(run.format(runs=runs), Path("runs"))
     assert found is not None
@@ -35,6 +37,8 @@ def test_a_path_is_found_from_any_folder(runs):
     assert found.path == runs / "first"
 
 
-@pytest.mark.parametrize(("run", "folder", "there"), [("", "elsewhere", "there is no run"), ("third", "runs", "runs there: first, second")])
+@pytest.mark.parametrize(
+    ("run", "folder", "there"), [("", "elsewhere", "there is no run"), ("third", "runs", "runs there: first, second")]
+)
 def test_what_is_there_is_listed_where_none_is_found(runs, run, folder, there):
     assert find_run(run, Path(folder)) == (None, there)

@@ -33,7 +33,9 @@ def member(episode, version=0):
 def test_the_ledger_visits_only_the_group_of_an_episode():
     ledger = Ledger(group_size=2, weight_version=0).grant(100)
     ledger.running, ledger.kept, ledger.complete = Untouched(ledger.running), UntouchedSet(), UntouchedSet({7})
-    ledger.episode_ended(3, "3.0", exported=True).episode_ended(3, "3.1", exported=True).episode_ended(4, "4.0", exported=False)
+    ledger.episode_ended(3, "3.0", exported=True).episode_ended(3, "3.1", exported=True).episode_ended(
+        4, "4.0", exported=False
+    )
     ledger.grant(2).group_dropped(7)
     assert ledger.free_groups(2, 1000, 100, 100) == (198, "none")
 
@@ -44,7 +46,9 @@ def test_the_assembler_visits_only_the_group_of_an_episode(policy):
     for number in range(50):
         assembler.add_trajectory(number, member(f"{number}.0")).add_trajectory(number, member(f"{number}.1"))
     assert assembler.to_drop(config, 1) == {}
-    open_groups = {number: PartialGroup(number=number, members={f"{number}.0": member(f"{number}.0")}) for number in range(50, 99)}
+    open_groups = {
+        number: PartialGroup(number=number, members={f"{number}.0": member(f"{number}.0")}) for number in range(50, 99)
+    }
     assembler.open, assembler.complete = Untouched(open_groups), Untouched(assembler.complete)
     assembler.add_trajectory(60, member("60.1"))
     assert assembler.to_drop(config, 1) == {}

@@ -39,7 +39,9 @@ def test_a_published_shape_is_read_without_code(tmp_path, shape):
 
 
 def test_a_path_names_a_field_inside_of_a_column_and_lists_count_from_both_ends(tmp_path):
-    rows = [{"chat": [{"role": "user", "content": f"q{n}"}], "info": {"index": n, "answers": ["no", n]}} for n in range(3)]
+    rows = [
+        {"chat": [{"role": "user", "content": f"q{n}"}], "info": {"index": n, "answers": ["no", n]}} for n in range(3)
+    ]
     columns = {"question": "chat", "answer": "info.answers.-1", "index": "info.index"}
     dataset = open_dataset(write(tmp_path, "rows.jsonl", rows), seed=0, held_out=0, columns=columns)
     assert [(task.data["answer"], task.data["index"], task.data["question"]) for task in dataset.train.rows] == [
@@ -54,13 +56,17 @@ def test_a_path_names_a_field_inside_of_a_column_and_lists_count_from_both_ends(
 def test_a_mapping_that_finds_nothing_is_refused_with_the_columns_that_exist(tmp_path, columns):
     path = write(tmp_path, "rows.jsonl", [{"question": "q", "answer": 1, "info": {"index": 3}}])
     (field,) = columns
-    with pytest.raises(SetupError, match=rf"`task.columns` has {field} = .*; the columns are `question`, `answer`, `info.index`"):
+    with pytest.raises(
+        SetupError, match=rf"`task.columns` has {field} = .*; the columns are `question`, `answer`, `info.index`"
+    ):
         open_dataset(path, seed=0, held_out=0, columns=columns)
 
 
 def test_several_answers_and_a_row_of_another_shape_are_refused_by_place(tmp_path):
     several = write(tmp_path, "several.jsonl", [{"question": "q", "answer": ["1", "2"]}])
-    with pytest.raises(SetupError, match=r"`answer` has several values; choose one: `task.columns = \{ answer = \"answer.0\" \}`"):
+    with pytest.raises(
+        SetupError, match=r"`answer` has several values; choose one: `task.columns = \{ answer = \"answer.0\" \}`"
+    ):
         open_dataset(several, seed=0, held_out=0)
     assert open_dataset(several, seed=0, held_out=0, columns={"answer": "answer.0"}).train.task(0).data["answer"] == "1"
     chat = [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}]
@@ -69,7 +75,10 @@ def test_several_answers_and_a_row_of_another_shape_are_refused_by_place(tmp_pat
 
 
 def test_chats_that_differ_before_their_last_message_are_different_tasks(tmp_path):
-    rows = [{"prompt": [{"role": "system", "content": str(n)}, {"role": "user", "content": "go"}], "answer": n} for n in range(10)]
+    rows = [
+        {"prompt": [{"role": "system", "content": str(n)}, {"role": "user", "content": "go"}], "answer": n}
+        for n in range(10)
+    ]
     dataset = open_dataset(write(tmp_path, "rows.jsonl", rows), seed=0, held_out=3)
     assert (len(dataset.train), len(dataset.held_out)) == (7, 3)
 
@@ -77,11 +86,19 @@ def test_chats_that_differ_before_their_last_message_are_different_tasks(tmp_pat
 @pytest.mark.parametrize(
     ("name", "body", "complaint"),
     [
-        ("rows.csv", b"question,answer\nq\n", r"rows.csv:2: the line has another number of cells than the header, which has 2"),
+        (
+            "rows.csv",
+            b"question,answer\nq\n",
+            r"rows.csv:2: the line has another number of cells than the header, which has 2",
+        ),
         ("rows.json", b'{"question": ', r"rows.json:1: not JSON"),
         ("rows.json", b"[1, 2]", r"rows.json: expected a list of objects"),
         ("rows.jsonl.gz", b"no gzip", r"rows.jsonl.gz: cannot be decompressed"),
-        ("rows.jsonl.gz", gzip.compress(b'{"question": "q", "answer": "a"}\n', mtime=0)[:-9], r"rows.jsonl.gz: cannot be decompressed"),
+        (
+            "rows.jsonl.gz",
+            gzip.compress(b'{"question": "q", "answer": "a"}\n', mtime=0)[:-9],
+            r"rows.jsonl.gz: cannot be decompressed",
+        ),
         ("rows.tsv", b"question\tanswer\n\xff\t1\n", r"rows.tsv: byte 16 is not UTF-8"),
         ("rows.csv", b"question,answer\n", r"rows.csv: the file has no rows"),
     ],
@@ -94,7 +111,15 @@ def test_a_table_that_cannot_be_read_is_named_with_its_place(tmp_path, name, bod
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        *((204, "204"), (1.5, "1.5"), (204.0, "204"), (["204"], "204"), ([3], "3"), (1e-20, "1e-20"), (10**40, str(10**40))),
+        *(
+            (204, "204"),
+            (1.5, "1.5"),
+            (204.0, "204"),
+            (["204"], "204"),
+            ([3], "3"),
+            (1e-20, "1e-20"),
+            (10**40, str(10**40)),
+        ),
         *((True, "true"), (float("nan"), None), ({"a": 1}, None), (["1", "2"], None), ([], None), (None, None)),
     ],
 )
@@ -103,13 +128,21 @@ def test_numbers_and_lists_of_one_are_texts(value, text):
 
 
 SIGNATURES = {
-    "verl": ("def f(data_source, solution_str, ground_truth, extra_info=None): return float(ground_truth in solution_str)", 1.0, {}),
+    "verl": (
+        "def f(data_source, solution_str, ground_truth, extra_info=None): return float(ground_truth in solution_str)",
+        1.0,
+        {},
+    ),
     "verl with score": (
         "def f(solution_str, ground_truth, **kw): return {'score': 0.5, 'acc': ground_truth == '7', 'pred': 'x'}",
         0.5,
         {"acc": 1.0},
     ),
-    "trl": ("def f(prompts, completions, **kw): return [float(kw['answer'][0] in completions[0]) for _ in completions]", 1.0, {}),
+    "trl": (
+        "def f(prompts, completions, **kw): return [float(kw['answer'][0] in completions[0]) for _ in completions]",
+        1.0,
+        {},
+    ),
     "trl by name": ("def f(completions, answer): return [float(len(answer))]", 1.0, {}),
     "trl coroutine": ("async def f(completions, **kw): return [0.25]", 0.25, {}),
     "own": ("def f(task, output): return 2.0", 2.0, {}),
@@ -120,7 +153,9 @@ SIGNATURES = {
 def test_rewards_of_other_trainers_are_called_as_theirs_would(tmp_path, name):
     source, reward, metrics = SIGNATURES[name]
     (tmp_path / "rewards.py").write_text(source)
-    score, failure = score_output(resolve_reward("rewards.py:f", tmp_path), {"id": "t", "question": "q", "answer": "7"}, "it is 7")
+    score, failure = score_output(
+        resolve_reward("rewards.py:f", tmp_path), {"id": "t", "question": "q", "answer": "7"}, "it is 7"
+    )
     assert (failure, float(score), dict(score.metrics)) == ("", reward, metrics)
 
 
@@ -131,7 +166,13 @@ def test_a_chat_is_given_to_rewards_of_trl_as_messages_and_verl_has_its_own_trut
         "    return float(ground_truth == [1] and data_source == 'd' and extra_info['i'] == 2)\n"
         "def several(completions): return [1.0, 2.0]\n"
     )
-    task = {"messages": [{"role": "user", "content": "q"}], "question": "q", "answer": "1", "data_source": "d", "extra_info": {"i": 2}}
+    task = {
+        "messages": [{"role": "user", "content": "q"}],
+        "question": "q",
+        "answer": "1",
+        "data_source": "d",
+        "extra_info": {"i": 2},
+    }
     task["reward_model"] = {"ground_truth": [1]}
     assert resolve_reward("rewards.py:trl", tmp_path)(task, "x") == 1.0
     assert resolve_reward("rewards.py:verl", tmp_path)(task, "x") == 1.0

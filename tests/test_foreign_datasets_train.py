@@ -69,4 +69,6 @@ def test_check_looks_at_every_row_of_the_data(tmp_path):
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "42 tasks to train on, 0 held out" in checked.stdout
     assert "1 tasks have the prompt of an earlier one, and count that much more: rows-40" in checked.stdout
-    assert re.search(r"1 references cannot be read, and their tasks have no reward: rows-41; the first: .*unreadable", checked.stdout)
+    assert re.search(
+        r"1 references cannot be read, and their tasks have no reward: rows-41; the first: .*unreadable", checked.stdout
+    )

@@ -66,10 +66,13 @@ async def play(program, folder, way):
 
 @pytest.mark.parametrize("sdk", SDKS)
 @pytest.mark.parametrize(
-    ("place", "key"), [("nowhere", ""), ("client", "EMPTY"), ("client", FOREIGN), ("environment", "EMPTY"), ("environment", FOREIGN)]
+    ("place", "key"),
+    [("nowhere", ""), ("client", "EMPTY"), ("client", FOREIGN), ("environment", "EMPTY"), ("environment", FOREIGN)],
 )
 @pytest.mark.parametrize("way", ["inline", "subprocess"])
-async def test_a_client_with_any_key_or_none_calls_the_session_of_its_address(tmp_path, monkeypatch, sdk, key, place, way):
+async def test_a_client_with_any_key_or_none_calls_the_session_of_its_address(
+    tmp_path, monkeypatch, sdk, key, place, way
+):
     for name in (*KEYS, *EXCEPTIONS):
         monkeypatch.setenv(name, key)
         if place != "environment" or name not in KEYS:

@@ -58,7 +58,9 @@ def test_a_table_keeps_its_columns() -> None:
     file = io.StringIO()
     SafeConsole(file=file, width=60).print(table)
     assert not HARMFUL.search(file.getvalue())
-    widths = {len(line) for line in file.getvalue().splitlines() if "plain" in line or "TITLE" in line or "␛[2J" in line}
+    widths = {
+        len(line) for line in file.getvalue().splitlines() if "plain" in line or "TITLE" in line or "␛[2J" in line
+    }
     assert len(widths) == 1
 
 
@@ -83,7 +85,11 @@ def test_warnings_on_a_terminal_and_their_tracebacks_hold_none_of_them(capsys: p
 @pytest.mark.slow
 async def test_a_run_of_foreign_tasks_and_answers_shows_none_of_them(tmp_path) -> None:
     rows = [
-        {"id": f"{text.encode('utf-8', 'replace').decode()}{number}", "question": f"{number}+3? \x1b[41m<b>", "answer": "5"}
+        {
+            "id": f"{text.encode('utf-8', 'replace').decode()}{number}",
+            "question": f"{number}+3? \x1b[41m<b>",
+            "answer": "5",
+        }
         for number, text in enumerate(ATTACKS * 3)
     ]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -25,15 +25,21 @@ ROUNDED = ((0.3, 0.1 + 0.2), (0.0, 0.1 + 0.2 - 0.3), (1e6 / 3, sum([1e6 / 9] * 3
 DIFFERENT = ((0.0, 1e-9), (0.3, 0.3001), (-1.0, 1.0), (1e-6, 2e-6))
 
 
-@pytest.mark.parametrize(("rewards", "differ"), [*[(pair, False) for pair in ROUNDED], *[(pair, True) for pair in DIFFERENT]])
+@pytest.mark.parametrize(
+    ("rewards", "differ"), [*[(pair, False) for pair in ROUNDED], *[(pair, True) for pair in DIFFERENT]]
+)
 def test_rewards_that_differ_by_rounding_are_no_signal_at_the_filter_and_in_the_advantages(rewards, differ):
     assert has_signal(rewards) is differ
     if rewards:
-        same = groups.has_signal(torch.tensor(rewards, dtype=torch.float64), torch.zeros(len(rewards), dtype=torch.int64))
+        same = groups.has_signal(
+            torch.tensor(rewards, dtype=torch.float64), torch.zeros(len(rewards), dtype=torch.int64)
+        )
         assert same.tolist() == [differ] * len(rewards)
 
 
-@pytest.mark.parametrize("returned", ["np.bool_(rewards[0] > 0)", "np.array(rewards[0] > 0)", "torch.tensor(rewards[0] > 0)"])
+@pytest.mark.parametrize(
+    "returned", ["np.bool_(rewards[0] > 0)", "np.array(rewards[0] > 0)", "torch.tensor(rewards[0] > 0)"]
+)
 def test_a_filter_may_return_a_bool_of_numpy_or_torch(tmp_path, returned):
     (tmp_path / "own.py").write_text(f"import numpy as np\nimport torch\ndef keep(rewards):\n    return {returned}\n")
     keeps = group_filter(BatcherConfig(filter="own.py:keep"), tmp_path)
@@ -80,7 +86,9 @@ async def test_a_raw_prompt_begins_with_the_bos_of_the_tokenizer_once():
             bos = BOS_CHAT.decode([0], skip_special=False)
             first = await clients.completions.create(model="m", prompt="hello", max_tokens=5)
             await clients.completions.create(model="m", prompt=bos + "world", max_tokens=5)
-            await clients.completions.create(model="m", prompt="bare", max_tokens=5, extra_body={"add_special_tokens": False})
+            await clients.completions.create(
+                model="m", prompt="bare", max_tokens=5, extra_body={"add_special_tokens": False}
+            )
             stop = BOS_CHAT.decode(BOS_CHAT.stop_ids[:1], skip_special=False)
             again = await clients.completions.create(model="m", prompt=f"hello{stop} more", max_tokens=5)
             await clients.completions.create(model="m", prompt=[5, 6], max_tokens=5)
@@ -118,7 +126,9 @@ def test_messages_of_weight_0_are_context_and_not_trained(tmp_path):
     ]
     chat = chat_tokenizer()
     ((ids, learned),) = trained_segments(rows(tmp_path, {"messages": messages})[0].conversations[0], chat)
-    trained = chat.decode([number for number, is_learned in zip(ids, learned, strict=True) if is_learned], skip_special=False)
+    trained = chat.decode(
+        [number for number, is_learned in zip(ids, learned, strict=True) if is_learned], skip_special=False
+    )
     assert trained.startswith("right")
     assert "wrong" in chat.decode(ids)
 
@@ -141,7 +151,10 @@ def pair(**rejected):
 def test_messages_of_weight_0_of_a_preference_pair_are_context_and_not_compared(tmp_path):
     chat = chat_tokenizer()
     example = rows(tmp_path, pair(), kind="pairs")[0]
-    trained = [chat.decode(made.token_ids[made.loss_mask].tolist(), skip_special=False) for made in sequences_of_example(example, 0, chat)]
+    trained = [
+        chat.decode(made.token_ids[made.loss_mask].tolist(), skip_special=False)
+        for made in sequences_of_example(example, 0, chat)
+    ]
     assert [text.startswith(end) for text, end in zip(trained, ("right", "worse"), strict=True)] == [True, True]
     with pytest.raises(SetupError, match="message 1 has weight 0, which has no meaning where a reward model scores"):
         sequences_of_example(example, 0, chat, scored=True)
@@ -156,7 +169,9 @@ def test_a_pair_whose_sides_differ_in_their_weights_only_or_learn_nothing_is_ref
         rows(tmp_path, same, kind="pairs")[0]
 
 
-@pytest.mark.parametrize(("weight", "complaint"), [(0, "every assistant message has weight 0"), (0.5, "has weight 0.5; write 1")])
+@pytest.mark.parametrize(
+    ("weight", "complaint"), [(0, "every assistant message has weight 0"), (0.5, "has weight 0.5; write 1")]
+)
 def test_weights_that_leave_nothing_or_are_no_choice_are_refused(tmp_path, weight, complaint):
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "x", "weight": weight}]
     with pytest.raises(SetupError, match=complaint):

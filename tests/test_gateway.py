@@ -29,7 +29,12 @@ async def test_a_chat_is_answered_and_recorded(harness):
     async with client(opened) as agent:
         answer = await agent.chat.completions.create(model="m", messages=HELLO)
     choice = answer.choices[0]
-    assert (choice.message.role, choice.message.content, choice.finish_reason, choice.index) == ("assistant", "hi there", "stop", 0)
+    assert (choice.message.role, choice.message.content, choice.finish_reason, choice.index) == (
+        "assistant",
+        "hi there",
+        "stop",
+        0,
+    )
     assert (answer.object, answer.model) == ("chat.completion", "m")
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (10, 9, 19)
     (recorded,) = harness.recorded()
@@ -41,7 +46,9 @@ async def test_a_chat_is_answered_and_recorded(harness):
 async def test_a_streamed_chat_comes_in_chunks_and_ends_with_usage(harness):
     opened = await harness.open()
     async with client(opened) as agent:
-        stream = await agent.chat.completions.create(model="m", messages=HELLO, stream=True, stream_options={"include_usage": True})
+        stream = await agent.chat.completions.create(
+            model="m", messages=HELLO, stream=True, stream_options={"include_usage": True}
+        )
         chunks = [chunk async for chunk in stream]
     assert chunks[0].choices[0].delta.role == "assistant"
     pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
@@ -94,7 +101,15 @@ async def test_what_the_request_states_reaches_the_engine(harness):
     opened = await harness.open()
     async with client(opened) as agent:
         answer = await agent.chat.completions.create(
-            model="m", messages=HELLO, temperature=1.0, top_p=0.5, seed=9, stop="!", max_completion_tokens=3, user="bob", n=1
+            model="m",
+            messages=HELLO,
+            temperature=1.0,
+            top_p=0.5,
+            seed=9,
+            stop="!",
+            max_completion_tokens=3,
+            user="bob",
+            n=1,
         )
     (sampling,) = harness.parrot.asked
     assert (sampling.temperature, sampling.top_p, sampling.stop, sampling.max_tokens) == (1.0, 0.5, ("!",), 3)
@@ -105,7 +120,9 @@ async def test_what_the_request_states_reaches_the_engine(harness):
 async def test_calls_of_one_session_may_overlap(harness):
     opened = await harness.open()
     async with client(opened) as agent:
-        calls = [agent.chat.completions.create(model="m", messages=[{"role": "user", "content": f"{n}"}]) for n in range(8)]
+        calls = [
+            agent.chat.completions.create(model="m", messages=[{"role": "user", "content": f"{n}"}]) for n in range(8)
+        ]
         answers = await asyncio.gather(*calls)
     assert len({answer.id for answer in answers}) == 8
     assert len((await harness.trajectory(opened)).interactions) == 8
@@ -128,7 +145,10 @@ async def test_a_key_opens_its_session_by_either_header_at_every_address(harness
     opened = await harness.open()
     key = f"Bearer {opened.api_key}" if header == "Authorization" else opened.api_key
     url = root(opened) + prefix.format(session=opened.session) + "/chat/completions"
-    async with aiohttp.ClientSession() as http, http.post(url, json={"messages": HELLO}, headers={header: key}) as response:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(url, json={"messages": HELLO}, headers={header: key}) as response,
+    ):
         assert response.status == 200
     assert harness.recorded()[0].session == opened.session
 
@@ -142,7 +162,9 @@ async def test_a_wrong_key_is_a_401_in_openai_s_shape(harness):
     assert not harness.parrot.prompts
 
 
-@pytest.mark.parametrize("headers", [{}, {"Authorization": "Basic abc"}, {"Authorization": "Bearer "}, {"x-api-key": ""}])
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": "Basic abc"}, {"Authorization": "Bearer "}, {"x-api-key": ""}]
+)
 async def test_no_key_is_a_401_with_a_hint_how_to_send_one(harness, headers):
     status, body = await post(await harness.open(), {"messages": HELLO}, headers=headers)
     assert status == 401
@@ -155,7 +177,9 @@ async def test_a_key_of_bytes_that_are_no_text_is_a_401(harness):
     for header in (b"Authorization: Bearer \xff\xfe", b"x-api-key: \xc3\x28"):
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header + b"\r\nContent-Length: 2\r\n\r\n{}"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            + header
+            + b"\r\nContent-Length: 2\r\n\r\n{}"
         )
         answer = await reader.read()
         writer.close()
@@ -177,7 +201,9 @@ async def test_a_session_that_never_was_is_a_401_by_path(harness, name):
     url = f"{root(opened)}/{name}/v1/chat/completions"
     async with (
         aiohttp.ClientSession() as http,
-        http.post(aiohttp.client.URL(url, encoded=True), json={"messages": HELLO}, headers={"x-api-key": opened.api_key}) as response,
+        http.post(
+            aiohttp.client.URL(url, encoded=True), json={"messages": HELLO}, headers={"x-api-key": opened.api_key}
+        ) as response,
     ):
         assert response.status in {401, 404}
         assert not harness.recorded()

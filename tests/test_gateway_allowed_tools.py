@@ -17,7 +17,10 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} 
 
 
 def allow(name):
-    return {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": name}}]}}
+    return {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": name}}]},
+    }
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -39,13 +39,18 @@ async def test_clients_with_unknown_fields_are_answered_and_the_log_lists_them(h
 
 
 async def test_unknown_fields_are_refused_where_the_recipe_has_it_so():
-    async with opened_gateway(GatewaySettings(unknown_fields="refuse")) as harness, client(await harness.open()) as clients:
+    async with (
+        opened_gateway(GatewaySettings(unknown_fields="refuse")) as harness,
+        client(await harness.open()) as clients,
+    ):
         with pytest.raises(openai.BadRequestError, match="'next_year' is not a known field"):
             await clients.chat.completions.create(model="m", messages=HELLO, extra_body=EXTRA)
 
 
 async def test_the_newest_anthropic_client_is_answered_with_all_its_metadata(harness):
-    async with anthropic.AsyncAnthropic(base_url=root(harness.opened), api_key=harness.opened.api_key, max_retries=0) as clients:
+    async with anthropic.AsyncAnthropic(
+        base_url=root(harness.opened), api_key=harness.opened.api_key, max_retries=0
+    ) as clients:
         answered = await clients.beta.messages.with_raw_response.create(
             model="m",
             max_tokens=5,
@@ -56,7 +61,12 @@ async def test_the_newest_anthropic_client_is_answered_with_all_its_metadata(har
             extra_body={"workspace_id": "w", "diagnostics": {}},
         )
         assert (await answered.parse()).type == "message"
-    assert set(answered.headers["x-areal-ignored"].split(", ")) >= {"workspace_id", "container", "diagnostics", "anthropic-beta"}
+    assert set(answered.headers["x-areal-ignored"].split(", ")) >= {
+        "workspace_id",
+        "container",
+        "diagnostics",
+        "anthropic-beta",
+    }
 
 
 STREAMED = {
@@ -100,7 +110,10 @@ async def test_genuine_clients_read_a_stream_that_begins_with_signs_of_life(slow
         slow.slow_engine.go_on.set()
 
     key = slow.opened.api_key
-    async with client(slow.opened) as clients, anthropic.AsyncAnthropic(base_url=slow.opened.base_url, api_key=key) as others:
+    async with (
+        client(slow.opened) as clients,
+        anthropic.AsyncAnthropic(base_url=slow.opened.base_url, api_key=key) as others,
+    ):
         released = asyncio.create_task(release())
         async with others.messages.stream(model="m", messages=HELLO, max_tokens=20) as stream:
             assert (await stream.get_final_message()).content[0].text == "hi there"
@@ -110,7 +123,10 @@ async def test_genuine_clients_read_a_stream_that_begins_with_signs_of_life(slow
             slow.slow_engine.go_on.clear()
             released = asyncio.create_task(release())
             if hold == "chat":
-                chunks = [chunk async for chunk in await clients.chat.completions.create(model="m", messages=HELLO, stream=True)]
+                chunks = [
+                    chunk
+                    async for chunk in await clients.chat.completions.create(model="m", messages=HELLO, stream=True)
+                ]
                 assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "hi there"
             else:
                 async with clients.responses.stream(model="m", input="hello") as stream:
@@ -144,7 +160,11 @@ async def test_googles_protocol_is_named_as_not_served(harness, verb):
 
 async def test_a_call_whose_request_had_a_field_without_effect_is_marked_unless_the_field_is_bookkeeping(harness):
     async with client(harness.opened) as clients:
-        for more in ({"metadata": {"a": "b"}, "user": "me"}, {"verbosity": "low", "user": "me"}, {"extra_body": {"next_years_field": 1}}):
+        for more in (
+            {"metadata": {"a": "b"}, "user": "me"},
+            {"verbosity": "low", "user": "me"},
+            {"extra_body": {"next_years_field": 1}},
+        ):
             await clients.chat.completions.create(model="m", messages=HELLO, **more)
     made = await harness.trajectory(harness.opened)
     assert [call.fields_ignored for call in made.interactions] == [False, True, True]

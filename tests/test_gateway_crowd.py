@@ -36,7 +36,9 @@ async def crowd(harness, expected, sessions=MANY):
     """A gateway with many sessions before an engine that waits until all have called."""
     engine = BarrierEngine(expected)
     loaded = harness.until(WeightsLoaded)
-    await harness.serve("inference_worker-0", InferenceWorker(lambda folder: engine, name="inference_worker-0", concurrency=2 * MANY))
+    await harness.serve(
+        "inference_worker-0", InferenceWorker(lambda folder: engine, name="inference_worker-0", concurrency=2 * MANY)
+    )
     await loaded
     await asyncio.sleep(0)
     return engine, [await harness.open(work(f"{number}.0"), lease=3600) for number in range(sessions)]
@@ -45,7 +47,9 @@ async def crowd(harness, expected, sessions=MANY):
 async def call(http, opened, *, stream=False):
     """One call over a shared client."""
     headers = {"x-api-key": opened.api_key}
-    async with http.post(opened.base_url + "/chat/completions", json={**ASK, "stream": stream}, headers=headers) as response:
+    async with http.post(
+        opened.base_url + "/chat/completions", json={**ASK, "stream": stream}, headers=headers
+    ) as response:
         assert response.status == 200, await response.text()
         return await response.read()
 
@@ -55,7 +59,9 @@ async def test_a_thousand_calls_of_a_thousand_sessions_are_in_flight_at_once():
     async with opened_gateway() as harness:
         engine, sessions = await crowd(harness, MANY)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http, asyncio.timeout(300):
-            replies = await asyncio.gather(*[call(http, opened, stream=number % 2 == 0) for number, opened in enumerate(sessions)])
+            replies = await asyncio.gather(
+                *[call(http, opened, stream=number % 2 == 0) for number, opened in enumerate(sessions)]
+            )
         assert engine.most == MANY, "neither gateway nor session manager holds a call back"
         assert all(text.endswith(b"data: [DONE]\n\n") for text in replies[::2])
         assert {json.loads(text)["choices"][0]["message"]["content"] for text in replies[1::2]} == {"hi there"}

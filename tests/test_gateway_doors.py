@@ -63,7 +63,15 @@ async def test_a_prompt_of_15_mb_is_refused_before_it_is_tokenised(harness):
 
 def test_a_text_that_may_fit_is_not_refused_and_one_that_cannot_is_whatever_it_is_made_of():
     chat = letters()
-    texts = ["word " * 9000, "x" * 50_000, " " * 50_000, "\n" * 50_000, "字" * 30_000, "e\u0301" * 30_000, "a b\n\n  c" * 6000]
+    texts = [
+        "word " * 9000,
+        "x" * 50_000,
+        " " * 50_000,
+        "\n" * 50_000,
+        "字" * 30_000,
+        "e\u0301" * 30_000,
+        "a b\n\n  c" * 6000,
+    ]
     for text in texts:
         tokens = len(chat.encode(text))
         for most in (1, tokens // 2, tokens - 1, tokens, 2 * tokens):
@@ -99,7 +107,9 @@ async def test_openai_clients_recognise_a_context_that_overflows(harness, conten
 @pytest.mark.parametrize("content", [HELLO[0]["content"] * 300, HUGE[0]["content"]], ids=["long", "huge"])
 async def test_anthropic_clients_recognise_a_context_that_overflows(harness, content):
     opened = harness.opened
-    async with anthropic.AsyncAnthropic(base_url=opened.base_url.removesuffix("/v1"), api_key=opened.api_key, max_retries=0) as made:
+    async with anthropic.AsyncAnthropic(
+        base_url=opened.base_url.removesuffix("/v1"), api_key=opened.api_key, max_retries=0
+    ) as made:
         with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 300 maximum") as refused:
             await made.messages.create(model="m", max_tokens=8, messages=[{"role": "user", "content": content}])
     assert refused.value.body["error"]["type"] == "invalid_request_error"
@@ -123,7 +133,9 @@ async def test_the_loop_continues_while_a_long_prompt_is_tokenised(harness):
     chat.encode_once = held
     harness.manager.calls.served.max_model_len = 10 * MEGABYTE
     long = asyncio.create_task(
-        post(harness.opened, big({"messages": [{"role": "user", "content": "a " * 100_000}], "max_tokens": 20}), raw=True)
+        post(
+            harness.opened, big({"messages": [{"role": "user", "content": "a " * 100_000}], "max_tokens": 20}), raw=True
+        )
     )
     async with asyncio.timeout(300):
         await reached.wait()
@@ -182,7 +194,9 @@ async def test_a_connection_that_is_kept_is_not_closed_for_being_idle_or_slow_to
             headers = {"Authorization": f"Bearer {opened.api_key}"}
             async with asyncio.timeout(300):
                 for _ in range(2):
-                    call = asyncio.create_task(http.post(opened.base_url + "/chat/completions", json=ask, headers=headers).__aenter__())
+                    call = asyncio.create_task(
+                        http.post(opened.base_url + "/chat/completions", json=ask, headers=headers).__aenter__()
+                    )
                     await parrot.held.wait()
                     await asyncio.sleep(0.6)  # longer than a head may take
                     parrot.go_on.set()

@@ -30,7 +30,11 @@ async def harness():
 @pytest.mark.parametrize(
     ("fields", "field", "complaint"),
     [
-        ({"extra_body": {"ignore_eos": True}}, "ignore_eos", "'ignore_eos' is not supported by this gateway; it changes what is sampled"),
+        (
+            {"extra_body": {"ignore_eos": True}},
+            "ignore_eos",
+            "'ignore_eos' is not supported by this gateway; it changes what is sampled",
+        ),
         ({"extra_body": {"temperature": "hot"}}, "temperature", "'temperature' is wrong: expected `float"),
         ({"temperature": -1.0}, "temperature", "'temperature' is wrong: expected `float` >= 0"),
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_completion_tokens", "set only one"),
@@ -40,7 +44,11 @@ async def harness():
         ({"extra_body": {"seed": 10**30}}, "seed", "'seed' is wrong: expected `int` <= 9223372036854775807"),
         ({"messages": []}, "messages", "of length >= 1"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "robot"),
-        ({"messages": [{"role": "user", "content": "x" * 400}]}, "messages", "prompt is too long: 405 tokens > 300 maximum"),
+        (
+            {"messages": [{"role": "user", "content": "x" * 400}]},
+            "messages",
+            "prompt is too long: 405 tokens > 300 maximum",
+        ),
     ],
 )
 async def test_a_wrong_request_is_a_400_that_names_the_field(harness, fields, field, complaint):
@@ -84,7 +92,9 @@ async def test_a_body_beyond_the_limit_is_refused(harness):
     async with (
         aiohttp.ClientSession() as http,
         http.post(
-            f"{opened.base_url}/chat/completions", data=io.BytesIO(b" " * (17 * 2**20)), headers={"x-api-key": opened.api_key}
+            f"{opened.base_url}/chat/completions",
+            data=io.BytesIO(b" " * (17 * 2**20)),
+            headers={"x-api-key": opened.api_key},
         ) as response,
     ):
         assert response.status == 413
@@ -105,7 +115,9 @@ async def test_without_a_worker_a_call_is_a_503_within_the_timeout():
     async with opened_gateway() as harness:
         opened = await harness.open(lease=3.0)
         async with client(opened) as agent:
-            with pytest.raises(openai.InternalServerError, match=r"no inference worker has come up within 3 s") as caught:
+            with pytest.raises(
+                openai.InternalServerError, match=r"no inference worker has come up within 3 s"
+            ) as caught:
                 await agent.chat.completions.create(model="m", messages=HELLO)
         assert caught.value.status_code == 503
 

@@ -82,7 +82,9 @@ def test_the_description_is_served_and_is_valid_openapi(harness):
         jsonschema.Draft202012Validator.check_schema(schema)
     served = {(route.method, route.resource.canonical) for route in harness.manager.gateway._runner.app.router.routes()}
     assert {(method.upper(), path) for path, methods in described["paths"].items() for method in methods} <= served
-    undescribed = {path for _, path in served if not path.startswith(("/{session}", "/v1/v1/"))} - described["paths"].keys()
+    undescribed = {path for _, path in served if not path.startswith(("/{session}", "/v1/v1/"))} - described[
+        "paths"
+    ].keys()
     assert undescribed == {path.removeprefix("/v1") for path in described["paths"] if path.startswith("/v1/")}
 
 
@@ -93,7 +95,10 @@ def test_requests_as_described_are_answered_and_others_refused(harness, operatio
     if mode is GenerationMode.NEGATIVE and operation.path in {"/", "/health", "/openapi.json", "/ready", "/metrics"}:
         return  # they ask for nothing that could be wrong
     session = harness.started()
-    assert harness.call("POST", "/v1/chat/completions", {"messages": CHAT["messages"][:2]}, key=session["api_key"])[0] == 200
+    assert (
+        harness.call("POST", "/v1/chat/completions", {"messages": CHAT["messages"][:2]}, key=session["api_key"])[0]
+        == 200
+    )
     if operation.path == "/export_trajectories":
         for path, body in (("/rl/set_reward", {"reward": 1}), ("/rl/end_session", {})):
             assert harness.call("POST", path, body, key=session["api_key"])[0] == 200
@@ -103,10 +108,16 @@ def test_requests_as_described_are_answered_and_others_refused(harness, operatio
     @chances(8)
     @given(operation.as_strategy(generation_mode=mode), st.booleans())
     def call(case, to_ours):
-        body_is_wrong = any(place.name == "BODY" and part.mode.is_negative for place, part in case.meta.components.items())
+        body_is_wrong = any(
+            place.name == "BODY" and part.mode.is_negative for place, part in case.meta.components.items()
+        )
         if isinstance(case.body, dict) and not body_is_wrong and "session_id" in case.body:
             case.body |= {"wait_seconds": 0.01} | ({"session_id": session["session_id"]} if to_ours else {})
-        answer = case.call(base_url=f"http://{harness.host}:{harness.port}", headers={"Authorization": f"Bearer {key}"}, timeout=DEADLINE)
+        answer = case.call(
+            base_url=f"http://{harness.host}:{harness.port}",
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=DEADLINE,
+        )
         seen[answer.status_code] += 1
         case.validate_response(answer, checks=CHECKS)
         assert not (body_is_wrong and answer.status_code < 400), case.body
@@ -182,7 +193,21 @@ def test_any_method_at_any_path_is_answered_or_refused(harness, caller):
     other = harness.other
     segment = st.sampled_from(
         [
-            *("v1", "rl", "chat", "completions", "messages", "count_tokens", "responses", "models", "session", "health", "", ".", ".."),
+            *(
+                "v1",
+                "rl",
+                "chat",
+                "completions",
+                "messages",
+                "count_tokens",
+                "responses",
+                "models",
+                "session",
+                "health",
+                "",
+                ".",
+                "..",
+            ),
             *(
                 "%2e%2e",
                 "%2F",
@@ -199,7 +224,16 @@ def test_any_method_at_any_path_is_answered_or_refused(harness, caller):
                 "~",
                 ";x=1",
             ),
-            *("set_reward", "grant_capacity", "openapi.json", "metrics", "me%73sages", "MESSAGES", other.session, caller.opened.session),
+            *(
+                "set_reward",
+                "grant_capacity",
+                "openapi.json",
+                "metrics",
+                "me%73sages",
+                "MESSAGES",
+                other.session,
+                caller.opened.session,
+            ),
         ]
     )
     path = st.lists(segment, max_size=5).map(lambda parts: "/" + "/".join(parts))
@@ -219,8 +253,16 @@ def test_any_method_at_any_path_is_answered_or_refused(harness, caller):
 
 
 def test_a_schema_that_nothing_can_follow_is_refused_and_the_worker_lives(harness, caller):
-    for schema in ({"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}, {"enum": []}, {"type": "string", "minLength": 5, "maxLength": 3}):
-        asked = {"messages": CHAT["messages"][:2], "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    for schema in (
+        {"$ref": "#"},
+        {"anyOf": [{"$ref": "#"}]},
+        {"enum": []},
+        {"type": "string", "minLength": 5, "maxLength": 3},
+    ):
+        asked = {
+            "messages": CHAT["messages"][:2],
+            "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
+        }
         status, reply = caller("POST", "/v1/chat/completions", asked)
         assert status == 400, reply
         assert reply["error"]["param"] == "response_format"

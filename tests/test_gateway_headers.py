@@ -72,7 +72,9 @@ async def test_what_is_ignored_is_in_a_header(harness, path, stream):
 
 async def test_the_header_is_also_in_an_error_of_the_call_and_short(harness):
     tools = [SEARCH] * 500
-    async with harness.http.post("/v1/messages", json=CALLS["/v1/messages"] | {"tools": tools, "temperature": 0.5}) as response:
+    async with harness.http.post(
+        "/v1/messages", json=CALLS["/v1/messages"] | {"tools": tools, "temperature": 0.5}
+    ) as response:
         assert (response.status, (await response.json())["error"]["field"]) == (400, "temperature")
     named = response.headers["x-areal-ignored"]
     assert named.startswith("metadata, tools[0] (web_search_20250305), tools[1] (web_search_20250305), ")

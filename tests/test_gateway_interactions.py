@@ -31,7 +31,9 @@ def of(opened):
 async def test_the_tokens_of_a_call_are_those_of_the_trajectory(harness):
     async with of(harness.opened) as agent:
         first = await asked(agent)
-        second = await asked(agent, [*HELLO, {"role": "assistant", "content": "hi there"}, {"role": "user", "content": "again"}])
+        second = await asked(
+            agent, [*HELLO, {"role": "assistant", "content": "hi there"}, {"role": "user", "content": "again"}]
+        )
         tokens = [await agent.get_tokens(answer.id) for answer in (first, second)]
     calls = (await harness.trajectory(harness.opened)).interactions
     assert [one.token_ids for one in tokens] == [call.completion.ids_array().tolist() for call in calls]
@@ -48,11 +50,16 @@ async def test_a_call_that_is_not_selected_is_context(harness):
         await agent.select_trained([second.id])
         third = await asked(agent)
         with pytest.raises(
-            openai.NotFoundError, match=f"no completed interaction '{first.id}' that is trained; it has {second.id}, {third.id}"
+            openai.NotFoundError,
+            match=f"no completed interaction '{first.id}' that is trained; it has {second.id}, {third.id}",
         ):
             await agent.select_trained([first.id, third.id])
     trajectory = await harness.trajectory(harness.opened)
-    assert [(call.trained, call.reward) for call in trajectory.interactions] == [(False, None), (True, None), (True, 1.0)]
+    assert [(call.trained, call.reward) for call in trajectory.interactions] == [
+        (False, None),
+        (True, None),
+        (True, 1.0),
+    ]
 
 
 async def test_only_completed_calls_of_the_own_session_have_tokens(harness):

@@ -41,7 +41,12 @@ async def line(harness):
 def request(harness, path="/v1/chat/completions", body=None, *headers, method="POST", key=None):
     """The bytes of a request; `headers` may replace its length."""
     data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"x-api-key: {harness.opened.api_key if key is None else key}", *headers]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: localhost",
+        f"x-api-key: {harness.opened.api_key if key is None else key}",
+        *headers,
+    ]
     if not any(header.lower().startswith(("content-length", "transfer-encoding")) for header in headers):
         lines.append(f"Content-Length: {len(data)}")
     return "\r\n".join([*lines, "", ""]).encode() + data
@@ -86,7 +91,10 @@ async def test_a_body_beyond_the_limit_is_a_413_in_the_protocol_s_shape(harness,
 
     data = pieces() if chunked else io.BytesIO(b" " * (17 * 2**20))
     headers = {"x-api-key": harness.opened.api_key}
-    async with aiohttp.ClientSession() as http, http.post(root(harness.opened) + path, data=data, headers=headers) as response:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(root(harness.opened) + path, data=data, headers=headers) as response,
+    ):
         assert response.status == 413
         reply = await response.json()
     assert in_shape(path, reply)
@@ -96,7 +104,9 @@ async def test_a_body_beyond_the_limit_is_a_413_in_the_protocol_s_shape(harness,
 
 async def test_a_body_at_the_limit_is_read(harness):
     body = json.dumps(ASK).encode()
-    status, _ = await post(harness.opened, io.BytesIO(b" " * (GatewaySettings().max_body_mb * 2**20 - len(body)) + body), raw=True)
+    status, _ = await post(
+        harness.opened, io.BytesIO(b" " * (GatewaySettings().max_body_mb * 2**20 - len(body)) + body), raw=True
+    )
     assert status == 200
 
 
@@ -245,7 +255,10 @@ async def test_a_wrong_method_or_path_is_refused_in_the_protocol_s_shape(harness
 @pytest.mark.parametrize("path", ["/v1/models", "/health", "/ready", "/metrics", "/openapi.json"])
 async def test_head_returns_the_length_without_a_body(harness, path):
     async with line(harness) as (reader, writer):
-        writer.write(request(harness, path, None, method="HEAD") + request(harness, path, None, "Connection: close", method="GET"))
+        writer.write(
+            request(harness, path, None, method="HEAD")
+            + request(harness, path, None, "Connection: close", method="GET")
+        )
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 ")
         status, headers, _ = await answer(reader)

@@ -74,7 +74,9 @@ class Agent:
         options = {"extra_headers": {"Idempotency-Key": name}}
         if self.dice.random() < 0.2:
             with pytest.raises(openai.APITimeoutError):
-                await agent.with_options(timeout=0.003, max_retries=0).chat.completions.create(model="m", messages=self.messages, **options)
+                await agent.with_options(timeout=0.003, max_retries=0).chat.completions.create(
+                    model="m", messages=self.messages, **options
+                )
         answer = await agent.chat.completions.create(model="m", messages=self.messages, **options)
         again = await agent.chat.completions.create(model="m", messages=self.messages, **options)
         assert (again.id, again.choices) == (answer.id, answer.choices)
@@ -100,7 +102,11 @@ async def test_two_hundred_concurrent_agents_never_get_each_other_s_answers():
             turns = (await harness.trajectory(agent.opened, run=run)).interactions
             assert [turn.id for turn in turns] == agent.ids, "calls that were left or asked twice are no interactions"
             assert [turn.parent for turn in turns] == ["", *agent.ids[:-1]]
-            seen = "".join(chr(token) for turn in turns for token in (*unpack_ids(turn.prompt_suffix), *turn.completion.ids_array()))
+            seen = "".join(
+                chr(token)
+                for turn in turns
+                for token in (*unpack_ids(turn.prompt_suffix), *turn.completion.ids_array())
+            )
             assert seen == letters().render(agent.messages, add_generation_prompt=False)
         assert engine.running == 0
 
@@ -112,7 +118,9 @@ async def test_a_client_that_left_and_asks_again_leaves_one_interaction():
         async with client(opened) as agent:
             for _ in range(3):
                 with pytest.raises(openai.APITimeoutError):
-                    await agent.with_options(timeout=0.002).chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
+                    await agent.with_options(timeout=0.002).chat.completions.create(
+                        model="m", messages=[{"role": "user", "content": "a"}]
+                    )
             await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
         assert len((await harness.trajectory(opened)).interactions) == 1
 
@@ -135,7 +143,9 @@ async def test_the_engine_stops_when_the_client_has_left():
         engine = await harness.engine("inference_worker-0", PromptHashEngine(pause=60.0))
         opened = await harness.open()
         async with client(opened) as agent, asyncio.timeout(300):
-            asking = asyncio.create_task(agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}]))
+            asking = asyncio.create_task(
+                agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
+            )
             while not engine.running:  # noqa: ASYNC110 - the engine has no event for it
                 await asyncio.sleep(0.005)
             asking.cancel()

@@ -37,11 +37,18 @@ async def test_a_stream_that_its_client_left_is_a_parent_with_the_tokens_that_we
             messages = [*HELLO, {"role": "assistant", "content": "one"}, {"role": "user", "content": "go on"}]
             await agent.chat.completions.create(model="m", messages=messages)
         left, after = (await harness.trajectory(opened, run=run)).interactions
-    assert (left.finish_reason, len(left.completion), harness.text(left.completion.ids_array())) == ("cancelled", 2, "one")
+    assert (left.finish_reason, len(left.completion), harness.text(left.completion.ids_array())) == (
+        "cancelled",
+        2,
+        "one",
+    )
     assert (after.parent, after.prefix) == (left.id, left.id)
     assert left.reward is None
     assert after.reward == 1.0
-    assert {event.interaction: event.finish_reason for event in harness.recorded()} == {left.id: "cancelled", after.id: "stop"}
+    assert {event.interaction: event.finish_reason for event in harness.recorded()} == {
+        left.id: "cancelled",
+        after.id: "stop",
+    }
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -63,7 +70,11 @@ async def test_a_call_that_its_client_left_and_asked_again_is_recorded_once(stre
 async def repeat_and_finish(agent, **fields):
     """Two turns of a conversation; the fields are those of the first call."""
     first = await agent.chat.completions.create(model="m", messages=HELLO, **fields)
-    messages = [*HELLO, {"role": "assistant", "content": first.choices[0].message.content}, {"role": "user", "content": "more"}]
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": first.choices[0].message.content},
+        {"role": "user", "content": "more"},
+    ]
     await agent.chat.completions.create(model="m", messages=messages)
 
 

@@ -6,14 +6,25 @@ import json
 
 import aiohttp
 import pytest
-from support.framework_harness import FINAL, THINKING_TEMPLATE, assert_extends, call, chat_tokenizer, opened_chat_gateway
+from support.framework_harness import (
+    FINAL,
+    THINKING_TEMPLATE,
+    assert_extends,
+    call,
+    chat_tokenizer,
+    opened_chat_gateway,
+)
 from support.gateway_harness import post
 from support.samples import work
 
 from areal_actors.core.values import SamplingParams
 
 USER = {"role": "user", "content": "9 times 2?"}
-TOOL = {"type": "function", "name": "multiply", "parameters": {"type": "object", "properties": {"a": {"type": "number"}}}}
+TOOL = {
+    "type": "function",
+    "name": "multiply",
+    "parameters": {"type": "object", "properties": {"a": {"type": "number"}}},
+}
 CUSTOM = {"type": "custom", "name": "note"}
 LOOSE = call("multiply", '{"b":2.0 , "a":9}')
 NOTE = call("note", '{"input": "nine"}')
@@ -35,7 +46,11 @@ def reference(item):
 
 def results(output):
     kinds = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
-    return [{"type": kinds[item["type"]], "call_id": item["call_id"], "output": "18"} for item in output if item["type"] in kinds]
+    return [
+        {"type": kinds[item["type"]], "call_id": item["call_id"], "output": "18"}
+        for item in output
+        if item["type"] in kinds
+    ]
 
 
 async def responded(harness, items, status=200, **fields):
@@ -44,7 +59,9 @@ async def responded(harness, items, status=200, **fields):
     return answer
 
 
-@pytest.mark.parametrize("by_reference", [KNOWN, (*KNOWN, "custom_tool_call"), (*KNOWN, "custom_tool_call", "function_call")])
+@pytest.mark.parametrize(
+    "by_reference", [KNOWN, (*KNOWN, "custom_tool_call"), (*KNOWN, "custom_tool_call", "function_call")]
+)
 async def test_items_may_be_named_by_their_ids(harness, by_reference):
     harness.script.lines = [f"{THINKING}I multiply.\n{LOOSE}\n{NOTE}", f"So.\n{LOOSE}", FINAL]
     items = [USER]
@@ -66,7 +83,9 @@ async def test_an_id_alone_is_a_reference_and_an_answer_may_be_named_twice(harne
     assert_extends(harness, trajectory)
 
 
-@pytest.mark.parametrize("identifier", ["msg_nothing-0", "rs_{}", "fc_123456789", "ctc_123456789", "resp_{}", "msg_", "{}", "x"])
+@pytest.mark.parametrize(
+    "identifier", ["msg_nothing-0", "rs_{}", "fc_123456789", "ctc_123456789", "resp_{}", "msg_", "{}", "x"]
+)
 async def test_an_unknown_id_is_refused_by_its_place(harness, identifier):
     harness.script.lines = [FINAL]
     answered = await responded(harness, [USER])

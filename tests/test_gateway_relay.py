@@ -115,5 +115,7 @@ async def test_a_call_that_is_not_streamed_is_cut_and_the_attempt_fails_by_the_c
         async with asyncio.timeout(300):
             lost = await end
         assert relay.cut
-        assert "agent whole raised APIConnectionError: Connection error. at test_gateway_relay.py:" in lost.detail, lost.detail
+        assert "agent whole raised APIConnectionError: Connection error. at test_gateway_relay.py:" in lost.detail, (
+            lost.detail
+        )
         assert not harness.recorded()

@@ -67,7 +67,10 @@ async def test_three_choices_are_three_interactions_of_one_parent_all_exported(h
             texts = {choice.index: choice.message.content for choice in answer.choices}
             names = {choice.index: choice.interaction_id for choice in answer.choices}
             lengths = [len(harness.chat.encode(text)) + 1 for text in texts.values()]
-            assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(harness.script.prompts[1]), sum(lengths))
+            assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (
+                len(harness.script.prompts[1]),
+                sum(lengths),
+            )
     assert sorted(texts.values()) == ["a", "bb", "ccc"]
     seeds = sorted(sampling.seed for sampling in harness.script.sampling[1:])
     assert seeds == [seeds[0], seeds[0] + 1, seeds[0] + 2]
@@ -98,7 +101,9 @@ async def test_each_choice_may_be_gone_on_from(harness):
     async with clients(opened) as (client, _):
         answer = await client.chat.completions.create(model="m", messages=HELLO, n=2)
         for choice in answer.choices:
-            await client.chat.completions.create(model="m", messages=[*HELLO, choice.message, {"role": "user", "content": "on"}])
+            await client.chat.completions.create(
+                model="m", messages=[*HELLO, choice.message, {"role": "user", "content": "on"}]
+            )
     turns = (await harness.trajectory(opened)).interactions
     assert [turn.parent for turn in turns[2:]] == [turns[0].id, turns[1].id]
 
@@ -108,9 +113,12 @@ async def test_each_choice_may_be_gone_on_from(harness):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("line", "stop", "left"), [("one two Stop three", "Stop", "one two "), (f"one{MARK}two", MARK, "one"), ("one Sto", "Stop", "one Sto")]
+    ("line", "stop", "left"),
+    [("one two Stop three", "Stop", "one two "), (f"one{MARK}two", MARK, "one"), ("one Sto", "Stop", "one Sto")],
 )
-async def test_a_stop_string_is_in_the_record_and_not_in_the_text_and_the_next_turn_extends(harness, stream, line, stop, left):
+async def test_a_stop_string_is_in_the_record_and_not_in_the_text_and_the_next_turn_extends(
+    harness, stream, line, stop, left
+):
     harness.script.lines = [line, "ok"]
     opened = await harness.open()
     async with clients(opened) as (client, _):
@@ -132,7 +140,10 @@ async def test_a_stop_string_is_in_the_record_and_not_in_the_text_and_the_next_t
 async def test_anthropic_s_client_gets_the_matched_stop_sequence(harness):
     harness.script.lines = [f"one {MARK}", "two Stop", "three"]
     async with clients(await harness.open()) as (_, client):
-        answers = [await client.messages.create(model="m", max_tokens=9, messages=HELLO, stop_sequences=[MARK, "Stop"]) for _ in range(3)]
+        answers = [
+            await client.messages.create(model="m", max_tokens=9, messages=HELLO, stop_sequences=[MARK, "Stop"])
+            for _ in range(3)
+        ]
     assert [(answer.content[0].text, answer.stop_reason, answer.stop_sequence) for answer in answers] == [
         ("one ", "stop_sequence", MARK),
         ("two ", "stop_sequence", "Stop"),
@@ -145,27 +156,47 @@ async def test_log_probabilities_are_those_of_the_columns(harness, stream):
     harness.script.lines = ["one 🙂 two"]
     opened = await harness.open()
     async with clients(opened) as (client, _):
-        answer = await client.chat.completions.create(model="m", messages=HELLO, logprobs=True, top_logprobs=2, stream=stream)
+        answer = await client.chat.completions.create(
+            model="m", messages=HELLO, logprobs=True, top_logprobs=2, stream=stream
+        )
         if stream:
-            tokens = [token async for chunk in answer if chunk.choices[0].logprobs for token in chunk.choices[0].logprobs.content]
+            tokens = [
+                token
+                async for chunk in answer
+                if chunk.choices[0].logprobs
+                for token in chunk.choices[0].logprobs.content
+            ]
         else:
             tokens = answer.choices[0].logprobs.content
     (turn,) = (await harness.trajectory(opened)).interactions
     assert [token.logprob for token in tokens] == turn.completion.logprobs_array().tolist()[:-1]
     assert [token.logprob for token in tokens] == [logprob_at(place) for place in range(len(tokens))]
     assert b"".join(bytes(token.bytes) for token in tokens).decode() == "one 🙂 two"
-    assert [[top.logprob for top in token.top_logprobs] for token in tokens] == [[token.logprob] * 2 for token in tokens]
+    assert [[top.logprob for top in token.top_logprobs] for token in tokens] == [
+        [token.logprob] * 2 for token in tokens
+    ]
 
 
 async def test_what_a_request_states_of_sampling_reaches_the_engine(harness):
     harness.script.lines = ["one", "two"]
     async with clients(await harness.open(work(purpose="evaluate"))) as (client, other):
         await client.chat.completions.create(
-            model="m", messages=HELLO, logit_bias={"17": -100, "3": 2}, seed=-3, presence_penalty=1, extra_body={"top_k": 5, "min_p": 0.1}
+            model="m",
+            messages=HELLO,
+            logit_bias={"17": -100, "3": 2},
+            seed=-3,
+            presence_penalty=1,
+            extra_body={"top_k": 5, "min_p": 0.1},
         )
         await other.messages.create(model="m", max_tokens=7, messages=HELLO, extra_body={"top_k": 4})
     one, two = harness.script.sampling
-    assert (one.logit_bias, one.seed, one.presence_penalty, one.top_k, one.min_p) == ({17: -100.0, 3: 2.0}, -3, 1.0, 5, 0.1)
+    assert (one.logit_bias, one.seed, one.presence_penalty, one.top_k, one.min_p) == (
+        {17: -100.0, 3: 2.0},
+        -3,
+        1.0,
+        5,
+        0.1,
+    )
     assert (two.top_k, two.max_tokens) == (4, 7)
 
 
@@ -176,7 +207,9 @@ async def test_the_length_is_cut_to_the_context_and_what_leaves_no_room_is_refus
         await client.chat.completions.create(model="m", messages=HELLO, max_tokens=10**9)
         assert harness.script.sampling[0].max_tokens == harness.manager.max_model_len - len(harness.script.prompts[0])
         long = [{"role": "user", "content": "1 " * 30_000}]
-        with pytest.raises(openai.BadRequestError, match=r"prompt is too long: \d{5,} tokens > 20000 maximum.*shorten 'messages'"):
+        with pytest.raises(
+            openai.BadRequestError, match=r"prompt is too long: \d{5,} tokens > 20000 maximum.*shorten 'messages'"
+        ):
             await client.chat.completions.create(model="m", messages=long)
         with pytest.raises(openai.BadRequestError, match="shorten 'prompt'") as refused:
             await client.completions.create(model="m", prompt="1 " * 30_000)
@@ -200,7 +233,10 @@ async def test_asked_again_while_it_is_running_the_same_answer_comes_recorded_on
         async with clients(opened) as (client, _):
             first = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO, **named()))
             await harness.first.held.wait()
-            others = [asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO, **named())) for _ in range(3)]
+            others = [
+                asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO, **named()))
+                for _ in range(3)
+            ]
             await asyncio.sleep(0.05)
             harness.first.go_on.set()
             answers = [await first, *[await other for other in others]]
@@ -250,11 +286,14 @@ async def test_the_answer_that_comes_again_is_the_same_in_every_field_whole_or_s
         assert again.choices[0].message.tool_calls[0].function.arguments == '{"x": 1}'
         assert len(again.choices[0].logprobs.content) == again.usage.completion_tokens - 1
         stopped = [
-            await other.messages.create(model="m", max_tokens=9, messages=HELLO, stop_sequences=["Stop"], **named()) for _ in range(2)
+            await other.messages.create(model="m", max_tokens=9, messages=HELLO, stop_sequences=["Stop"], **named())
+            for _ in range(2)
         ]
         assert stopped[0] == stopped[1]
         assert stopped[1].stop_sequence == "Stop"
-        choices = [await client.chat.completions.create(model="m", messages=HELLO, n=2, seed=3, **named()) for _ in range(2)]
+        choices = [
+            await client.chat.completions.create(model="m", messages=HELLO, n=2, seed=3, **named()) for _ in range(2)
+        ]
         assert choices[0].choices == choices[1].choices
     assert len(harness.recorded()) == 4
 
@@ -284,14 +323,25 @@ async def test_after_the_death_of_a_worker_under_a_constraint_another_continues_
             harness.script.lines = [line]
             opened = await harness.open(run := work(sampling=SamplingParams(max_tokens=400)))
             async with clients(opened) as (client, _):
-                request = {"model": "m", "messages": HELLO, "tools": [function], "stop": ["Stop"], "logprobs": True, "top_logprobs": 1}
+                request = {
+                    "model": "m",
+                    "messages": HELLO,
+                    "tools": [function],
+                    "stop": ["Stop"],
+                    "logprobs": True,
+                    "top_logprobs": 1,
+                }
                 schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
 
                 async def consume_stream(client=client, request=request, schema=schema):
                     async with client.chat.completions.stream(**request, response_format=schema) as stream:
                         logprobs = []
                         async for event in stream:
-                            if event.type == "chunk" and event.chunk.choices and (more := event.chunk.choices[0].logprobs):
+                            if (
+                                event.type == "chunk"
+                                and event.chunk.choices
+                                and (more := event.chunk.choices[0].logprobs)
+                            ):
                                 logprobs += [token.logprob for token in more.content]
                         return (await stream.get_final_completion()).choices[0], logprobs
 
@@ -310,7 +360,9 @@ async def test_after_the_death_of_a_worker_under_a_constraint_another_continues_
             assert msgspec.structs.replace(two, max_tokens=one.max_tokens) == one
             assert (one.max_tokens - two.max_tokens, one.constraint.kind) == (hold_at, "lark")
             assert harness.text(completion_ids(turn)) == line + "<|im_end|>"
-            assert turn.completion.logprobs_array().tolist() == [logprob_at(place) for place in range(len(turn.completion))]
+            assert turn.completion.logprobs_array().tolist() == [
+                logprob_at(place) for place in range(len(turn.completion))
+            ]
             assert logprobs == turn.completion.logprobs_array().tolist()[:-1]
             assert turn.completion.versions_array().tolist() == [0] * hold_at + [1] * (len(turn.completion) - hold_at)
 
@@ -331,7 +383,10 @@ async def test_weights_published_in_mid_conversation_change_versions_and_nothing
             first = await asking
             harness.first.hold_at = -1
             await client.chat.completions.create(model="m", messages=[*HELLO, first.choices[0].message, *HELLO])
-        assert (harness.manager.calls.served.chat, harness.manager.calls.served.continuations) == (tokenizer, continuations)
+        assert (harness.manager.calls.served.chat, harness.manager.calls.served.continuations) == (
+            tokenizer,
+            continuations,
+        )
         one, two = (await harness.trajectory(opened)).interactions
         assert one.completion.versions_array().tolist() == [0, 0] + [1] * (len(one.completion) - 2)
         assert set(two.completion.versions_array()) == {1}
@@ -366,7 +421,11 @@ async def test_a_worker_whose_engine_fails_again_and_again_is_replaced(harness):
 @pytest.mark.parametrize("as_ids", [False, True])
 async def test_a_raw_completion_continues_where_it_was_cut_and_extends_to_the_token(harness, as_ids):
     chat = harness.chat
-    harness.script.lines = [chat.encode("one two🙂")[:-1].copy(), chat.encode("three").copy(), chat.encode("four").copy()]
+    harness.script.lines = [
+        chat.encode("one two🙂")[:-1].copy(),
+        chat.encode("three").copy(),
+        chat.encode("four").copy(),
+    ]
     opened = await harness.open()
     async with clients(opened) as (client, _):
         known = list(chat.encode("begin: "))

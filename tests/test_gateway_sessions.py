@@ -43,11 +43,20 @@ async def test_a_session_from_its_start_to_its_rows(harness):
     status, answer = await ended(harness, session, key)
     assert (status, answer) == (200, {"session_id": session, "interaction_count": 2, "state": "exported"})
     (event,) = harness.log(TrajectoryExported)
-    assert (event.trajectory.episode, event.trajectory.group, event.trajectory.task, event.trajectory.reward) == ("0.0", "0", "sum", 1.0)
+    assert (event.trajectory.episode, event.trajectory.group, event.trajectory.task, event.trajectory.reward) == (
+        "0.0",
+        "0",
+        "sum",
+        1.0,
+    )
     assert [turn.reward for turn in event.trajectory.interactions] == [None, 1.0]
-    status, answer = await harness.post("/export_trajectories", {"session_id": session, "discount": 0.5, "style": "individual"})
+    status, answer = await harness.post(
+        "/export_trajectories", {"session_id": session, "discount": 0.5, "style": "individual"}
+    )
     assert status == 200
-    assert [(row["interaction_id"], row["rewards"], row["input_ids"], row["loss_mask"]) for row in answer["sequences"]] == [
+    assert [
+        (row["interaction_id"], row["rewards"], row["input_ids"], row["loss_mask"]) for row in answer["sequences"]
+    ] == [
         ("a", [0.5], [63, 120, 121], [0, 1, 1]),
         ("b", [1.0], [63, 120, 121, 63, 122], [0, 0, 0, 0, 1]),
     ]
@@ -170,7 +179,9 @@ async def test_what_is_not_kept_any_more_is_gone_and_what_never_was_is_not_found
             given = await harness.started(task)
             harness.record(given["session_id"], (f"{task}1", "x", ""))
             await ended(harness, given["session_id"], given["api_key"])
-        assert [(await harness.post("/export_trajectories", {"session_id": name}))[0] for name in ("a-0", "b-0", "c-0")] == [410, 200, 404]
+        assert [
+            (await harness.post("/export_trajectories", {"session_id": name}))[0] for name in ("a-0", "b-0", "c-0")
+        ] == [410, 200, 404]
 
 
 # ---------------------------------------------------------------- keys
@@ -179,7 +190,12 @@ async def test_what_is_not_kept_any_more_is_gone_and_what_never_was_is_not_found
 async def test_the_endpoints_of_the_admin_take_no_other_key(harness):
     given = await harness.started()
     for path in ("/grant_capacity", "/rl/start_session", "/export_trajectories"):
-        assert [(await harness.post(path, {}, key))[0] for key in ("", given["api_key"], "sk-other", ADMIN + "x")] == [401, 403, 403, 403]
+        assert [(await harness.post(path, {}, key))[0] for key in ("", given["api_key"], "sk-other", ADMIN + "x")] == [
+            401,
+            403,
+            403,
+            403,
+        ]
     assert (await harness.post("/grant_capacity", headers={"x-api-key": ADMIN}, key=""))[0] == 200
 
 
@@ -194,7 +210,11 @@ async def test_an_agent_with_one_key_runs_session_after_session(harness):
     assert first["api_key"] == "sk-mine"
     harness.record(first["session_id"], ("a", "x", ""))
     status, answer = await harness.post("/rl/start_session", {"task_id": "a", "api_key": "sk-mine"})
-    assert (status, answer["error"]["param"], "a-0, which is unfinished" in answer["error"]["message"]) == (409, "api_key", True)
+    assert (status, answer["error"]["param"], "a-0, which is unfinished" in answer["error"]["message"]) == (
+        409,
+        "api_key",
+        True,
+    )
     await ended(harness, first["session_id"], "sk-mine")
     second = await harness.started("a", api_key="sk-mine")
     assert second["session_id"] == "a-1"
@@ -229,7 +249,10 @@ async def test_an_unused_session_is_abandoned_when_its_lease_ends():
         await harness.grant(1)
         given = await harness.started()
         harness.now += 9
-        assert (await harness.call("GET", "/rl/session", key=given["api_key"]))[1]["lease"] == {"seconds": 10.0, "expires_in": 10.0}
+        assert (await harness.call("GET", "/rl/session", key=given["api_key"]))[1]["lease"] == {
+            "seconds": 10.0,
+            "expires_in": 10.0,
+        }
         harness.now += 9
         assert not harness.log(EpisodeAbandoned)
         harness.now += 2
@@ -242,7 +265,9 @@ async def test_an_unused_session_is_abandoned_when_its_lease_ends():
 
 async def test_a_pause_of_the_gateway_ends_no_session_and_no_group():
     """Its clients could not call it meanwhile: after SIGSTOP or a suspended machine they have the whole time again."""
-    async with sessions_harness(GatewaySettings(idle_timeout_seconds=10, reservation_ttl_seconds=10), group_size=2) as harness:
+    async with sessions_harness(
+        GatewaySettings(idle_timeout_seconds=10, reservation_ttl_seconds=10), group_size=2
+    ) as harness:
         await harness.grant(1)
         given = await harness.started()
         boot = [0.0]
@@ -307,7 +332,12 @@ async def test_a_session_reports_its_state_to_its_own_key_and_to_the_admin(harne
     harness.record(session, ("a", "xy", ""), ("b", "z", "a"))
     await harness.post("/rl/set_reward", {"reward": 0.5, "interaction_id": "a"}, key)
     _, state, _ = await harness.call("GET", "/rl/session", key=key)
-    assert (state["state"], state["interaction_count"], state["rewards"], state["calls_in_hand"]) == ("active", 2, {"a": 0.5}, 0)
+    assert (state["state"], state["interaction_count"], state["rewards"], state["calls_in_hand"]) == (
+        "active",
+        2,
+        {"a": 0.5},
+        0,
+    )
     assert state["tokens"] == {"sampled": 3, "longest": 5}
     assert state["interactions"][1] == {
         "id": "b",
@@ -374,7 +404,9 @@ async def test_rows_are_arrays_of_the_promised_types(harness):
     given = await harness.started()
     harness.record(given["session_id"], ("a", "xy", ""))
     await ended(harness, given["session_id"], given["api_key"])
-    _, payload, _ = await harness.call("POST", "/export_trajectories", {"session_id": given["session_id"]}, headers=MSGPACK)
+    _, payload, _ = await harness.call(
+        "POST", "/export_trajectories", {"session_id": given["session_id"]}, headers=MSGPACK
+    )
     (row,) = sequences(payload)
     assert {name: (column.dtype, column.shape) for name, column in row.items()} == {
         "input_ids": (np.int32, (3,)),

@@ -78,7 +78,10 @@ def test_the_last_gateways_are_left_to_other_hosts() -> None:
     ("settings", "complaint"),
     [
         (("gateway.joined=3",), "found 3, but actors.session_manager.count is 2; write at most that, or raise it"),
-        (("bus.host=",), "found 1, but no other host can join this run; set bus.host to an address that they reach, or remove it"),
+        (
+            ("bus.host=",),
+            "found 1, but no other host can join this run; set bus.host to an address that they reach, or remove it",
+        ),
         (
             ("actors.session_manager.count=1", "actors.session_manager.process=control"),
             'which cannot be on another host; write `process = "gateway"`',
@@ -93,12 +96,17 @@ def test_gateways_that_no_other_host_can_serve_are_refused(settings: tuple[str, 
 
 def test_a_gateway_listens_at_the_address_of_its_host_with_the_keys_of_the_run() -> None:
     made = recipe(
-        "gateway.host=10.0.0.1", "gateway.port=21000", "gateway.advertise=agents.example", "gateway.admin_key=a-long-admin-key-of-it"
+        "gateway.host=10.0.0.1",
+        "gateway.port=21000",
+        "gateway.advertise=agents.example",
+        "gateway.admin_key=a-long-admin-key-of-it",
     )
     keys = GatewayKeys(actor="session_manager-1", secret=b"secret", admin_key=made.gateway.admin_key)
 
     def here(*settings: str) -> Recipe:
-        return gateway_recipe(recipe_here(PortableRecipe(made, MAIN.parent.parent).recipe, settings), keys, settings, BUS)
+        return gateway_recipe(
+            recipe_here(PortableRecipe(made, MAIN.parent.parent).recipe, settings), keys, settings, BUS
+        )
 
     assert here().gateway.with_number(1).url(here().gateway.with_number(1).port) == "http://127.0.0.1:21001"
     assert here().gateway.admin_key == "a-long-admin-key-of-it"
@@ -109,14 +117,18 @@ def test_a_gateway_listens_at_the_address_of_its_host_with_the_keys_of_the_run()
         here("gateway.tool_format=hermes")
 
 
-def test_a_gateway_of_another_host_has_a_certificate_of_that_host_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_of_another_host_has_a_certificate_of_that_host_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Authority().issue(tmp_path, "two.example")
     run = recipe("gateway.host=10.0.0.1", "gateway.certificate=/run/a.pem", "gateway.certificate_key=/run/a.key")
     keys = GatewayKeys(actor="session_manager-1", secret=b"secret", admin_key="a-long-admin-key-of-it")
 
     def here(*settings: str) -> GatewaySettings:
-        return gateway_recipe(recipe_here(PortableRecipe(run, MAIN.parent.parent).recipe, settings), keys, settings, BUS).gateway
+        return gateway_recipe(
+            recipe_here(PortableRecipe(run, MAIN.parent.parent).recipe, settings), keys, settings, BUS
+        ).gateway
 
     assert (here().certificate, here().certificate_key) == ("", "")
     files = ("gateway.certificate=host.pem", "gateway.certificate_key=host.key", "gateway.advertise=two.example")
@@ -131,7 +143,10 @@ def test_a_gateway_of_another_host_has_a_certificate_of_that_host_or_none(tmp_pa
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        (("gateway.certificate=host.pem",), "gateway.certificate: certificate and certificate_key belong together; name both files"),
+        (
+            ("gateway.certificate=host.pem",),
+            "gateway.certificate: certificate and certificate_key belong together; name both files",
+        ),
         (("gateway.certificate=host.pem", "gateway.certificate_key=host.key"), "add --set gateway.advertise=NAME"),
         (
             ("gateway.certificate=host.pem", "gateway.certificate_key=none.key", "gateway.advertise=a"),
@@ -140,20 +155,31 @@ def test_a_gateway_of_another_host_has_a_certificate_of_that_host_or_none(tmp_pa
     ],
 )
 def test_a_certificate_of_another_host_that_cannot_be_used_is_refused_before_it_joins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settings: tuple[str, ...], complaint: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    settings: tuple[str, ...],
+    complaint: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Authority().issue(tmp_path, "two.example")
     words = [word for setting in settings for word in ("--set", setting)]
-    assert main(["join", "nats://127.0.0.1:9/gsm8k-grpo", "--token", "t", "--role", "gateway", "--wait", "600", *words]) == 1
+    assert (
+        main(["join", "nats://127.0.0.1:9/gsm8k-grpo", "--token", "t", "--role", "gateway", "--wait", "600", *words])
+        == 1
+    )
     assert complaint.format(here=tmp_path) in capsys.readouterr().err
 
 
-def test_a_chat_template_goes_with_the_recipe_and_a_certificate_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_template_goes_with_the_recipe_and_a_certificate_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("template.jinja", "cert.pem", "key.pem"):
         Path(name).write_text("{{ messages }}")
-    gateway = msgspec.structs.replace(recipe().gateway, chat_template="template.jinja", certificate="cert.pem", certificate_key="key.pem")
+    gateway = msgspec.structs.replace(
+        recipe().gateway, chat_template="template.jinja", certificate="cert.pem", certificate_key="key.pem"
+    )
     portable = PortableRecipe(msgspec.structs.replace(recipe(), gateway=gateway), tmp_path)
     assert portable.recipe["gateway"]["chat_template"] == "template.jinja"
     assert portable.files["template.jinja"] == tmp_path / "template.jinja"
@@ -188,7 +214,9 @@ def test_a_joined_gateway_may_do_what_its_actor_declares_under_the_name_of_the_g
     assert f"areal.{RUN}._.*.{Generate.subject}" in rights.publish
     assert f"areal.{RUN}.{EpisodeAbandoned.subject}" in rights.publish
     assert "_INBOX.joined.*.answers.>" in users_of(made).permissions["inference_worker"].publish
-    assert "_INBOX.joined.*.answers.>" not in users_of(recipe("gateway.joined=0")).permissions["inference_worker"].publish
+    assert (
+        "_INBOX.joined.*.answers.>" not in users_of(recipe("gateway.joined=0")).permissions["inference_worker"].publish
+    )
 
 
 def test_the_process_of_a_joined_gateway_serves_the_actor_of_its_share(tmp_path: Path) -> None:
@@ -204,14 +232,27 @@ def test_the_process_of_a_joined_gateway_serves_the_actor_of_its_share(tmp_path:
 def test_a_gateway_that_no_host_serves_is_named_as_the_cause() -> None:
     dog = Watchdog(WatchdogSettings(stall_seconds=30.0), 0.0, gateways=["session_manager-1"])
     sentence, _ = dog.find_stall(40.0) or ("", 0)
-    assert "no gateway has joined: start one with `areal-actors join --role gateway`, with this start's join.json" in sentence
+    assert (
+        "no gateway has joined: start one with `areal-actors join --role gateway`, with this start's join.json"
+        in sentence
+    )
     beat = Heartbeat(
-        actor="session_manager-1", process=WORKER, pid=1, handling={}, waits=(), status={}, cpu_seconds=0.0, peak_memory_bytes=0
+        actor="session_manager-1",
+        process=WORKER,
+        pid=1,
+        handling={},
+        waits=(),
+        status={},
+        cpu_seconds=0.0,
+        peak_memory_bytes=0,
     )
     dog.receive(beat, 41.0)
     assert "gateway" not in (dog.find_stall(80.0) or ("", 0))[0]
     two = Watchdog(WatchdogSettings(stall_seconds=30.0), 0.0, gateways=["session_manager-1", "session_manager-2"])
-    assert "no gateway has joined, which serves session_manager-1, session_manager-2: start" in (two.find_stall(40.0) or ("", 0))[0]
+    assert (
+        "no gateway has joined, which serves session_manager-1, session_manager-2: start"
+        in (two.find_stall(40.0) or ("", 0))[0]
+    )
 
 
 # ---------------------------------------------------------------- files
@@ -238,7 +279,9 @@ def test_a_gateway_pulls_its_tokenizer_without_the_weights(objects: RemoteObject
 
 def test_images_that_a_gateway_stores_are_in_the_run_s_folder_too(objects: RemoteObjects, tmp_path: Path) -> None:
     digest = SentImages(tmp_path / "here", objects).store(picture(1))
-    assert ImageFolder.of_run(tmp_path / "run").load(digest) == picture(1) == ImageFolder(tmp_path / "here").load(digest)
+    assert (
+        ImageFolder.of_run(tmp_path / "run").load(digest) == picture(1) == ImageFolder(tmp_path / "here").load(digest)
+    )
     with pytest.raises(OSError, match="status 400"):
         objects.write_image("0" * 32, picture(2))
     with pytest.raises(ImageLost):
@@ -313,7 +356,9 @@ class Admission:
         return await self.joining._join(request)
 
 
-async def test_a_worker_for_which_the_bus_has_no_connection_is_refused_with_the_reason(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_a_worker_for_which_the_bus_has_no_connection_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     admission = Admission(tmp_path, "gateway.host=10.0.0.1")
     admission.server.keeper = object()
     monkeypatch.setattr("areal_actors.hosts.admission.max_connections", lambda: SPARE_CONNECTIONS + 3)
@@ -362,9 +407,14 @@ async def test_a_gateway_that_agents_could_not_reach_on_the_runs_own_host_waits_
 
 
 async def test_a_run_that_encrypts_admits_no_gateway_that_does_not(tmp_path: Path) -> None:
-    admission = Admission(tmp_path, "gateway.host=10.0.0.1", "gateway.certificate=a.pem", "gateway.certificate_key=a.key")
+    admission = Admission(
+        tmp_path, "gateway.host=10.0.0.1", "gateway.certificate=a.pem", "gateway.certificate_key=a.key"
+    )
     refused = await admission.join()
-    assert "its gateways encrypt (gateway.certificate), each with a certificate of its own host: add --set" in refused.refused
+    assert (
+        "its gateways encrypt (gateway.certificate), each with a certificate of its own host: add --set"
+        in refused.refused
+    )
     assert not refused.later
     assert (await admission.join(encrypts=True)).gateway is not None
 
@@ -372,5 +422,8 @@ async def test_a_run_that_encrypts_admits_no_gateway_that_does_not(tmp_path: Pat
 async def test_a_run_that_leaves_no_gateway_to_other_hosts_admits_none(tmp_path: Path) -> None:
     admission = Admission(tmp_path, "gateway.joined=0", "gateway.host=127.0.0.1")
     answer = await admission.join()
-    assert (answer.refused, answer.later) == ("it leaves no gateway to other hosts; start it with gateway.joined=1", False)
+    assert (answer.refused, answer.later) == (
+        "it leaves no gateway to other hosts; start it with gateway.joined=1",
+        False,
+    )
     assert "agents on this host cannot reach the gateway" in (await admission.join("rollout_worker")).refused

@@ -39,7 +39,10 @@ async def test_tools_are_refused_where_the_template_has_none_and_the_event_has_t
         session = await harness.open()
         status, body = await post(session, {"model": "m", **REQUESTS[path]}, path=path)
         assert status == 400
-        assert "'tools' cannot be used with this model's chat template: the template does not support tools" in body["error"]["message"]
+        assert (
+            "'tools' cannot be used with this model's chat template: the template does not support tools"
+            in body["error"]["message"]
+        )
         assert "gateway.chat_template" in body["error"]["message"]
         events = [one.open(ToolsRefused) for one in harness.bus._log if one.subject == ToolsRefused.subject]
         assert [(event.format, event.reason) for event in events] == [("none", "the template does not support tools")]
@@ -48,7 +51,9 @@ async def test_tools_are_refused_where_the_template_has_none_and_the_event_has_t
 async def test_tools_that_may_not_be_called_are_not_refused():
     async with gateway(PLAIN) as harness:
         session = await harness.open()
-        counted, body = await post(session, {"messages": [USER], "model": "m", "tools": []}, path="/messages/count_tokens")
+        counted, body = await post(
+            session, {"messages": [USER], "model": "m", "tools": []}, path="/messages/count_tokens"
+        )
         assert (counted, body["input_tokens"] > 0) == (200, True)
 
 
@@ -69,15 +74,21 @@ async def test_a_call_of_an_undeclared_tool_is_handed_on_as_a_call_in_every_prot
                     chat = await parts.get_final_completion()
             else:
                 chat = await client.chat.completions.create(**request)
-            responses = await client.responses.create(model="m", input="9 / 2?", tools=[{"type": "function", **CHAT_TOOL["function"]}])
+            responses = await client.responses.create(
+                model="m", input="9 / 2?", tools=[{"type": "function", **CHAT_TOOL["function"]}]
+            )
             messages = await other.messages.create(
                 model="m", max_tokens=300, messages=[USER], tools=[{"name": "multiply", "input_schema": SCHEMA}]
             )
         assert [one.function.name for one in chat.choices[0].message.tool_calls] == ["divide"]
         assert chat.choices[0].finish_reason == "tool_calls"
         assert [(item.type, item.name) for item in responses.output] == [("function_call", "divide")]
-        assert [(block.type, block.name, block.input) for block in messages.content] == [("tool_use", "divide", {"a": 9})]
-        assert {one.tool_call_error for one in harness.recorded()} == {"no tool is named 'divide'; declared are multiply"}
+        assert [(block.type, block.name, block.input) for block in messages.content] == [
+            ("tool_use", "divide", {"a": 9})
+        ]
+        assert {one.tool_call_error for one in harness.recorded()} == {
+            "no tool is named 'divide'; declared are multiply"
+        }
 
 
 async def test_the_agents_answer_to_an_undeclared_call_continues_its_tokens():
@@ -100,7 +111,9 @@ def test_a_chat_template_by_path_replaces_the_models(tmp_path):
     assert apply_template_settings(chat, GatewaySettings(chat_template=str(path))).tools.error == ""
     assert [one.name for one in chat.format.parse(ONE_CALL["minimax_m2"], [CHAT_TOOL]).tool_calls] == ["weather"]
     path.write_text("{% if %}")
-    with pytest.raises(SetupError, match=r"gateway\.chat_template: .*other\.jinja, line 1: .*; expected a Jinja template"):
+    with pytest.raises(
+        SetupError, match=r"gateway\.chat_template: .*other\.jinja, line 1: .*; expected a Jinja template"
+    ):
         apply_template_settings(chat, GatewaySettings(chat_template=str(path)))
     with pytest.raises(SetupError, match=r"gateway\.chat_template: .*missing\.jinja cannot be read"):
         apply_template_settings(chat, GatewaySettings(chat_template=str(tmp_path / "missing.jinja")))
@@ -113,7 +126,9 @@ def test_special_tokens_of_learned_delimiters_are_part_of_answers_and_others_are
     ids = chat.encode(f"<|im_middle|>{text}")
     assert chat.decode(ids) == text
     answer = chat.format.parse(chat.decode(ids), [CHAT_TOOL])
-    assert [(one.id, json.loads(one.arguments)["city"]) for one in answer.tool_calls] == [("functions.weather:0", "Paris")]
+    assert [(one.id, json.loads(one.arguments)["city"]) for one in answer.tool_calls] == [
+        ("functions.weather:0", "Paris")
+    ]
 
 
 async def test_an_openai_client_sees_the_refusal_as_a_bad_request():

@@ -50,7 +50,9 @@ async def process(session: Any, authority: Path) -> str:
     return output.decode()
 
 
-async def test_clients_in_the_worker_and_in_processes_of_their_own_verify_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clients_in_the_worker_and_in_processes_of_their_own_verify_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority, another = Authority(), Authority()
     (tmp_path / "another").mkdir()
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.file(tmp_path)))
@@ -61,11 +63,15 @@ async def test_clients_in_the_worker_and_in_processes_of_their_own_verify_it(tmp
         result = await runner.run(work().task, base_url=session.base_url, api_key=session.api_key)
         assert result.reward == 1.0
         await runner.close()
-        async with anthropic.AsyncAnthropic(base_url=session.base_url.removesuffix("/v1"), api_key=session.api_key) as client:
+        async with anthropic.AsyncAnthropic(
+            base_url=session.base_url.removesuffix("/v1"), api_key=session.api_key
+        ) as client:
             assert (await client.messages.count_tokens(model="m", messages=HELLO)).input_tokens  # type: ignore[arg-type]
         assert "model" in await process(session, authority.file(tmp_path))
         assert "CERTIFICATE_VERIFY_FAILED" in await process(session, another.file(tmp_path / "another"))
-        plain = openai.AsyncOpenAI(base_url=session.base_url.replace("https", "http"), api_key=session.api_key, max_retries=0)
+        plain = openai.AsyncOpenAI(
+            base_url=session.base_url.replace("https", "http"), api_key=session.api_key, max_retries=0
+        )
         with pytest.raises(openai.APIConnectionError):
             await plain.models.list()
 

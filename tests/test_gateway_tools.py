@@ -21,7 +21,11 @@ from areal_actors.embedded.transformers import TransformersEngine
 from areal_actors.generation.settings import GenerationSettings
 
 USER = {"role": "user", "content": "9 times 2?"}
-PARAMETERS = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}, "required": ["a", "b"]}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+    "required": ["a", "b"],
+}
 CHAT_TOOL = {"type": "function", "function": {"name": "multiply", "description": "Multiply.", "parameters": PARAMETERS}}
 FLAT_TOOL = {"type": "function", **CHAT_TOOL["function"]}
 MESSAGES_TOOL = {"name": "multiply", "description": "Multiply.", "input_schema": PARAMETERS}
@@ -60,7 +64,9 @@ async def streamed(manager):
     async with manager as stream:
         async for _ in stream:
             pass
-        return await (stream.get_final_completion() if hasattr(stream, "get_final_completion") else stream.get_final_response())
+        return await (
+            stream.get_final_completion() if hasattr(stream, "get_final_completion") else stream.get_final_response()
+        )
 
 
 # ---------------------------------------------------------------- the whole loop over each protocol
@@ -79,7 +85,9 @@ def again(message, way):
         if way == "other ids":
             one["id"] = "x" + one["id"]
     if way == "parts":
-        message_dict["content"] = [{"type": "text", "text": message_dict["content"]}] if message_dict.get("content") else None
+        message_dict["content"] = (
+            [{"type": "text", "text": message_dict["content"]}] if message_dict.get("content") else None
+        )
     return {**message_dict, "annotations": [], "refusal": None} if way == "parts" else message_dict
 
 
@@ -95,7 +103,9 @@ async def test_over_chat_completions(harness, stream, way):
             completions = client.chat.completions
             answer = await (streamed(completions.stream(**request)) if stream else completions.create(**request))
             assistant = again(answer.choices[0].message, way)
-            results = [{"role": "tool", "tool_call_id": one["id"], "content": "18"} for one in assistant.get("tool_calls", ())]
+            results = [
+                {"role": "tool", "tool_call_id": one["id"], "content": "18"} for one in assistant.get("tool_calls", ())
+            ]
             assert answer.choices[0].finish_reason == ("tool_calls" if results else "stop")
             messages = [*messages, assistant, *results]
     trajectory = await harness.trajectory(opened, run=RUN)
@@ -114,7 +124,9 @@ async def test_over_responses_with_the_earlier_one_named_or_everything_sent_agai
     async with clients(opened) as (client, _):
         for _ in range(3):
             request = {"model": "m", "input": sent, "tools": [FLAT_TOOL], "previous_response_id": before}
-            answer = await (streamed(client.responses.stream(**request)) if stream else client.responses.create(**request))
+            answer = await (
+                streamed(client.responses.stream(**request)) if stream else client.responses.create(**request)
+            )
             calls = [item for item in answer.output if item.type == "function_call"]
             results = [{"type": "function_call_output", "call_id": item.call_id, "output": "18"} for item in calls]
             output = answer.output if way == "objects" else [item.model_dump() for item in answer.output]
@@ -140,7 +152,11 @@ async def test_over_messages_with_everything_sent_again(harness, stream):
                 answer = await client.messages.create(**request)
             uses = [block for block in answer.content if block.type == "tool_use"]
             results = [{"type": "tool_result", "tool_use_id": use.id, "content": "18"} for use in uses]
-            messages = [*messages, {"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
+            messages = [
+                *messages,
+                {"role": "assistant", "content": answer.content},
+                {"role": "user", "content": results},
+            ]
     extends(harness, await harness.trajectory(opened, run=RUN))
     assert (answer.content[0].text, answer.stop_reason) == (FINAL, "end_turn")
 
@@ -193,11 +209,17 @@ async def test_where_no_tool_may_be_called_what_looks_like_a_call_is_text_and_is
 async def test_calls_beyond_the_first_are_reported_where_one_is_allowed(harness):
     harness.script.lines = [LOOSE + "\n" + LOOSE] * 2
     async with clients(await harness.open(RUN)) as (client, other):
-        answer = await client.chat.completions.create(model="m", messages=[USER], tools=[CHAT_TOOL], parallel_tool_calls=False)
+        answer = await client.chat.completions.create(
+            model="m", messages=[USER], tools=[CHAT_TOOL], parallel_tool_calls=False
+        )
         choice = {"type": "auto", "disable_parallel_tool_use": True}
-        message = await other.messages.create(model="m", max_tokens=300, messages=[USER], tools=[MESSAGES_TOOL], tool_choice=choice)
+        message = await other.messages.create(
+            model="m", max_tokens=300, messages=[USER], tools=[MESSAGES_TOOL], tool_choice=choice
+        )
     assert len(answer.choices[0].message.tool_calls) == len(message.content) == 2
-    assert {recorded.tool_call_error for recorded in harness.recorded()} == {"2 tool calls although parallel_tool_calls is false"}
+    assert {recorded.tool_call_error for recorded in harness.recorded()} == {
+        "2 tool calls although parallel_tool_calls is false"
+    }
 
 
 async def test_what_must_be_called_constrains_the_engine_over_every_protocol(harness):
@@ -208,7 +230,9 @@ async def test_what_must_be_called_constrains_the_engine_over_every_protocol(har
         for choice in ("required", {"type": "function", "name": "multiply"}):
             await client.responses.create(model="m", input="?", tools=[FLAT_TOOL], tool_choice=choice)
         for choice in ({"type": "any"}, {"type": "tool", "name": "multiply"}):
-            await other.messages.create(model="m", max_tokens=300, messages=[USER], tools=[MESSAGES_TOOL], tool_choice=choice)
+            await other.messages.create(
+                model="m", max_tokens=300, messages=[USER], tools=[MESSAGES_TOOL], tool_choice=choice
+            )
         with pytest.raises(openai.BadRequestError, match="'tool_choice'"):
             await client.chat.completions.create(model="m", messages=[USER], tool_choice="required")
     assert [sampling.constraint.kind for sampling in harness.script.sampling] == ["lark"] * 6
@@ -217,7 +241,9 @@ async def test_what_must_be_called_constrains_the_engine_over_every_protocol(har
 # ---------------------------------------------------------------- other families' templates
 
 
-@pytest.mark.skipif(not FILES, reason="there are no chat templates; set AREAL_CHAT_TEMPLATES to a folder of .jinja files")
+@pytest.mark.skipif(
+    not FILES, reason="there are no chat templates; set AREAL_CHAT_TEMPLATES to a folder of .jinja files"
+)
 @pytest.mark.parametrize("dropped", [False, True])
 @pytest.mark.parametrize("name", TEMPLATES)
 async def test_over_every_family_s_template_tools_come_back_and_prompts_extend_or_have_a_split_reason(name, dropped):
@@ -244,7 +270,10 @@ async def test_over_every_family_s_template_tools_come_back_and_prompts_extend_o
                 message = got.choices[0].message.model_dump(exclude_none=True)
                 if dropped:
                     message.pop("reasoning_content", None)
-                results = [{"role": "tool", "tool_call_id": one["id"], "content": "18"} for one in message.get("tool_calls", ())]
+                results = [
+                    {"role": "tool", "tool_call_id": one["id"], "content": "18"}
+                    for one in message.get("tool_calls", ())
+                ]
                 messages = [*messages, message, *(results or [{"role": "user", "content": "sure?"}])]
         trajectory = await harness.trajectory(session, run=RUN)
         assert trajectory.interactions[0].completion.ids_array().tolist() == [*ids, chat.stop_ids[0]]
@@ -297,7 +326,8 @@ async def real(folder, template=None):
     async with opened_chat_gateway(chat=chat) as harness:
         await harness.kill("inference_worker-0")
         await harness.engine(
-            "inference_worker-1", Loaded(str(folder), GenerationSettings(device="cpu", max_num_seqs=4, max_model_len=2000))
+            "inference_worker-1",
+            Loaded(str(folder), GenerationSettings(device="cpu", max_num_seqs=4, max_model_len=2000)),
         )
         yield harness
 
@@ -308,15 +338,26 @@ async def test_a_real_engine_calls_what_it_must_call(folder, stream):
     async with real(folder) as harness:
         opened = await harness.open(RUN)
         async with clients(opened) as (client, _):
-            for choice, names in (("required", {"check", "give"}), ({"type": "function", "function": {"name": "give"}}, {"give"})):
-                request = {"model": "m", "messages": [USER], "tools": [CHECK, GIVE], "tool_choice": choice, "parallel_tool_calls": False}
+            for choice, names in (
+                ("required", {"check", "give"}),
+                ({"type": "function", "function": {"name": "give"}}, {"give"}),
+            ):
+                request = {
+                    "model": "m",
+                    "messages": [USER],
+                    "tools": [CHECK, GIVE],
+                    "tool_choice": choice,
+                    "parallel_tool_calls": False,
+                }
                 completions = client.chat.completions
                 answer = await (streamed(completions.stream(**request)) if stream else completions.create(**request))
                 (one,) = answer.choices[0].message.tool_calls
                 assert one.function.name in names
                 assert set(json.loads(one.function.arguments)) == {"ok", "which"}
                 result = {"role": "tool", "tool_call_id": one.id, "content": "ok"}
-                await client.chat.completions.create(**{**request, "messages": [USER, answer.choices[0].message, result]})
+                await client.chat.completions.create(
+                    **{**request, "messages": [USER, answer.choices[0].message, result]}
+                )
         turns = (await harness.trajectory(opened, run=RUN)).interactions
         assert [turn.parent for turn in turns] == ["", turns[0].id, "", turns[2].id]
 
@@ -325,7 +366,9 @@ async def test_a_real_engine_calls_what_it_must_call(folder, stream):
 async def test_a_real_engine_answers_with_json_of_the_schema_or_with_a_call(folder):
     async with real(folder) as harness, clients(await harness.open(RUN)) as (client, _):
         for tools in ({}, {"tools": [CHECK]}):
-            answer = await client.chat.completions.create(model="m", messages=[USER], response_format=FORMAT, n=4, seed=1, **tools)
+            answer = await client.chat.completions.create(
+                model="m", messages=[USER], response_format=FORMAT, n=4, seed=1, **tools
+            )
             for choice in answer.choices:
                 calls = [one.function.arguments for one in choice.message.tool_calls or ()]
                 for text in calls or [choice.message.content]:
@@ -360,6 +403,9 @@ async def test_a_seed_gives_the_same_choices_again_and_each_choice_its_own(folde
     async with real(folder) as harness:
         async with clients(await harness.open(msgspec.structs.replace(RUN, purpose="evaluate"))) as (client, _):
             request = {"model": "m", "messages": [USER], "n": 3, "max_tokens": 12, "seed": seed}
-            one, two = [[choice.message.content for choice in (await client.chat.completions.create(**request)).choices] for _ in range(2)]
+            one, two = [
+                [choice.message.content for choice in (await client.chat.completions.create(**request)).choices]
+                for _ in range(2)
+            ]
         assert len(set(one)) == 3
         assert (one == two) is (seed is not None)

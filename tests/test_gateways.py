@@ -62,12 +62,20 @@ def test_every_group_has_one_gateway(group):
 
 
 def test_numbered_groups_take_turns():
-    assert [gateway_of_group(str(number), 2) for number in range(3)] == ["session_manager-0", "session_manager-1", "session_manager-0"]
+    assert [gateway_of_group(str(number), 2) for number in range(3)] == [
+        "session_manager-0",
+        "session_manager-1",
+        "session_manager-0",
+    ]
 
 
 def test_a_session_names_its_gateway():
     name = GatewayShare(number=1, count=COUNT).mark("4.0-1-abcdef01")
-    assert (name, gateway_of_session(name), without_mark(name)) == ("4.0-1-abcdef01-g1", "session_manager-1", "4.0-1-abcdef01")
+    assert (name, gateway_of_session(name), without_mark(name)) == (
+        "4.0-1-abcdef01-g1",
+        "session_manager-1",
+        "4.0-1-abcdef01",
+    )
     owners = [number for number in range(COUNT) if GatewayShare(number=number, count=COUNT).owns_session(name)]
     assert owners == [1]
     assert ONLY.mark("4.0-1-abcdef01") == "4.0-1-abcdef01"
@@ -86,7 +94,10 @@ class Gateways(list):
 
     def __init__(self, count, **options):
         bus = MemoryBus()
-        super().__init__(SessionsHarness(bus=bus, share=GatewayShare(number=number, count=count), **options) for number in range(count))
+        super().__init__(
+            SessionsHarness(bus=bus, share=GatewayShare(number=number, count=count), **options)
+            for number in range(count)
+        )
         self.bus, self.sent = bus, 0
 
     def stamp(self):
@@ -158,12 +169,19 @@ async def test_a_killed_gateway_loses_its_own_sessions_only():
 async def test_a_call_at_the_wrong_gateway_is_misdirected():
     async with several() as gateways:
         opened = await gateways.open("1.0", gateway=1)
-        ways = [(f"/{opened.session}/v1/models", opened.api_key), ("/v1/models", opened.api_key), (f"/{opened.api_key}/v1/models", "")]
+        ways = [
+            (f"/{opened.session}/v1/models", opened.api_key),
+            ("/v1/models", opened.api_key),
+            (f"/{opened.api_key}/v1/models", ""),
+        ]
         for path, key in ways:
             assert (await gateways[1].call("GET", path, key=key))[0] == 200
             status, answer, _ = await gateways[0].call("GET", path, key=key)
             assert status == 421
-            assert "is at another gateway, session_manager-1: send its requests to the base_url" in answer["error"]["message"]
+            assert (
+                "is at another gateway, session_manager-1: send its requests to the base_url"
+                in answer["error"]["message"]
+            )
         status, answer, _ = await gateways[0].call("GET", "/v1/models", key="sk-wrong")
         assert status == 401
 
@@ -205,7 +223,9 @@ async def test_an_external_session_stays_where_it_was_started():
         given = [await second.started("sum"), await first.started("sum")]
         assert [one["session_id"] for one in given] == ["sum-0-g1", "sum-1-g0"]
         assert [one["base_url"] for one in given] == [f"{second.root}/sum-0-g1/v1", f"{first.root}/sum-1-g0/v1"]
-        assert [event.work.episode for event in first.log(SessionStarted)] == ["0.0", "0.1"], "one group, although at two gateways"
+        assert [event.work.episode for event in first.log(SessionStarted)] == ["0.0", "0.1"], (
+            "one group, although at two gateways"
+        )
         assert (await second.post("/rl/start_session", {"task_id": "sum"}))[0] == 429
         for gateway, one in zip((second, first), given, strict=True):
             gateway.record(one["session_id"], (f"a-{one['session_id']}", "xy", ""))
@@ -274,7 +294,10 @@ async def test_the_next_session_of_a_task_takes_the_place_of_a_lost_one_in_its_g
             gateways[0].record(session, (f"a-{session}", "xy", ""))
         assert (await finished(gateways[0], given))[1]["state"] == "exported"
         assert [event.trajectory.episode for event in gateways.log(TrajectoryExported)] == ["0.1"]
-        assert gateways[0].manager.external.slots.describe_waits() == "session sum-0-g0 (member 0 of group 0) has not ended"
+        assert (
+            gateways[0].manager.external.slots.describe_waits()
+            == "session sum-0-g0 (member 0 of group 0) has not ended"
+        )
 
 
 async def test_gateway_0_gives_up_the_sessions_of_another_one_as_soon_as_it_has_failed():
@@ -283,7 +306,9 @@ async def test_gateway_0_gives_up_the_sessions_of_another_one_as_soon_as_it_has_
         for gateway in gateways:
             await gateway.started("sum")
         await gateways[1].stop()
-        await gateways.bus.publish(ActorFailed(actor="session_manager-1", process="gateway-1", reason="killed"), gateways.stamp())
+        await gateways.bus.publish(
+            ActorFailed(actor="session_manager-1", process="gateway-1", reason="killed"), gateways.stamp()
+        )
         await gateways.until(lambda: gateways.log(EpisodeAbandoned))
         (lost,) = gateways.log(EpisodeAbandoned)
         assert (lost.work.episode, lost.work.attempts_left, lost.reason) == ("0.1", 1, "session")
@@ -313,7 +338,9 @@ async def test_groups_of_a_task_that_lost_a_session_close_when_no_other_comes():
         assert set(gateways[0].manager.external.slots.capacity.open) == {0, 1}
         gateways[0].now += gateways[0].config.reservation_ttl_seconds + 1.0
         await gateways.until(lambda: not gateways[0].manager.external.slots.capacity.open)
-        ended = {event.work.episode: (event.reason, event.work.attempts_left) for event in gateways.log(EpisodeAbandoned)[1:]}
+        ended = {
+            event.work.episode: (event.reason, event.work.attempts_left) for event in gateways.log(EpisodeAbandoned)[1:]
+        }
         assert ended == {"0.1": ("lost", 0), "1.1": ("lost", 0)}
         assert "no other session of task 'sum' was started for 60 s" in gateways.log(EpisodeAbandoned)[-1].detail
 
@@ -322,7 +349,9 @@ async def test_a_key_opens_one_session_of_all_gateways():
     async with several(group_size=1) as gateways:
         await gateways[0].grant(3)
         await gateways[1].started("sum", api_key="one-of-its-own")
-        status, answer = await gateways[0].post("/rl/start_session", {"task_id": "sum", "api_key": "another-one", "replace": True})
+        status, answer = await gateways[0].post(
+            "/rl/start_session", {"task_id": "sum", "api_key": "another-one", "replace": True}
+        )
         assert status == 200, answer
         status, answer = await gateways[1].post("/rl/start_session", {"task_id": "sum", "api_key": "another-one"})
         assert status == 409
@@ -338,7 +367,10 @@ def test_every_gateway_is_a_process_with_a_port_of_its_own(read, tmp_path):
     assert actors_of_process(recipe, "gateway-1") == {"session_manager-1": "session_manager"}
     folder = RunFolder(tmp_path)
     (tmp_path / "secret").write_bytes(b"secret")
-    built = [CPU_ACTORS["session_manager"](BuildContext(recipe=recipe, folder=folder, instance=f"session_manager-{n}")) for n in range(2)]
+    built = [
+        CPU_ACTORS["session_manager"](BuildContext(recipe=recipe, folder=folder, instance=f"session_manager-{n}"))
+        for n in range(2)
+    ]
     assert [(one.share.number, one.share.count, one.config.port) for one in built] == [(0, 2, 21000), (1, 2, 21001)]
     assert any("ports 21000 to 21001" in line for line in plan(recipe))
 
@@ -346,9 +378,15 @@ def test_every_gateway_is_a_process_with_a_port_of_its_own(read, tmp_path):
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("gateway.advertise=http://proxy:80", 'found "http://proxy:80", which is one address for 3 gateways; name a host'),
+        (
+            "gateway.advertise=http://proxy:80",
+            'found "http://proxy:80", which is one address for 3 gateways; name a host',
+        ),
         ("gateway.port=65534", "found 65534, but 3 gateways take ports up to 65536; write at most 65533"),
-        ("bus.port=21002", "found 21000, but 3 gateways take the ports from 21000 to 21002, among them bus.port = 21002; write another"),
+        (
+            "bus.port=21002",
+            "found 21000, but 3 gateways take the ports from 21000 to 21002, among them bus.port = 21002; write another",
+        ),
     ],
 )
 def test_addresses_that_do_not_do_for_several_gateways_are_refused(read, override, complaint):
@@ -361,7 +399,9 @@ async def test_ports_in_a_row_are_chosen_and_a_taken_one_is_named(read):
     recipe = with_port(read("actors.session_manager.count=2"))
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", recipe.gateway.port + 1)
     try:
-        with pytest.raises(SetupError, match=rf"gateway.port: cannot listen on 127\.0\.0\.1:{recipe.gateway.port + 1} "):
+        with pytest.raises(
+            SetupError, match=rf"gateway.port: cannot listen on 127\.0\.0\.1:{recipe.gateway.port + 1} "
+        ):
             with_port(recipe)
     finally:
         server.close()
@@ -390,5 +430,7 @@ async def test_a_run_with_two_gateways_survives_the_death_of_one(live):
     assert {gateway_of_group(one.group, 2) for one in exported} == {"session_manager-0", "session_manager-1"}
     calls = [call for event in events for call in recorded_calls(event)]
     assert calls
-    assert all(gateway_of_session(call.session) == gateway_of_group(call.episode.rpartition(".")[0], 2) for call in calls)
+    assert all(
+        gateway_of_session(call.session) == gateway_of_group(call.episode.rpartition(".")[0], 2) for call in calls
+    )
     assert [event.step for event in events if isinstance(event, StepCompleted)] == list(range(1, 13))

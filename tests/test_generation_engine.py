@@ -53,14 +53,26 @@ def new_weights(tmp_path_factory: pytest.TempPathFactory, folder: str) -> Weight
 async def test_log_probabilities_are_those_of_a_plain_forward_whatever_shares_the_batch(folder: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     cases = [
-        (prompt_of(1 + 7 * (index % 9)), SamplingParams(temperature=(0.0, 0.5, 1.0, 1.7)[index % 4], max_tokens=3 + index % 23, seed=index))
+        (
+            prompt_of(1 + 7 * (index % 9)),
+            SamplingParams(temperature=(0.0, 0.5, 1.0, 1.7)[index % 4], max_tokens=3 + index % 23, seed=index),
+        )
         for index in range(40)
     ]
     async with running(folder) as engine:
         chunks = await asyncio.gather(*(complete(engine, *case) for case in cases))
         counters = engine.take_counters()
-    assert max(difference(model, prompt, chunk.columns, how.temperature) for (prompt, how), chunk in zip(cases, chunks, strict=True)) < 1e-5
-    assert all(len(chunk.columns) == how.max_tokens or chunk.finish_reason == "stop" for (_, how), chunk in zip(cases, chunks, strict=True))
+    assert (
+        max(
+            difference(model, prompt, chunk.columns, how.temperature)
+            for (prompt, how), chunk in zip(cases, chunks, strict=True)
+        )
+        < 1e-5
+    )
+    assert all(
+        len(chunk.columns) == how.max_tokens or chunk.finish_reason == "stop"
+        for (_, how), chunk in zip(cases, chunks, strict=True)
+    )
     assert counters.tokens == sum(len(chunk.columns) for chunk in chunks)
     assert (counters.running, counters.waiting) == (0, 0)
 
@@ -71,7 +83,9 @@ async def test_greedy_decoding_agrees_with_generate_of_transformers(folder: str)
         for length in (1, 5, 30):
             prompt = prompt_of(length)
             chunk = await complete(engine, prompt, SamplingParams(temperature=0, max_tokens=20))
-            expected = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, length), max_new_tokens=20, do_sample=False)
+            expected = model.generate(
+                torch.tensor([prompt]), attention_mask=torch.ones(1, length), max_new_tokens=20, do_sample=False
+            )
             assert chunk.columns.ids_array().tolist() == expected[0, length:].tolist()
 
 
@@ -96,7 +110,9 @@ async def test_siblings_without_a_seed_differ_and_compute_their_prompt_once(fold
     assert max(difference(model, prompt, chunk.columns, 1.0) for chunk in chunks) < 1e-5
 
 
-async def test_new_weights_take_over_between_two_tokens_of_running_completions(folder: str, new_weights: WeightsLocation) -> None:
+async def test_new_weights_take_over_between_two_tokens_of_running_completions(
+    folder: str, new_weights: WeightsLocation
+) -> None:
     old, new = random_qwen(0), random_qwen(1)
     prompts = [prompt_of(4 + 6 * index) for index in range(6)]
     async with running(folder) as engine:
@@ -146,19 +162,27 @@ async def test_new_weights_compute_the_prompt_of_siblings_once(folder: str, new_
     assert prefilled <= before_the_change + 48 + 7 + 1
     for prompt, column in zip(prompts, columns, strict=True):
         old_version = column.versions_array() == 0
-        expected = np.where(old_version, plain_logprobs(old, prompt, column, 1.0), plain_logprobs(new, prompt, column, 1.0))
+        expected = np.where(
+            old_version, plain_logprobs(old, prompt, column, 1.0), plain_logprobs(new, prompt, column, 1.0)
+        )
         assert np.abs(expected - column.logprobs_array()).max() < 1e-5
 
 
-async def test_aborts_queueing_and_changes_of_weights_at_once_leave_every_token_right(folder: str, tmp_path: Path) -> None:
+async def test_aborts_queueing_and_changes_of_weights_at_once_leave_every_token_right(
+    folder: str, tmp_path: Path
+) -> None:
     makers = {0: random_qwen(0), 1: random_qwen(1), 2: random_qwen(0), 3: random_qwen(2)}
-    locations = {version: write_weights(makers[version].state_dict(), tmp_path / f"v{version}", folder) for version in (1, 2, 3)}
+    locations = {
+        version: write_weights(makers[version].state_dict(), tmp_path / f"v{version}", folder) for version in (1, 2, 3)
+    }
     numbers = np.random.default_rng(0)
     finished: list[tuple[list[int], TokenColumns]] = []
 
     async def episode(index: int, length: int, tokens: int, patience: int) -> None:
         prompt, columns = prompt_of(length, index % 3), TokenColumns()
-        stream = engine.generate(str(index), prompt, SamplingParams(max_tokens=tokens, seed=index), stream=index % 2 == 0)
+        stream = engine.generate(
+            str(index), prompt, SamplingParams(max_tokens=tokens, seed=index), stream=index % 2 == 0
+        )
         async for chunk in stream:
             columns = columns.append(chunk.columns)
             patience -= 1
@@ -183,7 +207,9 @@ async def test_aborts_queueing_and_changes_of_weights_at_once_leave_every_token_
     assert counters.waiting == 0
 
 
-async def test_a_failing_load_leaves_the_old_weights_in_force(folder: str, new_weights: WeightsLocation, tmp_path: Path) -> None:
+async def test_a_failing_load_leaves_the_old_weights_in_force(
+    folder: str, new_weights: WeightsLocation, tmp_path: Path
+) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=12)
     wrong_sum = WeightsLocation(folder=new_weights.folder, checksum="0" * 32, model=folder)
     nowhere = WeightsLocation(folder=str(tmp_path / "v9"), checksum=new_weights.checksum, model=folder)
@@ -202,7 +228,10 @@ async def test_a_failing_load_leaves_the_old_weights_in_force(folder: str, new_w
 
 async def test_more_requests_than_slots_wait_in_line(folder: str) -> None:
     async with running(folder, GenerationSettings(device="cpu", max_num_seqs=2, max_model_len=CONTEXT)) as engine:
-        requests = [asyncio.create_task(complete(engine, prompt_of(5), SamplingParams(max_tokens=20, seed=seed))) for seed in range(9)]
+        requests = [
+            asyncio.create_task(complete(engine, prompt_of(5), SamplingParams(max_tokens=20, seed=seed)))
+            for seed in range(9)
+        ]
         await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
         counters = engine.take_counters()
         assert counters.running <= 2
@@ -210,11 +239,14 @@ async def test_more_requests_than_slots_wait_in_line(folder: str) -> None:
     async with running(folder) as roomy:
         for seed, chunk in enumerate(chunks):
             assert (
-                chunk.columns.token_ids == (await complete(roomy, prompt_of(5), SamplingParams(max_tokens=20, seed=seed))).columns.token_ids
+                chunk.columns.token_ids
+                == (await complete(roomy, prompt_of(5), SamplingParams(max_tokens=20, seed=seed))).columns.token_ids
             )
 
 
-async def test_a_request_that_waited_for_a_slot_delivers_its_first_token_at_once(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_waited_for_a_slot_delivers_its_first_token_at_once(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with running(folder, msgspec.structs.replace(SETTINGS, max_num_seqs=1)) as engine:
 
         async def lengths(sampling: SamplingParams) -> list[int]:
@@ -236,7 +268,9 @@ async def test_closing_the_iterator_or_cancelling_its_task_frees_the_slot(folder
         await asyncio.sleep(0)
         await stream.aclose()
         cancelled.cancel()
-        chunk = await asyncio.wait_for(complete(engine, prompt_of(6), SamplingParams(temperature=0, max_tokens=4)), timeout=300)
+        chunk = await asyncio.wait_for(
+            complete(engine, prompt_of(6), SamplingParams(temperature=0, max_tokens=4)), timeout=300
+        )
         assert difference(AutoModelForCausalLM.from_pretrained(folder), prompt_of(6), chunk.columns, 0.0) < 1e-5
         counters = engine.take_counters()
         assert (counters.running, counters.waiting) == (0, 0)
@@ -275,7 +309,10 @@ async def test_a_stop_string_ends_the_completion_and_its_tokens_are_kept(folder:
         stop = text[8:11]
         cut = await complete(engine, prompt_of(7), SamplingParams(max_tokens=40, seed=5, stop=("never said", stop)))
         chunks = [
-            chunk async for chunk in engine.generate("s", prompt_of(7), SamplingParams(max_tokens=40, seed=5, stop=(stop,)), stream=True)
+            chunk
+            async for chunk in engine.generate(
+                "s", prompt_of(7), SamplingParams(max_tokens=40, seed=5, stop=(stop,)), stream=True
+            )
         ]
     assert cut.finish_reason == "stop"
     assert b"".join(chunk.columns.token_ids for chunk in chunks) == cut.columns.token_ids
@@ -317,7 +354,9 @@ async def test_closing_fails_what_still_runs(folder: str) -> None:
     sampling = SamplingParams(max_tokens=90)
     async with running(folder, msgspec.structs.replace(SETTINGS, max_num_seqs=1)) as engine:
         streams = [engine.generate(f"late {number}", prompt_of(5), sampling, stream=True) for number in range(64)]
-        reading = [asyncio.create_task(count_chunks(stream)) for stream in streams]  # the last of them waits for the slot
+        reading = [
+            asyncio.create_task(count_chunks(stream)) for stream in streams
+        ]  # the last of them waits for the slot
         await asyncio.sleep(0.01)
         await engine.close()
         ended = await asyncio.gather(*reading, return_exceptions=True)
@@ -332,7 +371,14 @@ async def count_chunks(stream) -> int:
 FAMILIES = {
     "gpt2": lambda: GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=128, initializer_range=0.1, bos_token_id=1, eos_token_id=1
+            vocab_size=VOCABULARY,
+            n_embd=32,
+            n_layer=2,
+            n_head=2,
+            n_positions=128,
+            initializer_range=0.1,
+            bos_token_id=1,
+            eos_token_id=1,
         )
     ),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
@@ -350,14 +396,22 @@ async def test_other_families_decode_as_they_compute(family: str, tmp_path: Path
             torch.nn.init.normal_(parameter, std=0.1)
     prompts = [prompt_of(length) for length in (1, 9, 33)]
     async with running(save(model, tmp_path)) as engine:
-        chunks = await asyncio.gather(*(complete(engine, prompt, SamplingParams(max_tokens=12, seed=0)) for prompt in prompts))
-    assert max(difference(model, prompt, chunk.columns, 1.0) for prompt, chunk in zip(prompts, chunks, strict=True)) < 1e-5
+        chunks = await asyncio.gather(
+            *(complete(engine, prompt, SamplingParams(max_tokens=12, seed=0)) for prompt in prompts)
+        )
+    assert (
+        max(difference(model, prompt, chunk.columns, 1.0) for prompt, chunk in zip(prompts, chunks, strict=True)) < 1e-5
+    )
 
 
 async def test_bfloat16_decodes_within_its_own_rounding(folder: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    async with running(folder, GenerationSettings(device="cpu", dtype="bfloat16", max_num_seqs=4, max_model_len=CONTEXT)) as engine:
-        chunks = await asyncio.gather(*(complete(engine, prompt_of(length), SamplingParams(max_tokens=12, seed=0)) for length in (3, 20)))
+    async with running(
+        folder, GenerationSettings(device="cpu", dtype="bfloat16", max_num_seqs=4, max_model_len=CONTEXT)
+    ) as engine:
+        chunks = await asyncio.gather(
+            *(complete(engine, prompt_of(length), SamplingParams(max_tokens=12, seed=0)) for length in (3, 20))
+        )
     for length, chunk in zip((3, 20), chunks, strict=True):
         assert difference(model, prompt_of(length), chunk.columns, 1.0) < 0.1
 

@@ -30,14 +30,24 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parent.parent
 PARAMETERS = 134_515_008
-QUESTIONS = ("What is 7 plus 5?", "Name the capital of France.", "Write a line about the sea.", "Count from one to nine.")
+QUESTIONS = (
+    "What is 7 plus 5?",
+    "Name the capital of France.",
+    "Write a line about the sea.",
+    "Count from one to nine.",
+)
 STEP_SECONDS = 900.0
 
 
 def areal(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "areal_actors", *words]
     done = subprocess.run(
-        command, cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, capture_output=True, text=True, check=False
+        command,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done
@@ -55,10 +65,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def sequences(folder: str) -> list[TrainingSequence]:
     """Two groups of four answers, more than 600 trained tokens: several chunks of the output head, the last of them small."""
     tokenizer, rng, made = ChatTokenizer.load(folder), np.random.default_rng(0), []
-    words = np.array(tokenizer.encode(" ".join(QUESTIONS) + " The sea is calm and the moon is bright over the old harbour tonight."))
+    words = np.array(
+        tokenizer.encode(" ".join(QUESTIONS) + " The sea is calm and the moon is bright over the old harbour tonight.")
+    )
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for group in range(2):
-        prompt = tokenizer.encode(tokenizer.render([{"role": "user", "content": QUESTIONS[group]}], add_generation_prompt=True))
+        prompt = tokenizer.encode(
+            tokenizer.render([{"role": "user", "content": QUESTIONS[group]}], add_generation_prompt=True)
+        )
         for number in range(4):
             ids = np.concatenate([prompt, rng.choice(words, 76 + number)]).astype(np.int64)
             sampled = np.arange(len(ids)) >= len(prompt)
@@ -84,7 +98,9 @@ async def test_the_start_check_accepts_it_and_greedy_tokens_are_those_of_generat
         assert engine.warning == ""
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         prompts = [
-            engine.tokenizer.encode(engine.tokenizer.render([{"role": "user", "content": question}], add_generation_prompt=True))
+            engine.tokenizer.encode(
+                engine.tokenizer.render([{"role": "user", "content": question}], add_generation_prompt=True)
+            )
             for question in QUESTIONS
         ]
 
@@ -95,14 +111,18 @@ async def test_the_start_check_accepts_it_and_greedy_tokens_are_those_of_generat
 
         answers = await asyncio.gather(*map(answer, prompts))
         for prompt, own in zip(prompts, answers, strict=True):
-            plain = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=24)[0, len(prompt) :].tolist()
+            plain = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=24)[
+                0, len(prompt) :
+            ].tolist()
             assert own == plain[: len(own)]
         assert psutil.Process().memory_info().rss < 4e9, "128 slots of 1,024 tokens take memory only when they are used"
     finally:
         await engine.close()
 
 
-def test_the_gradient_is_that_of_plain_autograd_and_two_steps_stay_within_memory(folder: str, sequences: list[TrainingSequence]) -> None:
+def test_the_gradient_is_that_of_plain_autograd_and_two_steps_stay_within_memory(
+    folder: str, sequences: list[TrainingSequence]
+) -> None:
     before = psutil.Process().memory_info().rss
     settings = TrainerSettings(device="cpu", microbatch_tokens=1024, optimizer=OptimizerSettings(lr=1e-5))
     trainer = TorchTrainer(folder, Grpo(), settings, total_steps=4)
@@ -138,7 +158,12 @@ async def test_a_run_that_is_killed_is_resumed_with_nothing_lost_or_trained_twic
     log = tmp_path / "output.txt"
     with log.open("wb") as output:
         run = subprocess.Popen(  # noqa: ASYNC220 - it is awaited below
-            command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=output, stderr=output, start_new_session=True
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     await until(lambda: run.poll() is not None or "checkpoint of step 1 saved" in log.read_text(), seconds=STEP_SECONDS)
     assert run.poll() is None, log.read_text()[-3000:]

@@ -157,7 +157,9 @@ def test_a_reward_is_1_for_the_same_number_and_0_for_another(solution, output, r
 
 @pytest.mark.parametrize("answer", ["", "18 or 19", "#### many", "#### 5 or 6", "#### 1/0", None, 18])
 def test_a_task_without_a_truth_is_an_error_that_names_it(answer):
-    with pytest.raises(RewardError, match=r"task eggs-3: `answer` must be a text that ends with `#### NUMBER`, or a number, got "):
+    with pytest.raises(
+        RewardError, match=r"task eggs-3: `answer` must be a text that ends with `#### NUMBER`, or a number, got "
+    ):
         gsm8k({"id": "eggs-3", "question": "How many eggs?", "answer": answer}, "#### 18")
     with pytest.raises(RewardError, match=r"task How many eggs\?: "):
         gsm8k({"question": "How many eggs?", "answer": answer}, "")
@@ -219,14 +221,27 @@ if GSM8K_FILES:
     def test_every_solution_of_gsm8k_is_right_for_its_own_task_and_wrong_for_another(path):
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         assert [row for row in rows if gsm8k(row, row["answer"]) != 1.0] == []
-        assert [row for row in rows if gsm8k(row, f"**Answer:** ${row['answer'].rpartition('#### ')[2]}.00 each.") != 1.0] == []
+        assert [
+            row for row in rows if gsm8k(row, f"**Answer:** ${row['answer'].rpartition('#### ')[2]}.00 each.") != 1.0
+        ] == []
         assert sum(gsm8k(row, rows[number - 1]["answer"]) for number, row in enumerate(rows)) / len(rows) < 0.02
         assert sum(shows_work(row["answer"]) for row in rows) / len(rows) > 0.99
         assert sum(shows_work(re.sub(r"<<.*?>>", "", row["answer"])) for row in rows) / len(rows) > 0.95
         assert [row["question"] for row in rows if shows_work(row["question"])] == []
 
 
-NUMBERS = [1, 0.5, -2.0, True, np.float32(0.5), np.int64(3), np.bool_(True), np.array(0.25), Fraction(1, 2), Decimal("0.5")]
+NUMBERS = [
+    1,
+    0.5,
+    -2.0,
+    True,
+    np.float32(0.5),
+    np.int64(3),
+    np.bool_(True),
+    np.array(0.25),
+    Fraction(1, 2),
+    Decimal("0.5"),
+]
 
 
 @pytest.mark.parametrize("value", NUMBERS)
@@ -255,11 +270,16 @@ def test_anything_else_is_refused_by_name(value, complaint):
 
 
 def test_rewards_are_found_by_name_or_path(tmp_path):
-    (tmp_path / "mine.py").write_text("def long(task, output):\n    return len(output)\n\ndef one(task):\n    return 1\n\nlimit = 3\n")
+    (tmp_path / "mine.py").write_text(
+        "def long(task, output):\n    return len(output)\n\ndef one(task):\n    return 1\n\nlimit = 3\n"
+    )
     assert resolve_reward("gsm8k")({"answer": "#### 18"}, "18")["reward"] == 1.0
     assert resolve_reward("mine.py:long", tmp_path)({}, "abc") == 3
     for name, complaint in [
-        ("gsmk8", "no reward is called `gsmk8`; did you mean `gsm8k`\\? known: gsm8k, json_schema, math, python_tests, weighted; one of"),
+        (
+            "gsmk8",
+            "no reward is called `gsmk8`; did you mean `gsm8k`\\? known: gsm8k, json_schema, math, python_tests, weighted; one of",
+        ),
         ("accuracy", "no reward is called `accuracy`; known"),
         ("mine.py:one", "`mine.py:one` must take the task's row and the output"),
         ("mine.py:limit", "`mine.py:limit` must take the task's row and the output"),

@@ -10,7 +10,11 @@ LEAST = 40
 
 
 def test_every_habit_has_a_test_that_exists():
-    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ") and not line.startswith("| habit")]
+    rows = [
+        line
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ") and not line.startswith("| habit")
+    ]
     named = [re.findall(r"`(test_\w+)(?:\[\w+\])?`", row) for row in rows]
     assert len(rows) >= LEAST
     assert [row for row, tests in zip(rows, named, strict=True) if not tests] == []

@@ -75,7 +75,9 @@ def mistral_that_hides_its_window():
 
 
 def gpt2(attention="sdpa"):
-    config = GPT2Config(vocab_size=61, n_positions=256, n_embd=32, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None)
+    config = GPT2Config(
+        vocab_size=61, n_positions=256, n_embd=32, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None
+    )
     return GPT2LMHeadModel._from_config(config, attn_implementation=attention)
 
 
@@ -211,7 +213,9 @@ def test_a_forward_that_computes_something_else_is_found_out_by_the_probe(monkey
 def test_adapters_on_frozen_weights_are_trained_alike():
     def adapted():
         model = made(qwen3)
-        inject_adapter_in_model(LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False), model)
+        inject_adapter_in_model(
+            LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False), model
+        )
         return model
 
     torch.manual_seed(1)

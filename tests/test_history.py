@@ -70,8 +70,12 @@ def test_every_event_of_a_recording_has_a_row_or_changes_one():
             "SELECT granted FROM group_ UNION SELECT scored FROM attempt UNION SELECT ended FROM attempt UNION SELECT dropped FROM attempt"
         ),
         *history.query("SELECT recorded FROM call UNION SELECT formed FROM batch UNION SELECT completed FROM step"),
-        *history.query("SELECT published FROM version UNION SELECT loaded FROM load UNION SELECT completed FROM evaluation"),
-        *history.query("SELECT committed FROM checkpoint UNION SELECT changed FROM actor UNION SELECT measured FROM load_sample"),
+        *history.query(
+            "SELECT published FROM version UNION SELECT loaded FROM load UNION SELECT completed FROM evaluation"
+        ),
+        *history.query(
+            "SELECT committed FROM checkpoint UNION SELECT changed FROM actor UNION SELECT measured FROM load_sample"
+        ),
         *history.query("SELECT position FROM notice"),
     }
     known = {kind.subject for kind in KINDS if issubclass(kind, Event)}
@@ -81,7 +85,11 @@ def test_every_event_of_a_recording_has_a_row_or_changes_one():
 
 def test_tokens_versions_and_calls_are_those_of_the_log():
     history = in_memory(LOG)
-    exported = {envelope.sequence: fields_of(envelope)["trajectory"] for envelope in LOG if envelope.subject == "trajectory.exported"}
+    exported = {
+        envelope.sequence: fields_of(envelope)["trajectory"]
+        for envelope in LOG
+        if envelope.subject == "trajectory.exported"
+    }
     rows = history.records("SELECT * FROM attempt WHERE outcome = 'exported'")
     assert {row["ended"] for row in rows} <= exported.keys()
     for row in rows:
@@ -108,7 +116,13 @@ def test_metrics_of_steps_are_one_row_each_and_a_repeated_step_replaces():
 
 def test_a_call_that_is_reported_after_its_attempt_was_abandoned_is_a_call_of_that_attempt(tmp_path):
     log = LOGS["surplus"]()
-    facts = {"interaction": "late", "prompt_tokens": 5, "completion_tokens": 2, "finish_reason": "stop", "weight_version": 0}
+    facts = {
+        "interaction": "late",
+        "prompt_tokens": 5,
+        "completion_tokens": 2,
+        "finish_reason": "stop",
+        "weight_version": 0,
+    }
     late = InteractionRecorded(session="s", episode="1.0", attempt=1, **facts)
     (sealed_call,) = sealed([InteractionsRecorded(recorded=(late,))])
     log.append(msgspec.structs.replace(sealed_call, sequence=len(log) + 1))
@@ -253,7 +267,11 @@ def test_a_second_command_waits_for_the_first_and_has_its_rows(tmp_path):
 
 def test_a_database_that_stays_held_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(database, "LOCK_SECONDS", 0.1)
-    with open_database(tmp_path), pytest.raises(SetupError, match=r"history\.lock.*another command"), open_database(tmp_path):
+    with (
+        open_database(tmp_path),
+        pytest.raises(SetupError, match=r"history\.lock.*another command"),
+        open_database(tmp_path),
+    ):
         pass
 
 

@@ -11,7 +11,10 @@ from test_history import LOG, in_memory
 
 PAGE = (ROOT / "docs" / "history.md").read_text()
 STATEMENTS = [
-    statement for block in re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL) for statement in block.split(";") if statement.strip()
+    statement
+    for block in re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+    for statement in block.split(";")
+    if statement.strip()
 ]
 
 

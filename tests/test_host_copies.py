@@ -20,8 +20,12 @@ def tensors(seed):
 def test_copies_are_equal_and_share_no_memory_with_the_weights():
     weights = tensors(0)
     copies = copy_to_host(weights)
-    assert all(torch.equal(copies[name], weight) and copies[name].dtype == weight.dtype for name, weight in weights.items())
-    assert all(copy.data_ptr() % ALIGNMENT == next(iter(copies.values())).data_ptr() % ALIGNMENT for copy in copies.values())
+    assert all(
+        torch.equal(copies[name], weight) and copies[name].dtype == weight.dtype for name, weight in weights.items()
+    )
+    assert all(
+        copy.data_ptr() % ALIGNMENT == next(iter(copies.values())).data_ptr() % ALIGNMENT for copy in copies.values()
+    )
     weights["ids"] += 1
     assert not torch.equal(copies["ids"], weights["ids"])
 

@@ -109,7 +109,14 @@ async def test_what_the_engine_counted_is_its_throughput(send, engines):
     engines[0].counters = EngineCounters(tokens=7, prefilled_tokens=20, cached_tokens=300, busy_seconds=0.5, running=2)
     (throughput,) = await send(worker, Tick(), now=102.0)
     assert throughput == Throughput(
-        actor=WORKER, side="generation", tokens=7, started=100.0, seconds=0.5, concurrent=2, prefilled_tokens=20, cached_tokens=300
+        actor=WORKER,
+        side="generation",
+        tokens=7,
+        started=100.0,
+        seconds=0.5,
+        concurrent=2,
+        prefilled_tokens=20,
+        cached_tokens=300,
     )
 
 
@@ -133,7 +140,9 @@ async def test_weights_that_arrive_for_a_lost_server_start_another_one(send, eng
     (loaded,) = await send(worker, published(2))
     assert loaded.weight_version == 2
     (again,) = await send(worker, lost)
-    assert isinstance(again, WeightsLoaded), "the gateway dropped the worker when it read of the loss, so the load is reported again"
+    assert isinstance(again, WeightsLoaded), (
+        "the gateway dropped the worker when it read of the loss, so the load is reported again"
+    )
     assert (again.weight_version, len(engines)) == (2, 2)
 
 
@@ -218,7 +227,9 @@ def test_options_are_flags():
 # ---------------------------------------------------------------- files and recipes
 
 
-@pytest.mark.parametrize(("dtype", "shard_bytes"), [(torch.float32, 2**40), (torch.bfloat16, 2**40), (torch.float32, 200_000)])
+@pytest.mark.parametrize(
+    ("dtype", "shard_bytes"), [(torch.float32, 2**40), (torch.bfloat16, 2**40), (torch.float32, 200_000)]
+)
 def test_the_checksum_of_files_is_that_of_their_tensors(tmp_path, dtype, shard_bytes):
     model = random_qwen(3).to(dtype)
     location = write_weights(model.state_dict(), tmp_path / "v1", tmp_path, shard_bytes)
@@ -237,7 +248,12 @@ def recipe(generation: GenerationSettings, **settings) -> Recipe:
 @pytest.mark.parametrize(
     ("generation", "settings", "key", "complaint"),
     [
-        (GenerationSettings(engine="sglang", server=ServerSettings(urls=("10.0.0.7:1",))), {}, "urls", "write `http://host:port`"),
+        (
+            GenerationSettings(engine="sglang", server=ServerSettings(urls=("10.0.0.7:1",))),
+            {},
+            "urls",
+            "write `http://host:port`",
+        ),
         (
             GenerationSettings(engine="vllm", server=ServerSettings(urls=("http://a:1", "http://b:1"))),
             {},
@@ -245,8 +261,18 @@ def recipe(generation: GenerationSettings, **settings) -> Recipe:
             "write 1, or actors.inference_worker.count = 2",
         ),
         (GenerationSettings(engine="transformers", options={"tp-size": 2}), {}, "options", "has no use for it"),
-        (GenerationSettings(engine="scripted", server=ServerSettings(python="python3")), {}, "server", "has no use for it"),
-        (GenerationSettings(engine="vllm"), {"trainer": TrainerSettings(lora=LoraSettings(rank=600))}, "rank", "up to rank 512"),
+        (
+            GenerationSettings(engine="scripted", server=ServerSettings(python="python3")),
+            {},
+            "server",
+            "has no use for it",
+        ),
+        (
+            GenerationSettings(engine="vllm"),
+            {"trainer": TrainerSettings(lora=LoraSettings(rank=600))},
+            "rank",
+            "up to rank 512",
+        ),
     ],
 )
 def test_settings_that_contradict_the_engine_are_refused_by_name(generation, settings, key, complaint, monkeypatch):
@@ -265,7 +291,9 @@ def test_a_server_for_each_worker_is_sound(monkeypatch):
 
 
 def test_a_missing_environment_is_named_with_the_command_that_makes_it(tmp_path):
-    with pytest.raises(SetupError, match=r"generation.engine = \"vllm\".*`just environments vllm`.*generation.server.urls"):
+    with pytest.raises(
+        SetupError, match=r"generation.engine = \"vllm\".*`just environments vllm`.*generation.server.urls"
+    ):
         interpreter("vllm", ServerSettings(), tmp_path)
     with pytest.raises(SetupError, match=r"generation.server.python: there is no program"):
         interpreter("vllm", ServerSettings(python="nowhere/python"), tmp_path)
@@ -283,6 +311,8 @@ def test_a_maker_gets_its_place_if_it_has_a_parameter_for_it(tmp_path):
     (tmp_path / "mine.py").write_text(
         "class Engine:\n    def __init__(self, folder, settings, place):\n        raise ValueError(place.worker)\n"
     )
-    make = engine_factory(GenerationSettings(engine="mine.py:Engine"), {}, tmp_path, EnginePlace(worker="inference_worker-3"))
+    make = engine_factory(
+        GenerationSettings(engine="mine.py:Engine"), {}, tmp_path, EnginePlace(worker="inference_worker-3")
+    )
     with pytest.raises(ValueError, match="inference_worker-3"):
         make("model")

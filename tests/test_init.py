@@ -21,7 +21,9 @@ EACH = pytest.mark.parametrize("kind", [*KINDS[:3], pytest.param("node", marks=n
 def started(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A command of this interpreter in a folder."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=1200, check=False)
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=1200, check=False
+    )
 
 
 @EACH
@@ -32,7 +34,11 @@ def test_what_is_written_is_valid_and_passes_its_own_tests(tmp_path, monkeypatch
     assert "check 'Mein Agent/recipe.toml'" in printed
     assert main(["check", "Mein Agent/recipe.toml", "--devices", "0", "--json"]) == 0
     recipe = json.loads(capsys.readouterr().out)["recipe"]
-    assert (recipe["run"], recipe["task"]["dataset"], recipe["algorithm"]["name"]) == ("mein-agent", "Mein Agent/tasks.jsonl", "grpo")
+    assert (recipe["run"], recipe["task"]["dataset"], recipe["algorithm"]["name"]) == (
+        "mein-agent",
+        "Mein Agent/tasks.jsonl",
+        "grpo",
+    )
     tested = started(tmp_path / "Mein Agent", "-m", "pytest", "-q", "-p", "no:cacheprovider")
     assert tested.returncode == 0, tested.stdout
     assert "passed" in tested.stdout

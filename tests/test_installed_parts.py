@@ -91,7 +91,9 @@ def run(folder: Path, *words: str, points: str = "", seconds: float = 300) -> su
     path = os.pathsep.join(map(str, (ROOT, STRANGER, folder.parent / "site")))
     environment = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+    )
 
 
 def areal(folder: Path, *words: str, **options: str) -> str:
@@ -106,8 +108,14 @@ def test_its_parts_are_listed_with_their_settings(elsewhere):
     assert areal(elsewhere, "count-runs", "runs") == "0 runs\n"
     assert areal(elsewhere, "count-runs", "--help") == "0 runs\n", "its words are its own"
     explained = areal(elsewhere, "explain", "generation.engine", "task.reward", "algorithm.path")
-    assert "installed here: echo (areal-echo 0.1)\n        times: whole number; default: 2; Copies of the prompt." in explained
-    assert "installed here: length (areal-echo 0.1)\n        most: whole number; default: 100; Characters from" in explained
+    assert (
+        "installed here: echo (areal-echo 0.1)\n        times: whole number; default: 2; Copies of the prompt."
+        in explained
+    )
+    assert (
+        "installed here: length (areal-echo 0.1)\n        most: whole number; default: 100; Characters from"
+        in explained
+    )
     assert "scale_by_std: true or false; default: false" in explained
     assert "        group_size:" not in explained.partition("algorithm.path")[2], "a setting of every algorithm"
     found = run(elsewhere, "areal_actors", "doctor", "--json").stdout
@@ -126,7 +134,12 @@ def test_its_parts_are_listed_with_their_settings(elsewhere):
 @pytest.mark.slow
 def test_check_names_what_is_wrong_with_their_use(elsewhere):
     areal(elsewhere, "check", "recipe.toml", "--static")
-    changes = ["generation.options.tmes=3", "task.reward_options.mst=1", "gateway.tool_format=arrowz", "track.to=['line']"]
+    changes = [
+        "generation.options.tmes=3",
+        "task.reward_options.mst=1",
+        "gateway.tool_format=arrowz",
+        "track.to=['line']",
+    ]
     done = run(elsewhere, "areal_actors", "check", "recipe.toml", "--static", *changes)
     assert done.returncode == 2
     for expected in (
@@ -136,7 +149,9 @@ def test_check_names_what_is_wrong_with_their_use(elsewhere):
         '`track.to`: found "line"; did you mean `lines`?',
     ):
         assert expected in done.stderr
-    done = run(elsewhere, "areal_actors", "check", "recipe.toml", "--static", "generation.engine=ecco", "task.reward=lenght")
+    done = run(
+        elsewhere, "areal_actors", "check", "recipe.toml", "--static", "generation.engine=ecco", "task.reward=lenght"
+    )
     assert '`generation.engine`: found "ecco"; did you mean `echo`?' in done.stderr
     assert '`task.reward`: found "lenght"; did you mean `length`?' in done.stderr
 
@@ -161,7 +176,14 @@ def test_a_name_of_ours_stays_ours(elsewhere):
 
 PARTS = tuple(
     f"--areal-part={part}"
-    for part in ("engine:echo", "tool_format:arrows", "tracker:lines", "reward:length", "reader:.rows", "algorithm:centered")
+    for part in (
+        "engine:echo",
+        "tool_format:arrows",
+        "tracker:lines",
+        "reward:length",
+        "reader:.rows",
+        "algorithm:centered",
+    )
 )
 CONTRACT = (
     "pytest",
@@ -190,7 +212,10 @@ def test_the_contracts_find_what_is_wrong(elsewhere):
         ("self.sent.update(dict.fromkeys", "dict().update(dict.fromkeys"),
         ("return min(len(output)", "task.clear()\n        return min(len(output)"),
         ('line.split("|")', 'line.split("|", 1)[::-1]'),
-        ("scale_by_std: bool = False", "scale_by_std: bool = False\n\n    def problems(self):\n        yield (), 'wrong'"),
+        (
+            "scale_by_std: bool = False",
+            "scale_by_std: bool = False\n\n    def problems(self):\n        yield (), 'wrong'",
+        ),
     ):
         assert sound in source
         source = source.replace(sound, broken)

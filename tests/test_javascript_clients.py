@@ -41,9 +41,13 @@ def test_the_turns_are_ten_and_each_kind_of_answer_comes_whole_and_streamed():
 
 
 def test_every_package_has_a_client_and_the_recorded_versions_are_those_of_the_packages():
-    assert {name for name in PACKAGES if name not in {"@langchain/core", "ai", "zod"}} == {client.package for client in CLIENTS}
+    assert {name for name in PACKAGES if name not in {"@langchain/core", "ai", "zod"}} == {
+        client.package for client in CLIENTS
+    }
     recorded = read_recorded(CORPUS)
-    assert {name: one["version"] for name, one in recorded.items()} == {client.name: client.version for client in CLIENTS}
+    assert {name: one["version"] for name, one in recorded.items()} == {
+        client.name: client.version for client in CLIENTS
+    }
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)

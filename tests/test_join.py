@@ -135,7 +135,10 @@ async def test_killed_workers_cost_no_episode_and_others_take_their_place(live, 
 async def test_a_cable_pulled_for_longer_than_a_lease_costs_no_episode(live, other):
     run = live("steps=10", "watchdog.heartbeat_seconds=6", *NO_WORKERS)
     credential = str(await invited(run, other))
-    joiners = [other.join("--credential", credential, "--role", role) for role in ("inference_worker", "rollout_worker", "reward_worker")]
+    joiners = [
+        other.join("--credential", credential, "--role", role)
+        for role in ("inference_worker", "rollout_worker", "reward_worker")
+    ]
     async with run.listening():
         await run.until(StepCompleted, 3)
         other.pull_cable(out=True)
@@ -210,7 +213,8 @@ async def test_workers_join_over_an_existing_server(live, other, tmp_path):
         run = live("steps=3", f"bus.url=nats://key@{other.run_address}:{server.port}", *NO_WORKERS)
         credential = str(await invited(run, other))
         joiners = [
-            other.join("--credential", credential, "--role", role) for role in ("inference_worker", "rollout_worker", "reward_worker")
+            other.join("--credential", credential, "--role", role)
+            for role in ("inference_worker", "rollout_worker", "reward_worker")
         ]
         async with run.listening():
             assert await run.ended() == 0, run.output() + "".join(joiner.output() for joiner in joiners)
@@ -231,7 +235,9 @@ async def test_workers_that_cannot_join_are_refused_with_the_cause(live, other, 
         return joiner.output()
 
     assert "refuses this credential: take join.json of this run" in refused(f"{address}/gsm8k-grpo", "--token", "wrong")
-    assert f"no bus answers at nats://{other.run_address}:9:" in refused(f"nats://{other.run_address}:9/gsm8k-grpo", "--token", "x")
+    assert f"no bus answers at nats://{other.run_address}:9:" in refused(
+        f"nats://{other.run_address}:9/gsm8k-grpo", "--token", "x"
+    )
     assert "there is no run 'another'" in refused(f"{address}/another", "--credential", str(credential))
     changed = tmp_path / "changed"
     shutil.copytree(ROOT / "areal_actors", changed / "areal_actors", ignore=shutil.ignore_patterns("__pycache__"))
@@ -251,8 +257,14 @@ async def test_workers_join_an_encrypted_run_that_they_know_by_its_fingerprint(l
     token = login.partition(":")[2]
     for words, cause in (
         ((f"tls://{place}/gsm8k-grpo#{'0' * 64}", "--token", token), "its certificate has the fingerprint"),
-        ((f"tls://{place}/gsm8k-grpo", "--token", token), "a token does not show whether its server is that of the run"),
-        ((f"nats://{place}/gsm8k-grpo", "--token", token), "encrypts (bus.tls): take its address, tls://, from join.json"),
+        (
+            (f"tls://{place}/gsm8k-grpo", "--token", token),
+            "a token does not show whether its server is that of the run",
+        ),
+        (
+            (f"nats://{place}/gsm8k-grpo", "--token", token),
+            "encrypts (bus.tls): take its address, tls://, from join.json",
+        ),
     ):
         refused = other.join(*words)
         assert refused.ended() == 1
@@ -289,7 +301,13 @@ async def test_the_only_engine_of_a_model_with_vision_is_of_another_host(live, o
     agent.parent.mkdir()
     agent.write_text(LOOKING.format(pictures=[base64.b64encode(picture(seed)).decode() for seed in (1, 2)]))
     model = write_vision_model(tmp_path / "model")
-    settings = (f"model={model}", f"task.agent={agent}:look", "warm_start.steps=0", "evaluation.tasks=0", "sampling.max_tokens=8")
+    settings = (
+        f"model={model}",
+        f"task.agent={agent}:look",
+        "warm_start.steps=0",
+        "evaluation.tasks=0",
+        "sampling.max_tokens=8",
+    )
     limits = (f"generation.max_model_len={CONTEXT}", f"sampling.top_k={TOP_K}", "trainer.batch_size=2", "steps=2")
     run = live(*settings, *limits, "actors.inference_worker.count=0")
     joiner = other.join("--credential", str(await invited(run, other)), "--role", "inference_worker")

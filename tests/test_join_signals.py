@@ -76,5 +76,10 @@ async def test_a_signal_during_the_connection_ends_the_host(tmp_path, monkeypatc
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = ServerAddress(url=f"nats://127.0.0.1:{listening.getsockname()[1]}", token="", run="gsm8k-grpo", pid=0)
         async with asyncio.timeout(SECONDS):
-            assert await client._join(JoinOptions(address=address, role="reward_worker", wait_seconds=60), RunFolder(tmp_path)) == 0
+            assert (
+                await client._join(
+                    JoinOptions(address=address, role="reward_worker", wait_seconds=60), RunFolder(tmp_path)
+                )
+                == 0
+            )
     assert closed.is_set()

@@ -67,13 +67,17 @@ class Served:
         self.server = ObjectServer(RUN, folder, {"agents/agent.py": self.code}, weights_folder)
         self.server.start("127.0.0.1", 0)
         subjects = frozenset({ActorFailed.subject})
-        self.server.access[TOKEN] = FileAccess(reads=subjects, writes=subjects, folders=frozenset({CODE, MODEL, WEIGHTS}))
+        self.server.access[TOKEN] = FileAccess(
+            reads=subjects, writes=subjects, folders=frozenset({CODE, MODEL, WEIGHTS})
+        )
         self.objects = RemoteObjects(f"http://127.0.0.1:{self.server.port}", TOKEN, retry_for_seconds=0)
 
     def publish(self, version: int) -> WeightsLocation:
         """Write a version, as the trainer does, and keep the newest two."""
         prune(self.weights, 1)
-        location = write_weights({"a": torch.full((300, 40), float(version))}, version_folder(self.weights, version), self.model)
+        location = write_weights(
+            {"a": torch.full((300, 40), float(version))}, version_folder(self.weights, version), self.model
+        )
         self.server.weights_published(self.model)
         return location
 
@@ -92,7 +96,11 @@ def test_a_folder_arrives_whole_and_only_with_the_token(served: Served, tmp_path
     served.objects.pull(CODE, tmp_path / "code")
     assert (tmp_path / "code" / "agents" / "agent.py").read_text() == served.code.read_text()
     stranger = RemoteObjects(served.objects.url, "another", retry_for_seconds=0)
-    for attempt in (lambda: stranger.pull(CODE, tmp_path / "stolen"), lambda: stranger.read("x"), lambda: stranger.write("x", b"")):
+    for attempt in (
+        lambda: stranger.pull(CODE, tmp_path / "stolen"),
+        lambda: stranger.read("x"),
+        lambda: stranger.write("x", b""),
+    ):
         with pytest.raises(PermissionError):
             attempt()
     for folder in ("secrets", "../run"):
@@ -119,7 +127,9 @@ async def test_each_version_is_pulled_once_for_all_workers_of_a_host(served: Ser
     assert sorted(path.name for path in (tmp_path / "host" / "weights").glob("v*")) == ["v2", "v3"]
 
 
-async def test_a_version_that_was_removed_meanwhile_is_superseded_and_a_damaged_one_an_error(served: Served, tmp_path: Path) -> None:
+async def test_a_version_that_was_removed_meanwhile_is_superseded_and_a_damaged_one_an_error(
+    served: Served, tmp_path: Path
+) -> None:
     old = served.publish(1)
     for version in (2, 3):
         newest = served.publish(version)
@@ -195,7 +205,9 @@ class Engine:
         self.weight_version = weight_version
 
 
-async def test_an_inference_worker_of_another_host_loads_what_its_host_has_and_skips_what_is_gone(send: Any, tmp_path: Path) -> None:
+async def test_an_inference_worker_of_another_host_loads_what_its_host_has_and_skips_what_is_gone(
+    send: Any, tmp_path: Path
+) -> None:
     here = WeightsLocation(folder=str(tmp_path / "v2"), checksum="c", model=str(tmp_path / "model"))
     engine = Engine()
 
@@ -206,7 +218,9 @@ async def test_an_inference_worker_of_another_host_loads_what_its_host_has_and_s
         return here
 
     worker = InferenceWorker(lambda folder: engine, name="inference_worker-10000", concurrency=1, locate=locate)  # type: ignore[arg-type, return-value]
-    published = WeightsPublished(weight_version=1, location=WeightsLocation(folder="/of/the/trainer", checksum="c", model="/of/the/model"))
+    published = WeightsPublished(
+        weight_version=1, location=WeightsLocation(folder="/of/the/trainer", checksum="c", model="/of/the/model")
+    )
     assert await send(worker, published) == []
     assert worker.loaded_weights() == []
     (loaded,) = await send(worker, msgspec.structs.replace(published, weight_version=2))
@@ -247,7 +261,14 @@ def test_the_recipe_names_files_below_one_folder_and_has_no_secrets(tmp_path: Pa
     judge = made["task"]["reward"].removeprefix("model:")
     assert judge.startswith("outside/")
     engine_file = made["generation"]["engine"].removesuffix(":Engine")
-    expected = {"agents/mine.py", "agents/tools.py", "agents/notes.txt", "rewards/__init__.py", engine_file, f"{judge}/config.json"}
+    expected = {
+        "agents/mine.py",
+        "agents/tools.py",
+        "agents/notes.txt",
+        "rewards/__init__.py",
+        engine_file,
+        f"{judge}/config.json",
+    }
     assert set(portable.files) == expected
     assert str(tmp_path) not in msgspec.json.encode(made).decode()
     assert "secret" not in msgspec.json.encode(made).decode()
@@ -259,7 +280,9 @@ def test_the_files_of_an_agent_have_a_limit(tmp_path: Path) -> None:
         (tmp_path / f"m{number}.py").write_text("")
     found = recipe()
     with pytest.raises(SetupError, match="2,001 files"):
-        PortableRecipe(msgspec.structs.replace(found, task=msgspec.structs.replace(found.task, agent="m1.py:Agent")), tmp_path)
+        PortableRecipe(
+            msgspec.structs.replace(found, task=msgspec.structs.replace(found.task, agent="m1.py:Agent")), tmp_path
+        )
 
 
 def test_settings_of_one_host_are_those_of_placement_and_speed() -> None:
@@ -342,7 +365,9 @@ class Kept:
         self.state = state
 
 
-async def test_the_snapshots_of_a_gateway_are_kept_in_the_folder_of_the_run_for_its_successor_only(served: Served) -> None:
+async def test_the_snapshots_of_a_gateway_are_kept_in_the_folder_of_the_run_for_its_successor_only(
+    served: Served,
+) -> None:
     bus = MemoryBus(RUN)
     lost = WeightsPublished(weight_version=0, location=served.publish(0))
     place = await bus.publish(lost, Stamp(id="first", sender="test", time=0.0))
@@ -360,7 +385,9 @@ async def test_the_snapshots_of_a_gateway_are_kept_in_the_folder_of_the_run_for_
         assert await restore(bus, successor, "session_manager-1", fold) == Restored(after=place)
         assert fold.state == 7
     with pytest.raises(OSError, match="this is a snapshot of batcher-0"):
-        served.objects.write_snapshot("session_manager-1", msgspec.msgpack.encode(Snapshot.of("batcher-0", Kept(), place, "first")))
+        served.objects.write_snapshot(
+            "session_manager-1", msgspec.msgpack.encode(Snapshot.of("batcher-0", Kept(), place, "first"))
+        )
     with pytest.raises(OSError, match="this is no snapshot"):
         served.objects.write_snapshot("session_manager-1", b"nonsense")
     of_the_run.path("session_manager-1", place).write_bytes(b"damaged")
@@ -368,13 +395,17 @@ async def test_the_snapshots_of_a_gateway_are_kept_in_the_folder_of_the_run_for_
     assert (refused.after, "cannot be read" in refused.refused[0]) == (0, True)
 
 
-def test_the_credential_of_other_hosts_and_the_secret_that_a_gateway_gets_are_readable_by_their_user_only(tmp_path: Path) -> None:
+def test_the_credential_of_other_hosts_and_the_secret_that_a_gateway_gets_are_readable_by_their_user_only(
+    tmp_path: Path,
+) -> None:
     previous = os.umask(0)
     try:
         folder = RunFolder(tmp_path)
         invitation = folder.invite(ServerAddress(url="nats://areal-join:password@10.0.0.1:4222", run=RUN, pid=0))
         folder.keep_secret(b"secret")
-        JoinedWorker(objects="http://10.0.0.1:1", token=TOKEN, share="", weights="", drain_seconds=1).keep(folder, "session_manager-10000")
+        JoinedWorker(objects="http://10.0.0.1:1", token=TOKEN, share="", weights="", drain_seconds=1).keep(
+            folder, "session_manager-10000"
+        )
     finally:
         os.umask(previous)
     for file in (invitation, tmp_path / "secret", tmp_path / "session_manager-10000.joined.json"):
@@ -387,5 +418,7 @@ def test_only_a_gateway_is_given_the_secret_of_the_run_and_no_worker_reads_the_a
         worker = f"{role}-10000"
         permissions = joined_permissions(shared, worker, "session_manager-0" if role == "session_manager" else "")
         subjects = permissions.subscribe
-        assert [subject for subject in subjects if subject.startswith(inbox_of(JOINER)) or subject in (">", "_INBOX.>")] == []
+        assert [
+            subject for subject in subjects if subject.startswith(inbox_of(JOINER)) or subject in (">", "_INBOX.>")
+        ] == []
         assert f"areal.{RUN}.{JoinRun.subject}" not in permissions.publish

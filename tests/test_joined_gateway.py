@@ -94,13 +94,25 @@ async def test_a_gateway_of_another_host_encrypts_with_a_certificate_of_that_hos
     authority, there = Authority(), other.folder
     (tmp_path / "own").mkdir()
     own, issued = authority.issue(tmp_path / "own", "run.example"), authority.issue(there, "localhost")
-    files = (f"gateway.certificate={own.certificate}", f"gateway.certificate_key={own.key}", "gateway.advertise=run.example")
+    files = (
+        f"gateway.certificate={own.certificate}",
+        f"gateway.certificate_key={own.key}",
+        "gateway.advertise=run.example",
+    )
     run = live("steps=3", *ELSEWHERE, *files)
     credential = str(await invited(run, other))
     plain = other.join("--credential", credential, "--role", "gateway")
     assert plain.ended() == 1
-    assert "its gateways encrypt (gateway.certificate), each with a certificate of its own host: add --set" in plain.output()
-    here = (f"certificate={issued.certificate.name}", f"certificate_key={issued.key.name}", "host=0.0.0.0", "advertise=localhost")
+    assert (
+        "its gateways encrypt (gateway.certificate), each with a certificate of its own host: add --set"
+        in plain.output()
+    )
+    here = (
+        f"certificate={issued.certificate.name}",
+        f"certificate_key={issued.key.name}",
+        "host=0.0.0.0",
+        "advertise=localhost",
+    )
     words = [word for setting in here for word in ("--set", f"gateway.{setting}")]
     joiners = [
         other.join("--credential", credential, "--role", "gateway", *words),
@@ -132,11 +144,20 @@ async def test_a_killed_gateway_of_another_host_is_replaced_there(live, other):
     assert served_by(run, "session_manager-0") == [first, second]
     (left,) = [event for event in run.received(WorkerLeft) if event.worker == first]
     assert (left.reason, left.actor) == ("killed by SIGKILL", "session_manager-0")
-    assert {event.reason for event in run.received(EpisodeAbandoned) if event.reason != "surplus"} <= {"gateway", "session"}
+    assert {event.reason for event in run.received(EpisodeAbandoned) if event.reason != "surplus"} <= {
+        "gateway",
+        "session",
+    }
 
 
 async def test_a_lost_gateway_of_another_host_is_taken_over_by_the_runs_own_and_one_that_leaves_by_a_spare(live, other):
-    run = live("steps=100000", "evaluation.tasks=0", "actors.session_manager.count=2", "gateway.joined=1", "watchdog.heartbeat_seconds=6")
+    run = live(
+        "steps=100000",
+        "evaluation.tasks=0",
+        "actors.session_manager.count=2",
+        "gateway.joined=1",
+        "watchdog.heartbeat_seconds=6",
+    )
     (first,) = await join(run, other, "gateway")
     async with run.listening():
         await run.until(StepCompleted, 2)
@@ -156,7 +177,10 @@ async def test_a_lost_gateway_of_another_host_is_taken_over_by_the_runs_own_and_
         exported = len([event for event in run.received(TrajectoryExported) if int(event.trajectory.group) % 2])
         await until(
             run,
-            lambda: len([event for event in run.received(TrajectoryExported) if int(event.trajectory.group) % 2]) > exported + 4,
+            lambda: (
+                len([event for event in run.received(TrajectoryExported) if int(event.trajectory.group) % 2])
+                > exported + 4
+            ),
             "no group of the gateway that was taken over is exported",
         )
         await run.until(StepCompleted, len(run.received(StepCompleted)) + 2)
@@ -210,7 +234,13 @@ async def test_a_resumed_run_waits_for_a_gateway_of_another_host_again(live, oth
 
 @pytest.mark.parametrize("successor", ["session_manager-10003", "the run's own gateway"])
 async def test_the_successor_of_a_killed_gateway_goes_on_from_its_snapshot_in_a_trimmed_log(live, other, successor):
-    settings = ("steps=40", "evaluation.tasks=0", "checkpoint.every_steps=2", "log.max_mb=0", "watchdog.heartbeat_seconds=6")
+    settings = (
+        "steps=40",
+        "evaluation.tasks=0",
+        "checkpoint.every_steps=2",
+        "log.max_mb=0",
+        "watchdog.heartbeat_seconds=6",
+    )
     run = live(*settings, *ELSEWHERE)
     joiners = await join(run, other, *ROLES)
     async with run.listening():
@@ -231,6 +261,8 @@ async def test_the_successor_of_a_killed_gateway_goes_on_from_its_snapshot_in_a_
     assert [event.step for event in log if isinstance(event, StepCompleted)] == list(range(1, 41))
     exported = [event.trajectory.episode for event in log if isinstance(event, TrajectoryExported)]
     assert len(exported) == len(set(exported))
-    trained = [one.episode for event in log if isinstance(event, BatchFormed) for group in event.groups for one in group]
+    trained = [
+        one.episode for event in log if isinstance(event, BatchFormed) for group in event.groups for one in group
+    ]
     assert len(trained) == len(set(trained))
     assert set(trained) <= set(exported)

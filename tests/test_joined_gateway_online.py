@@ -77,14 +77,19 @@ class Agents:
 
     async def _session(self, task: str) -> bool:
         """Play a session; returns False if it was lost."""
-        given = await self.gateway.post("/rl/start_session", body={"task_id": task, "group_size": GROUP}, cast_to=dict[str, Any])
+        given = await self.gateway.post(
+            "/rl/start_session", body={"task_id": task, "group_size": GROUP}, cast_to=dict[str, Any]
+        )
         name, url = given["session_id"], given["base_url"]
         messages: Any = [{"role": "user", "content": "What is 2 + 3?"}]
         try:
             async with AsyncOpenAI(base_url=url, api_key=given["api_key"]) as client:
                 for _ in range(2):
                     completion = await client.chat.completions.create(model="any", messages=messages)
-                    messages += [completion.choices[0].message.model_dump(), {"role": "user", "content": "Are you sure?"}]
+                    messages += [
+                        completion.choices[0].message.model_dump(),
+                        {"role": "user", "content": "Are you sure?"},
+                    ]
                     self.open.add(name)
                 lifecycle = client.with_options(base_url=url.removesuffix("/v1"))
                 await lifecycle.post("/rl/set_reward", body={"reward": int(task[-1]) % 2}, cast_to=dict[str, Any])
@@ -123,7 +128,9 @@ async def assert_exact(run: LiveRun, steps: int, agents: Agents) -> None:
     assert [event.step for event in log if isinstance(event, StepCompleted)] == list(range(1, steps + 1))
     exported = [event.trajectory.episode for event in log if isinstance(event, TrajectoryExported)]
     assert len(exported) == len(set(exported))
-    attempts = {(event.trajectory.episode, event.trajectory.attempt) for event in log if isinstance(event, TrajectoryExported)}
+    attempts = {
+        (event.trajectory.episode, event.trajectory.attempt) for event in log if isinstance(event, TrajectoryExported)
+    }
     given_up = [event.work for event in log if isinstance(event, EpisodeAbandoned) and event.reason == "session"]
     lost = [(work.episode, work.attempt) for work in given_up]
     assert len(lost) == len(set(lost)) > 0

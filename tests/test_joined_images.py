@@ -50,7 +50,9 @@ async def answers(model: Path, run_folder: Path, worker_folder: Path, **options:
     engine = TransformersEngine(model, ENGINE)
     async with opened(harness):
         loaded = harness.until(WeightsLoaded)
-        worker = InferenceWorker(lambda _: engine, name="inference_worker-0", concurrency=8, run_folder=worker_folder, **options)
+        worker = InferenceWorker(
+            lambda _: engine, name="inference_worker-0", concurrency=8, run_folder=worker_folder, **options
+        )
         await harness.serve("inference_worker-0", worker)
         await loaded
         session = await harness.open(harness.work())

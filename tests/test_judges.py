@@ -165,7 +165,9 @@ async def test_an_outcome_of_pytest_raised_in_a_judge_costs_its_score_and_not_th
     pool = pool_of(30.0)
     first = await pool.score(TASK, "1")
     *failed, beside = await scores(pool, *OUTCOMES, "2")
-    assert [str(error) for error in failed] == [f"reward judges.py:judge {cause} (task t-1)" for cause in OUTCOMES.values()]
+    assert [str(error) for error in failed] == [
+        f"reward judges.py:judge {cause} (task t-1)" for cause in OUTCOMES.values()
+    ]
     after = await pool.score(TASK, "3")
     assert first.metrics["process"] == beside.metrics["process"] == after.metrics["process"]
 
@@ -193,7 +195,11 @@ async def test_a_process_that_leaks_is_replaced_once_its_scores_are_done(pool_of
 
 async def test_equal_texts_are_scored_once_where_scores_are_cached(pool_of):
     pool = pool_of(30.0, cached=2)
-    first, again, other = await pool.score(TASK, "1"), await pool.score({**TASK, "id": "t-2"}, "1"), await pool.score(TASK, "2")
+    first, again, other = (
+        await pool.score(TASK, "1"),
+        await pool.score({**TASK, "id": "t-2"}, "1"),
+        await pool.score(TASK, "2"),
+    )
     assert [score.metrics["cached"] for score in (first, again, other)] == [0.0, 1.0, 0.0]
     assert [score.metrics["judge_tokens"] for score in (first, again, other)] == [1000, 0, 1000]
     assert (first, again, other) == (1.0, 1.0, 2.0)
@@ -221,4 +227,9 @@ def test_a_worker_takes_many_scores_of_a_coroutine_at_once_unless_the_recipe_sta
     for stated, expected in (([], 128), (["actors.reward_worker.concurrency=16"], 16)):
         read = load([recipe], ["task.reward=judges.py:judge", "profile=embedded", *stated], NO_CUDA).recipe
         assert read.actors.reward_worker.concurrency == expected
-    assert load([recipe], ["task.reward=judges.py:plain", "profile=embedded"], NO_CUDA).recipe.actors.reward_worker.concurrency == 8
+    assert (
+        load(
+            [recipe], ["task.reward=judges.py:plain", "profile=embedded"], NO_CUDA
+        ).recipe.actors.reward_worker.concurrency
+        == 8
+    )

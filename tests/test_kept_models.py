@@ -48,7 +48,9 @@ def test_the_second_one_takes_no_step(tmp_path):
     assert made(tmp_path / "models") == (first, 0)
 
 
-@pytest.mark.parametrize("changed", [{"seed": 1}, {"threads": 2}, {"warm_start": msgspec.structs.replace(BRIEF, skills=("boxed",))}])
+@pytest.mark.parametrize(
+    "changed", [{"seed": 1}, {"threads": 2}, {"warm_start": msgspec.structs.replace(BRIEF, skills=("boxed",))}]
+)
 def test_what_determines_the_weights_names_the_folder(tmp_path, changed):
     first, _ = made(tmp_path)
     other, steps = made(tmp_path, **changed)
@@ -124,8 +126,15 @@ def test_a_second_run_has_the_first_ones_model_and_both_train_alike(tmp_path):
         phases = []
         folder = RunFolder(tmp_path / run)
         folder.path.mkdir()
-        made = EngineBuilder(BuildContext(recipe=recipe, folder=folder, instance="trainer-0"))(lambda phase, *_: phases.append(phase))
-        return made, phases, (folder.model / "model.safetensors").read_bytes(), {path.name for path in folder.model.iterdir()}
+        made = EngineBuilder(BuildContext(recipe=recipe, folder=folder, instance="trainer-0"))(
+            lambda phase, *_: phases.append(phase)
+        )
+        return (
+            made,
+            phases,
+            (folder.model / "model.safetensors").read_bytes(),
+            {path.name for path in folder.model.iterdir()},
+        )
 
     first, phases, model, files = engine("first")
     second, no_phases, same_model, same_files = engine("second")

@@ -37,14 +37,21 @@ DROPPING = """{%- set last = namespace(user=0) %}
 {% endif %}"""
 """Drops reasoning before the last user message, as Qwen3's template does."""
 MOVING = DROPPING.replace("{{ tools | tojson }}", "{{ messages[-1].content }} {{ tools | tojson }}").replace(
-    "{%- for message in messages %}<|im_start|>{{", "{%- for message in messages %}{{ messages | length }}<|im_start|>{{"
+    "{%- for message in messages %}<|im_start|>{{",
+    "{%- for message in messages %}{{ messages | length }}<|im_start|>{{",
 )
 """Writes the number of messages before each one."""
-ENDING = DROPPING.replace("{%- endfor %}<|im_end|>", "{%- endfor %}{{ '<|call|>' if message.tool_calls else '<|im_end|>' }}")
+ENDING = DROPPING.replace(
+    "{%- endfor %}<|im_end|>", "{%- endfor %}{{ '<|call|>' if message.tool_calls else '<|im_end|>' }}"
+)
 """Ends calls with another token than answers."""
 TOOL = {
     "type": "function",
-    "function": {"name": "look_up", "description": "", "parameters": {"type": "object", "properties": {"query": {"type": "string"}}}},
+    "function": {
+        "name": "look_up",
+        "description": "",
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+    },
 }
 USER = {"role": "user", "content": "q"}
 
@@ -54,19 +61,39 @@ class Session:
 
     def __init__(self, setting, template=DROPPING):
         self.chat = family(template)
-        self.continuations = Continuations(self.chat, apply_template_settings(self.chat, GatewaySettings(chat_template=setting)).kept)
+        self.continuations = Continuations(
+            self.chat, apply_template_settings(self.chat, GatewaySettings(chat_template=setting)).kept
+        )
         self.turns = {}
 
     def call(self, messages, text, tools=(), stop="<|im_end|>"):
         """The prompt, and the messages with the answer, as a client sends them back without reasoning."""
-        prompt = prompt_for(self.turns, ModelRequest(session="s", messages=tuple(messages), tools=tools), self.continuations)
+        prompt = prompt_for(
+            self.turns, ModelRequest(session="s", messages=tuple(messages), tools=tools), self.continuations
+        )
         name = f"call-{len(self.turns)}"
-        choice = Choice(name, 0, prompt, SamplingParams(), self.chat, tools, stream=False, logprobs=False, published=PublishedVersions(0))
+        choice = Choice(
+            name,
+            0,
+            prompt,
+            SamplingParams(),
+            self.chat,
+            tools,
+            stream=False,
+            logprobs=False,
+            published=PublishedVersions(0),
+        )
         ids = self.chat.encode(f"{text}{stop}")
-        choice.add_tokens(Generated(columns=TokenColumns.of(ids, [-0.5] * len(ids), [0] * len(ids)), finish_reason="stop"))
+        choice.add_tokens(
+            Generated(columns=TokenColumns.of(ids, [-0.5] * len(ids), [0] * len(ids)), finish_reason="stop")
+        )
         self.turns[name] = choice.finish(last=True)[1]
         answer = {key: value for key, value in self.turns[name].answer.items() if key != "reasoning_content"}
-        return self.chat.decode(memoryview(prompt.token_ids).cast("I").tolist(), skip_special=False), prompt, [*messages, answer]
+        return (
+            self.chat.decode(memoryview(prompt.token_ids).cast("I").tolist(), skip_special=False),
+            prompt,
+            [*messages, answer],
+        )
 
 
 THOUGHT = "<think>\nTwo and two.\n</think>\n\nFour."
@@ -98,7 +125,9 @@ def test_a_call_with_reasoning_is_extended_by_its_result_and_by_the_next_questio
     result = {"role": "tool", "tool_call_id": messages[-1]["tool_calls"][0]["id"], "content": "c"}
     text, prompt, messages = session.call([*messages, result, USER], "Four.", (TOOL,))
     assert prompt.prefix == "call-0"
-    assert text.endswith(f"{call}<|im_end|>\n<|im_start|>tool\nc<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n")
+    assert text.endswith(
+        f"{call}<|im_end|>\n<|im_start|>tool\nc<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_a_call_that_ends_with_another_stop_token_than_answers_is_extended():
@@ -108,7 +137,9 @@ def test_a_call_that_ends_with_another_stop_token_than_answers_is_extended():
     result = {"role": "tool", "tool_call_id": messages[-1]["tool_calls"][0]["id"], "content": "c"}
     text, prompt, _ = session.call([*messages, result, USER], "Four.", (TOOL,))
     assert prompt.prefix == "call-0"
-    assert text.endswith(f"{call}<|call|>\n<|im_start|>tool\nc<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n")
+    assert text.endswith(
+        f"{call}<|call|>\n<|im_start|>tool\nc<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_changed_history_still_splits_with_its_reason():

@@ -6,7 +6,10 @@ from areal_actors.gateway.sessions.keys import admin_key, is_admin, session_key,
 
 
 def test_keys_follow_from_the_secret_and_differ():
-    keys = {session_key(secret, name) for secret in (b"a", b"b") for name in ("s-0", "s-1")} | {admin_key(b"a"), admin_key(b"b")}
+    keys = {session_key(secret, name) for secret in (b"a", b"b") for name in ("s-0", "s-1")} | {
+        admin_key(b"a"),
+        admin_key(b"b"),
+    }
     assert len(keys) == 6
     assert session_key(b"a", "s-0") == session_key(b"a", "s-0")
     assert len(session_key(b"a", "s-0")) == 3 + 64

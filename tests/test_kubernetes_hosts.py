@@ -53,9 +53,15 @@ class Cluster:
 
 def job(parallelism: int = 0, followed: float = 0.0, over: str = "") -> KubernetesJob:
     annotations = {FOLLOWED: repr(followed)} if followed else {}
-    conditions = [{"type": over, "status": "True", "reason": "BackoffLimitExceeded", "message": "too many"}] if over else []
+    conditions = (
+        [{"type": over, "status": "True", "reason": "BackoffLimitExceeded", "message": "too many"}] if over else []
+    )
     return msgspec.convert(
-        {"metadata": {"annotations": annotations}, "spec": {"parallelism": parallelism}, "status": {"conditions": conditions}},
+        {
+            "metadata": {"annotations": annotations},
+            "spec": {"parallelism": parallelism},
+            "status": {"conditions": conditions},
+        },
         KubernetesJob,
     )
 
@@ -137,7 +143,9 @@ def test_a_server_that_refuses_is_asked_again_and_reported_once(capsys):
     cluster.time += RETRY_SECONDS
     follower.settle()
     assert cluster.reads > reads
-    assert capsys.readouterr().err.splitlines() == ["autoscale: the API server answered 503; it is asked again"] * 2, "for each Job"
+    assert capsys.readouterr().err.splitlines() == ["autoscale: the API server answered 503; it is asked again"] * 2, (
+        "for each Job"
+    )
     cluster.refusal = None
     cluster.time += RETRY_SECONDS
     follower.settle()
@@ -165,7 +173,9 @@ def test_a_job_that_is_over_is_reported_with_the_remedy_until_it_was_replaced(ca
     for _ in range(3):
         decide(follower, change(2, 3, 10.0))
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"autoscale: {ROLLOUT} starts no pods any more ({over}: BackoffLimitExceeded: too many): see `kubectl logs ")
+    assert line.startswith(
+        f"autoscale: {ROLLOUT} starts no pods any more ({over}: BackoffLimitExceeded: too many): see `kubectl logs "
+    )
     assert f"`kubectl delete job {ROLLOUT}`" in line
     cluster.jobs[ROLLOUT] = job()
     cluster.time += RETRY_SECONDS
@@ -276,13 +286,17 @@ def test_a_refusal_names_request_reason_and_remedy(server, status, remedy):
     server.status, server.body = status, b'{"kind": "Status", "message": "the reason"}'
     with pytest.raises(JobRequestRefused) as raised:
         api(server).change("areal-a-added-rollout", 1, 2.0)
-    assert str(raised.value).startswith(f"changing Job areal-a-added-rollout: the API server answered {status}, the reason; ")
+    assert str(raised.value).startswith(
+        f"changing Job areal-a-added-rollout: the API server answered {status}, the reason; "
+    )
     assert remedy in str(raised.value)
 
 
 def test_answers_that_are_no_job_are_refusals(server):
     server.body = b"<html>a proxy</html>"
-    with pytest.raises(JobRequestRefused, match="reading Job a: the API server answered 200, <html>a proxy</html>; it is asked again"):
+    with pytest.raises(
+        JobRequestRefused, match="reading Job a: the API server answered 200, <html>a proxy</html>; it is asked again"
+    ):
         api(server).read("a")
 
 
@@ -299,7 +313,9 @@ def test_only_the_server_of_the_cluster_gets_the_token(server, tmp_path):
 def test_a_server_that_is_gone_and_an_account_that_is_not_there_are_reported(server, tmp_path):
     with pytest.raises(SetupError, match=r"the service account in .*missing cannot be read"):
         JobsApi("localhost", 1, tmp_path / "missing").read("a")
-    with pytest.raises(SetupError, match=r"the API server localhost:1 does not answer \(ConnectionRefusedError: .*; it is asked again"):
+    with pytest.raises(
+        SetupError, match=r"the API server localhost:1 does not answer \(ConnectionRefusedError: .*; it is asked again"
+    ):
         JobsApi("localhost", 1, server.account).read("a")
 
 

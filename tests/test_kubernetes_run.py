@@ -53,14 +53,21 @@ async def test_decisions_of_a_run_add_and_remove_pods(tmp_path, started, capsys,
 
     def container(command: list[str], output: Path, variables: Mapping[str, str]) -> psutil.Popen:
         placed = [word.replace(RUN, socket.gethostname()).replace("folder=/runs", f"folder={runs}") for word in command]
-        return start(started, [str(Path(sys.executable).with_name(placed[0])), *placed[1:]], output, cwd=str(there), **variables)
+        return start(
+            started, [str(Path(sys.executable).with_name(placed[0])), *placed[1:]], output, cwd=str(there), **variables
+        )
 
     cluster = Cluster(list(found.values()), account, container)
     cluster.refusing = 503
     async with cluster.running():
         await until(lambda: cluster.pods[RUN], cluster)
         run = LiveRun.__new__(LiveRun)
-        run.folder, run.output_file, run.process, run.events = runs / "gsm8k-grpo", account / "2-areal.log", cluster.pods[RUN][0], []
+        run.folder, run.output_file, run.process, run.events = (
+            runs / "gsm8k-grpo",
+            account / "2-areal.log",
+            cluster.pods[RUN][0],
+            [],
+        )
         async with run.listening():
             await run.until(ScaleDecided, 1)
             await until(lambda: cluster.requests, cluster)
@@ -83,7 +90,9 @@ async def test_decisions_of_a_run_add_and_remove_pods(tmp_path, started, capsys,
             await until(lambda: cluster.numbers[-1] == 0, cluster)
             (left, *_) = await run.until(WorkerLeft, 1)
             assert (left.worker, left.reason) == (joined.worker, "")
-            assert ADDED not in {name for name, job in cluster.jobs.items() if job["status"]["failed"] + job["status"]["succeeded"]}
+            assert ADDED not in {
+                name for name, job in cluster.jobs.items() if job["status"]["failed"] + job["status"]["succeeded"]
+            }
 
             # it ends with the run
             await until(lambda: len(cluster.sidecars) == 3, cluster)

@@ -73,7 +73,10 @@ async def test_completions_are_those_of_the_model_while_the_cache_grows(tmp_path
         cases = [(prompt_of(3 + 8 * index), SamplingParams(max_tokens=3 + 3 * index, seed=index)) for index in range(9)]
         chunks = await asyncio.gather(*(complete(engine, *case) for case in cases))
         last = engine._loop._decoder.kv_cache._layers[0][0].shape
-    assert max(difference(model, prompt, chunk.columns, 1.0) for (prompt, _), chunk in zip(cases, chunks, strict=True)) < 1e-5
+    assert (
+        max(difference(model, prompt, chunk.columns, 1.0) for (prompt, _), chunk in zip(cases, chunks, strict=True))
+        < 1e-5
+    )
     assert first[0] < last[0] == 6
     assert first[2] < last[2]
 

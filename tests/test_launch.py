@@ -68,14 +68,26 @@ def test_the_batch_script_is_sound_shell(capsys, tmp_path, settings):
     script = written(capsys, "slurm", *settings)
     file = tmp_path / "run.sh"
     file.write_text(script)
-    checked = subprocess.run([SHELLCHECK, "--enable=all", "--exclude=SC2250,SC2312", file], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        [SHELLCHECK, "--enable=all", "--exclude=SC2250,SC2312", file], capture_output=True, text=True, check=False
+    )
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_the_batch_script_asks_for_what_the_hosts_need(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    script = written(capsys, "slurm", *HOSTS, "hosts.run.gpus=1", "model=embedded", 'hosts.slurm=["--partition=gpu"]', "bus.port=7000")
-    parts = [[line for line in part.splitlines() if line.startswith("#SBATCH")] for part in script.split("#SBATCH hetjob\n")]
+    script = written(
+        capsys,
+        "slurm",
+        *HOSTS,
+        "hosts.run.gpus=1",
+        "model=embedded",
+        'hosts.slurm=["--partition=gpu"]',
+        "bus.port=7000",
+    )
+    parts = [
+        [line for line in part.splitlines() if line.startswith("#SBATCH")] for part in script.split("#SBATCH hetjob\n")
+    ]
     assert [line.split("=")[1] for part in parts for line in part if "--ntasks" in line] == ["1", "2", "3"]
     assert all("#SBATCH --partition=gpu" in part for part in parts)
     assert f'#SBATCH --chdir="{ROOT}"' in parts[0]
@@ -93,7 +105,9 @@ def test_the_batch_script_asks_for_what_the_hosts_need(capsys, monkeypatch):
 def test_a_run_leaves_as_many_gateways_to_other_hosts_as_the_plan_has():
     two = plan("hosts.gateway.count=2")
     assert two.run.words[-2:] == ("gateway.joined=2", "actors.session_manager.count=2")
-    assert [(place.name, place.count, place.words[:4]) for place in two.joined] == [("gateway", 2, ("--role", "gateway", "--count", "1"))]
+    assert [(place.name, place.count, place.words[:4]) for place in two.joined] == [
+        ("gateway", 2, ("--role", "gateway", "--count", "1"))
+    ]
     three = plan("hosts.gateway.count=1", "hosts.gateway.workers=2", "actors.session_manager.count=3")
     assert three.run.words[-2:] == ("gateway.joined=2", "actors.session_manager.count=3")
 
@@ -109,12 +123,16 @@ def test_words_are_quoted_for_the_shell(capsys):
     assert 'task.columns={ question = "it\'s $HOME" }' in words
 
 
-def manifests(capsys: pytest.CaptureFixture[str], *settings: str, recipe: str = str(RECIPE)) -> dict[tuple[str, str], dict]:
+def manifests(
+    capsys: pytest.CaptureFixture[str], *settings: str, recipe: str = str(RECIPE)
+) -> dict[tuple[str, str], dict]:
     text = written(capsys, "kubernetes", *settings, recipe=recipe)
     return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(text)}
 
 
-@pytest.mark.skipif(not LAUNCHERS.exists(), reason="`just environments launchers` makes the interpreter that this needs")
+@pytest.mark.skipif(
+    not LAUNCHERS.exists(), reason="`just environments launchers` makes the interpreter that this needs"
+)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -133,10 +151,14 @@ def test_the_manifests_have_the_form_of_kubernetes(capsys, monkeypatch, tmp_path
         "        kubernetes_validate.validate(one, version, strict=True)\n"
     )
     command = [LAUNCHERS, "-c", program]
-    checked = subprocess.run(command, input=json.dumps(list(found.values())), capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        command, input=json.dumps(list(found.values())), capture_output=True, text=True, check=False
+    )
     assert checked.returncode == 0, checked.stderr
     next(iter(found.values()))["spec"] = {}
-    checked = subprocess.run(command, input=json.dumps(list(found.values())), capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        command, input=json.dumps(list(found.values())), capture_output=True, text=True, check=False
+    )
     assert "ValidationError" in checked.stderr  # the validator finds what is wrong
 
 
@@ -145,7 +167,12 @@ def test_the_manifests_give_the_pods_what_they_need(capsys, monkeypatch):
     proxy = "gateway.advertise=http://proxy:80"
     found = manifests(capsys, *HOSTS, "gateway.port=9000", proxy, recipe="recipes/gsm8k_grpo.toml")
     run, workers = (found["Job", f"areal-gsm8k-grpo-{name}"]["spec"] for name in ("run", "rollout-worker"))
-    assert (workers["parallelism"], workers["completions"], workers["backoffLimit"], run["backoffLimit"]) == (3, 3, 2, 0)
+    assert (workers["parallelism"], workers["completions"], workers["backoffLimit"], run["backoffLimit"]) == (
+        3,
+        3,
+        2,
+        0,
+    )
     main_pod, worker = run["template"]["spec"]["containers"][0], workers["template"]["spec"]["containers"][0]
     assert worker["command"][:3] == ["areal-actors", "join", "nats://areal-gsm8k-grpo-run:4222/gsm8k-grpo"]
     assert worker["command"][3:] == ["--role", "rollout_worker", "--count", "2", "--wait", "900"]
@@ -153,7 +180,9 @@ def test_the_manifests_give_the_pods_what_they_need(capsys, monkeypatch):
     assert main_pod["resources"]["limits"] == {"memory": "16Gi"}
     ports = {port["name"]: port["port"] for port in found["Service", "areal-gsm8k-grpo-run"]["spec"]["ports"]}
     assert ports == {"bus": 4222, "objects": 4280, "gateway": 9000}
-    assert {"bus.port=4222", "bus.objects_port=4280", "gateway.port=9000", "folder=/runs", proxy} <= set(main_pod["command"])
+    assert {"bus.port=4222", "bus.objects_port=4280", "gateway.port=9000", "folder=/runs", proxy} <= set(
+        main_pod["command"]
+    )
     for pod in (main_pod, worker):
         assert pod["env"][0]["name"] == JOIN_TOKEN
         assert pod["env"][0]["valueFrom"]["secretKeyRef"]["name"] == "areal-gsm8k-grpo-join"
@@ -164,7 +193,9 @@ def test_the_manifests_give_the_pods_what_they_need(capsys, monkeypatch):
 
 def mounted(found: dict[tuple[str, str], dict], folder: Path) -> list[str]:
     """The command of the run's container, with the files that it finds written to a folder."""
-    pod = next(one for (kind, name), one in found.items() if kind == "Job" and name.endswith("-run"))["spec"]["template"]["spec"]
+    pod = next(one for (kind, name), one in found.items() if kind == "Job" and name.endswith("-run"))["spec"][
+        "template"
+    ]["spec"]
     contents = next(one["data"] for (kind, _), one in found.items() if kind == "ConfigMap")
     for item in next(volume["configMap"]["items"] for volume in pod["volumes"] if volume["name"] == "recipe"):
         path = folder / item["path"]
@@ -204,18 +235,29 @@ def test_the_ray_program_is_python(capsys, tmp_path, monkeypatch):
     ast.parse(text)
     file = tmp_path / "program.py"
     file.write_text(text)
-    names = {target.id: one.value for one in ast.parse(text).body if isinstance(one, ast.Assign) for target in one.targets}
+    names = {
+        target.id: one.value for one in ast.parse(text).body if isinstance(one, ast.Assign) for target in one.targets
+    }
     assert ast.literal_eval(names["RUN_NEEDS"]) == {"num_cpus": 4, "num_gpus": 0, "memory": 16 << 30}
     assert [(count, needs["num_cpus"]) for count, needs, _ in ast.literal_eval(names["JOINED"])] == [(2, 2), (3, 8)]
-    checked = subprocess.run([sys.executable, "-m", "ruff", "check", "--select=E9,F", file], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--select=E9,F", file], capture_output=True, text=True, check=False
+    )
     assert checked.returncode == 0, checked.stdout
 
 
 def test_the_ray_program_follows_decisions_if_they_may_add_hosts(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    scaled = ("autoscale.enabled=true", "autoscale.rollout_worker.max=9", "hosts.rollout_worker.count=1", "hosts.rollout_worker.cpus=3")
+    scaled = (
+        "autoscale.enabled=true",
+        "autoscale.rollout_worker.max=9",
+        "hosts.rollout_worker.count=1",
+        "hosts.rollout_worker.cpus=3",
+    )
     text = written(capsys, "ray", *scaled)
-    names = {target.id: one.value for one in ast.parse(text).body if isinstance(one, ast.Assign) for target in one.targets}
+    names = {
+        target.id: one.value for one in ast.parse(text).body if isinstance(one, ast.Assign) for target in one.targets
+    }
     assert ast.literal_eval(names["ADDED"]) == {
         "rollout_worker": ({"num_cpus": 3, "num_gpus": 0}, ["--role", "rollout_worker", "--wait", "900"])
     }
@@ -230,13 +272,18 @@ def test_the_ray_program_follows_decisions_if_they_may_add_hosts(capsys, tmp_pat
 
 @pytest.mark.parametrize(("target", "suffix"), [("slurm", ".sbatch"), ("kubernetes", ".yaml"), ("ray", "-ray.py")])
 def test_files_are_written_for_their_user_only_and_the_command_is_printed(capsys, tmp_path, target, suffix):
-    assert main(["launch", str(RECIPE), "--on", target, "--output", str(tmp_path / "out"), *HOSTS, "--from", str(ROOT)]) in (0, 1)
+    assert main(
+        ["launch", str(RECIPE), "--on", target, "--output", str(tmp_path / "out"), *HOSTS, "--from", str(ROOT)]
+    ) in (0, 1)
     capsys.readouterr()
     assert main(["launch", "gsm8k_grpo", "--on", target, "--output", str(tmp_path / "out"), *HOSTS]) == 0
     file = tmp_path / "out" / f"gsm8k-grpo{suffix}"
     assert file.stat().st_mode & 0o777 == 0o600
     printed = capsys.readouterr().out
-    assert "3 × rollout_worker: 8 CPU cores: areal-actors join ADDRESS --role rollout_worker --count 2 --wait 900" in printed
+    assert (
+        "3 × rollout_worker: 8 CPU cores: areal-actors join ADDRESS --role rollout_worker --count 2 --wait 900"
+        in printed
+    )
     assert str(file) in printed.splitlines()[-1]
 
 
@@ -256,12 +303,18 @@ def test_gpus_of_this_machine_are_given_out_in_order(monkeypatch):
     [
         (("hosts.rollout_workers.count=2",), "`hosts.rollout_workers`"),
         (("hosts.rollout_worker.count=-1",), "`hosts.rollout_worker.count`: found -1"),
-        (("hosts.inference_worker.count=1", "hosts.inference_worker.gpus=2"), "generation.tensor_parallel = 1; write gpus = 1"),
+        (
+            ("hosts.inference_worker.count=1", "hosts.inference_worker.gpus=2"),
+            "generation.tensor_parallel = 1; write gpus = 1",
+        ),
         (
             ("hosts.inference_worker.count=1", "hosts.inference_worker.gpus=1", "hosts.inference_worker.workers=2"),
             "`hosts.inference_worker.workers`: found 2, but workers of one host would all take its first GPU; write 1",
         ),
-        (("hosts.rollout_worker.count=1", "task.agent=online", "task.reward="), "this run has no rollout_worker; write 0"),
+        (
+            ("hosts.rollout_worker.count=1", "task.agent=online", "task.reward="),
+            "this run has no rollout_worker; write 0",
+        ),
         (("hosts.rollout_worker.count=1", "bus.url=nats://u:secret@h:1"), '`bus.url`: found "nats://h:1"'),
         (('hosts.slurm=["-p gpu"]',), '`hosts.slurm`: found "-p gpu"; write options of sbatch as `--name=value`'),
         (('hosts.slurm=["--ntasks=3"]',), "which the script sets itself"),
@@ -280,7 +333,9 @@ def test_what_a_target_cannot_do_is_refused(capsys, tmp_path, monkeypatch):
     (tmp_path / "50%").mkdir()
     monkeypatch.chdir(tmp_path / "50%")
     assert "`--on local` has no use for it" in refused(capsys, "launch", "gsm8k_grpo", "--on", "local", "--follow")
-    assert "AREAL_JOIN_ADDRESS is not set" in refused(capsys, "launch", "gsm8k_grpo", "--on", "slurm", "--follow", *GROWING)
+    assert "AREAL_JOIN_ADDRESS is not set" in refused(
+        capsys, "launch", "gsm8k_grpo", "--on", "slurm", "--follow", *GROWING
+    )
     assert "lets no decision add a worker" in refused(capsys, "launch", "gsm8k_grpo", "--on", "ray", "--follow")
     assert "sbatch does not read this name" in refused(capsys, "launch", "gsm8k_grpo", "--on", "slurm")
 
@@ -324,7 +379,16 @@ def test_a_worker_waits_for_its_credential_no_longer_than_asked(capsys, tmp_path
 
 @pytest.mark.slow
 def test_a_worker_waits_for_a_run_no_longer_than_asked(tmp_path):
-    command = [sys.executable, "-m", "areal_actors", "join", f"nats://127.0.0.1:{free_port()}/gsm8k-grpo", "--token", "x", "--wait"]
+    command = [
+        sys.executable,
+        "-m",
+        "areal_actors",
+        "join",
+        f"nats://127.0.0.1:{free_port()}/gsm8k-grpo",
+        "--token",
+        "x",
+        "--wait",
+    ]
     ended = subprocess.run([*command, "0.5"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert ended.returncode == 1
     assert "within 0.5 s: the address is wrong, or run 'gsm8k-grpo' has ended" in ended.stderr

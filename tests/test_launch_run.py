@@ -158,17 +158,35 @@ async def assert_joined(folder: Path, steps: int, roles: dict[str, int]) -> None
     assert [event.reason for event in log if isinstance(event, WorkerLeft)] == [""] * len(joined)
 
 
-async def test_a_run_and_its_workers_are_started_on_this_machine_with_a_certificate_that_no_other_can_replace(tmp_path, started):
+async def test_a_run_and_its_workers_are_started_on_this_machine_with_a_certificate_that_no_other_can_replace(
+    tmp_path, started
+):
     areal = [sys.executable, "-m", "areal_actors"]
-    command = [*areal, "launch", str(RECIPE), "--on", "local", *SMALL, *HOSTS, "bus.tls=true", "--output", str(tmp_path / "launch")]
+    command = [
+        *areal,
+        "launch",
+        str(RECIPE),
+        "--on",
+        "local",
+        *SMALL,
+        *HOSTS,
+        "bus.tls=true",
+        "--output",
+        str(tmp_path / "launch"),
+    ]
     output = tmp_path / "output.txt"
     process = start(started, [*command, "hosts.gateway.count=1", "steps=2", f"folder={tmp_path}"], output)
     until_printed("areal-actors join tls://", output, process)
-    address, known = re.search(r"areal-actors join (tls://127.0.0.1:\d+/gsm8k-grpo)#([0-9a-f]{64}) ", output.read_text()).groups()
+    address, known = re.search(
+        r"areal-actors join (tls://127.0.0.1:\d+/gsm8k-grpo)#([0-9a-f]{64}) ", output.read_text()
+    ).groups()
     another = [*areal, "join", f"{address}#{'0' * 64}", "--token", "0" * 32, "--wait", "600"]
     refused = start(started, another, tmp_path / "refused.txt")
     assert refused.wait(PATIENT) == 1
-    assert f"its certificate has the fingerprint {known[:16]}…, not {'0' * 16}…: take the address" in (tmp_path / "refused.txt").read_text()
+    assert (
+        f"its certificate has the fingerprint {known[:16]}…, not {'0' * 16}…: take the address"
+        in (tmp_path / "refused.txt").read_text()
+    )
     assert process.wait(PATIENT) == 0, output.read_text()
     await assert_joined(tmp_path, 2, {"inference_worker": 1, "rollout_worker": 1, "session_manager": 1})
     assert "run 'gsm8k-grpo' has ended" in (tmp_path / "gsm8k-grpo.hosts" / "rollout_worker-0.log").read_text()
@@ -202,7 +220,9 @@ def attached(folder: Path, process: psutil.Popen, output: Path) -> LiveRun:
 def slow_rewards(folder: Path) -> tuple[str, ...]:
     """Settings of a run that decides on more reward workers."""
     reward = folder / "slow_reward.py"
-    reward.write_text("import time\n\n\ndef slow(task, output):\n    time.sleep(0.5)\n    return float(len(output) % 2)\n")
+    reward.write_text(
+        "import time\n\n\ndef slow(task, output):\n    time.sleep(0.5)\n    return float(len(output) % 2)\n"
+    )
     autoscale = ("enabled=true", "window_seconds=3", "cooldown_seconds=1", "reward_worker.max=2")
     return (*(f"autoscale.{one}" for one in autoscale), f"task.reward={reward}:slow")
 
@@ -222,7 +242,9 @@ async def test_a_decision_on_more_workers_starts_them(tmp_path, started):
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENT) == 130, output.read_text()
     assert run.processes_left() == []
-    audit = start(started, [sys.executable, "-m", "areal_actors", "audit", "gsm8k-grpo", "--folder", str(tmp_path)], output)
+    audit = start(
+        started, [sys.executable, "-m", "areal_actors", "audit", "gsm8k-grpo", "--folder", str(tmp_path)], output
+    )
     assert audit.wait(PATIENT) == 0, output.read_text()
 
 
@@ -234,7 +256,11 @@ async def test_the_batch_script_runs_a_job(tmp_path, started):
     commands.mkdir()
     (commands / "srun").write_text(SRUN)
     (commands / "srun").chmod(0o755)
-    environment = {"PATH": f"{commands}:{os.environ['PATH']}", "SRUN_LOG": str(tmp_path / "srun.txt"), "SLURM_JOB_ID": str(os.getpid())}
+    environment = {
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "SRUN_LOG": str(tmp_path / "srun.txt"),
+        "SLURM_JOB_ID": str(os.getpid()),
+    }
     place = script.replace("--output=areal", f"--output={tmp_path}/areal")
     (tmp_path / "job.sh").write_text(place)
     output = tmp_path / "output.txt"
@@ -268,14 +294,27 @@ async def follower_of(job: psutil.Popen, *, after: int = 0) -> psutil.Process:
 
 
 async def test_the_batch_script_submits_jobs_for_the_workers_that_the_run_decides_on(tmp_path, started):
-    launch("--on", "slurm", "--output", str(tmp_path), "steps=100000", "bus.tls=true", *slow_rewards(tmp_path), folder=tmp_path)
+    launch(
+        "--on",
+        "slurm",
+        "--output",
+        str(tmp_path),
+        "steps=100000",
+        "bus.tls=true",
+        *slow_rewards(tmp_path),
+        folder=tmp_path,
+    )
     commands, jobs = tmp_path / "bin", tmp_path / "jobs"
     jobs.mkdir()
     commands.mkdir()
     for name, text in {"srun": SRUN, "sbatch": SBATCH, "scancel": SCANCEL, "squeue": SQUEUE}.items():
         (commands / name).write_text(text)
         (commands / name).chmod(0o755)
-    environment = {"PATH": f"{commands}:{os.environ['PATH']}", "SRUN_LOG": str(tmp_path / "srun.txt"), "SLURM_JOB_ID": str(os.getpid())}
+    environment = {
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "SRUN_LOG": str(tmp_path / "srun.txt"),
+        "SLURM_JOB_ID": str(os.getpid()),
+    }
     output = tmp_path / "output.txt"
     job = start(started, ["bash", str(tmp_path / "gsm8k-grpo.sbatch")], output, **environment, JOBS=str(jobs))
     run = attached(tmp_path, job, output)
@@ -290,7 +329,11 @@ async def test_the_batch_script_submits_jobs_for_the_workers_that_the_run_decide
         assert (left.worker, left.reason) == (joined.worker, "")
         assert [place.name for place in jobs.iterdir()] == ["1"]
         assert (tmp_path / "jobs.scancel").read_text().splitlines() == ["--state=PENDING 1", "--signal=TERM --batch 1"]
-        (server,) = [one for one in psutil.Process(job.pid).children(recursive=True) if one.cmdline()[1:4] == ["-m", "areal_actors", "run"]]
+        (server,) = [
+            one
+            for one in psutil.Process(job.pid).children(recursive=True)
+            if one.cmdline()[1:4] == ["-m", "areal_actors", "run"]
+        ]
         server.terminate()
         assert job.wait(PATIENT) == 130, output.read_text()
     assert "SIGTERM" in (tmp_path / "jobs.areal-gsm8k-grpo-reward_worker-added-0.log").read_text()
@@ -319,21 +362,35 @@ async def test_the_containers_of_the_manifests_run_as_processes(tmp_path, starte
                 (there / name).write_text(content)
         (container,) = pod["containers"]
         assert container["env"] == [
-            {"name": "AREAL_JOIN_TOKEN", "valueFrom": {"secretKeyRef": {"name": "areal-gsm8k-grpo-join", "key": "token"}}}
+            {
+                "name": "AREAL_JOIN_TOKEN",
+                "valueFrom": {"secretKeyRef": {"name": "areal-gsm8k-grpo-join", "key": "token"}},
+            }
         ]
-        command = [word.replace(service, socket.gethostname()).replace("folder=/runs", f"folder={runs}") for word in container["command"]]
+        command = [
+            word.replace(service, socket.gethostname()).replace("folder=/runs", f"folder={runs}")
+            for word in container["command"]
+        ]
         command = [word.replace("=/tls/", f"={there}/") for word in command]
         assert command[0] == "areal-actors"
         command[:1] = [str(Path(sys.executable).with_name("areal-actors"))]
         processes.append(start(started, command, there / "output.txt", AREAL_JOIN_TOKEN=token, cwd=str(there)))
-    assert [process.wait(PATIENT) for process in processes] == [0, 0, 0], [path.read_text() for path in tmp_path.glob("*/output.txt")]
+    assert [process.wait(PATIENT) for process in processes] == [0, 0, 0], [
+        path.read_text() for path in tmp_path.glob("*/output.txt")
+    ]
     await assert_joined(runs, 2, {"inference_worker": 1, "rollout_worker": 1})
 
 
 def ray_cluster(started: list[psutil.Process], output: Path) -> str:
     """Starts a cluster on this machine; returns its address."""
     # a port that is not fixed must be known within 15 s, which a busy machine does not keep
-    ports = ("--port", "--dashboard-agent-grpc-port", "--dashboard-agent-listen-port", "--metrics-export-port", "--runtime-env-agent-port")
+    ports = (
+        "--port",
+        "--dashboard-agent-grpc-port",
+        "--dashboard-agent-listen-port",
+        "--metrics-export-port",
+        "--runtime-env-agent-port",
+    )
     fixed = {port: free_port() for port in ports}
     head = [str(LAUNCHERS.with_name("ray")), "start", "--head", "--block", "--num-cpus=8", "--include-dashboard=false"]
     cluster = start(started, [*head, *(f"{port}={number}" for port, number in fixed.items())], output, **RAY)
@@ -341,7 +398,9 @@ def ray_cluster(started: list[psutil.Process], output: Path) -> str:
     return f"127.0.0.1:{fixed['--port']}"
 
 
-@pytest.mark.skipif(not LAUNCHERS.exists(), reason="`just environments launchers` makes the interpreter that this needs")
+@pytest.mark.skipif(
+    not LAUNCHERS.exists(), reason="`just environments launchers` makes the interpreter that this needs"
+)
 async def test_the_ray_program_runs_on_ray(tmp_path, started):
     launch("--on", "ray", "--output", str(tmp_path), *HOSTS, "steps=2", "bus.tls=true", folder=tmp_path)
     output = tmp_path / "output.txt"
@@ -352,9 +411,20 @@ async def test_the_ray_program_runs_on_ray(tmp_path, started):
     assert json.loads((tmp_path / "gsm8k-grpo" / "recipe.json").read_text())["actors"]["rollout_worker"]["count"] == 0
 
 
-@pytest.mark.skipif(not LAUNCHERS.exists(), reason="`just environments launchers` makes the interpreter that this needs")
+@pytest.mark.skipif(
+    not LAUNCHERS.exists(), reason="`just environments launchers` makes the interpreter that this needs"
+)
 async def test_the_ray_program_follows_the_decisions_of_the_run(tmp_path, started):
-    launch("--on", "ray", "--output", str(tmp_path), "steps=100000", "hosts.run.cpus=1", *slow_rewards(tmp_path), folder=tmp_path)
+    launch(
+        "--on",
+        "ray",
+        "--output",
+        str(tmp_path),
+        "steps=100000",
+        "hosts.run.cpus=1",
+        *slow_rewards(tmp_path),
+        folder=tmp_path,
+    )
     output = tmp_path / "output.txt"
     address = ray_cluster(started, tmp_path / "ray.txt")
     process = start(started, [str(LAUNCHERS), str(tmp_path / "gsm8k-grpo-ray.py")], output, **RAY, RAY_ADDRESS=address)
@@ -365,7 +435,9 @@ async def test_the_ray_program_follows_the_decisions_of_the_run(tmp_path, starte
         assert [(one.before, one.workers) for one in run.received(ScaleDecided)] == [(1, 2)]
         # one that no longer follows has the hosts that it has added leave
         (follower,) = [
-            one for one in psutil.process_iter(["cmdline"]) if {"--follow", f"folder={tmp_path}"} <= set(one.info["cmdline"] or ())
+            one
+            for one in psutil.process_iter(["cmdline"])
+            if {"--follow", f"folder={tmp_path}"} <= set(one.info["cmdline"] or ())
         ]
         follower.terminate()
         (left, *_) = await run.until(WorkerLeft, 1)

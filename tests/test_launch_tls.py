@@ -49,7 +49,10 @@ def launched(capsys: pytest.CaptureFixture[str], target: str, *words: str) -> st
 
 
 def objects(file: Path) -> dict[tuple[str, str], dict]:
-    return {(one["kind"], one["metadata"]["name"].removeprefix("areal-gsm8k-grpo-")): one for one in yaml.safe_load_all(file.read_text())}
+    return {
+        (one["kind"], one["metadata"]["name"].removeprefix("areal-gsm8k-grpo-")): one
+        for one in yaml.safe_load_all(file.read_text())
+    }
 
 
 @pytest.mark.parametrize("target", FILES)
@@ -97,13 +100,20 @@ def test_keys_are_in_a_secret_that_only_the_pod_of_the_run_mounts(here, capsys):
     assert not any(line in others for key in (bus.key, gateway.key) for line in lines_of(key))
     pods = {name: one["spec"]["template"]["spec"] for (kind, name), one in found.items() if kind == "Job"}
     assert [name for name, pod in pods.items() if "areal-gsm8k-grpo-tls" in json.dumps(pod)] == ["run"]
-    assert {"name": "tls", "secret": {"secretName": "areal-gsm8k-grpo-tls", "defaultMode": 0o440}} in pods["run"]["volumes"]
+    assert {"name": "tls", "secret": {"secretName": "areal-gsm8k-grpo-tls", "defaultMode": 0o440}} in pods["run"][
+        "volumes"
+    ]
     assert {"name": "tls", "mountPath": "/tls", "readOnly": True} in pods["run"]["containers"][0]["volumeMounts"]
     assert pods["run"]["containers"][0]["command"][-4:] == [f"{name}=/tls/{name}" for name in secret]
-    assert pods["rollout-worker"]["containers"][0]["command"][2] == f"tls://areal-gsm8k-grpo-run:4222/gsm8k-grpo#{bus.fingerprint}"
+    assert (
+        pods["rollout-worker"]["containers"][0]["command"][2]
+        == f"tls://areal-gsm8k-grpo-run:4222/gsm8k-grpo#{bus.fingerprint}"
+    )
 
 
-@pytest.mark.skipif(not LAUNCHERS.exists(), reason="`just environments launchers` makes the interpreter that this needs")
+@pytest.mark.skipif(
+    not LAUNCHERS.exists(), reason="`just environments launchers` makes the interpreter that this needs"
+)
 def test_manifests_with_a_certificate_have_the_form_of_kubernetes(here, capsys):
     launched(capsys, "kubernetes")
     program = (
@@ -151,17 +161,27 @@ def unusable(folder: Path, what: str) -> Certificate:
 @pytest.mark.parametrize(
     ("what", "complaint"),
     [
-        ("missing", r"bus\.certificate_key: .*key\.pem cannot be read \(No such file or directory\); name a PEM file that this host has"),
+        (
+            "missing",
+            r"bus\.certificate_key: .*key\.pem cannot be read \(No such file or directory\); name a PEM file that this host has",
+        ),
         ("folder", r"bus\.certificate: .* cannot be read \(Is a directory\)"),
         ("damaged", r"bus\.certificate: .*certificate\.pem is no PEM file of a certificate; name another"),
-        ("another", r"bus\.certificate_key: .*key\.pem is not the key of .*certificate\.pem; name the key that belongs to it"),
+        (
+            "another",
+            r"bus\.certificate_key: .*key\.pem is not the key of .*certificate\.pem; name the key that belongs to it",
+        ),
         ("password", r"bus\.certificate_key: .*key\.pem has a password; name a file without one"),
         ("expired", r"bus\.certificate: .*host\.pem is expired \(valid from .* UTC\); renew it"),
     ],
 )
 def test_files_that_cannot_be_used_are_refused_before_anything_starts(here, capsys, what, complaint):
     words = (*TLS, "bus.host=127.0.0.1", *named(unusable(here, what)), "profile=embedded", "task.dataset=arithmetic")
-    for command in (("check", str(RECIPE)), ("run", str(RECIPE)), *(("launch", str(RECIPE), "--on", target) for target in TARGETS)):
+    for command in (
+        ("check", str(RECIPE)),
+        ("run", str(RECIPE)),
+        *(("launch", str(RECIPE), "--on", target) for target in TARGETS),
+    ):
         assert main([*command, *words]) == 1
         assert re.search(complaint, capsys.readouterr().err), command
     assert not (here / "launch").exists()
@@ -179,7 +199,9 @@ def test_a_check_of_a_recipe_with_a_certificate_shows_no_key(here, capsys):
 
 def test_a_run_keeps_a_copy_for_its_user_only_and_makes_one_if_none_is_named(here):
     pair = make_certificate(here / "own")
-    copied = bus_certificate(BusSettings(tls=True, certificate=str(pair.certificate), certificate_key=str(pair.key)), here / "run")
+    copied = bus_certificate(
+        BusSettings(tls=True, certificate=str(pair.certificate), certificate_key=str(pair.key)), here / "run"
+    )
     assert copied.fingerprint == pair.fingerprint
     assert (copied.key.read_bytes(), copied.key.stat().st_mode & 0o777) == (pair.key.read_bytes(), 0o600)
     assert named_certificate(BusSettings(tls=True)) is None
@@ -195,4 +217,7 @@ def test_an_output_that_cannot_be_written_is_named(here, capsys):
 def test_gateways_that_a_launch_starts_elsewhere_have_no_certificate(here, capsys):
     words = ("hosts.gateway.count=1", "gateway.certificate=a.pem", "gateway.certificate_key=a.key")
     assert main(["launch", "gsm8k_grpo", "--on", "slurm", *words]) == 2
-    assert "`hosts.gateway.count`: found 1, but gateway.certificate is not for the addresses of other hosts" in capsys.readouterr().err
+    assert (
+        "`hosts.gateway.count`: found 1, but gateway.certificate is not for the addresses of other hosts"
+        in capsys.readouterr().err
+    )

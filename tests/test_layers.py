@@ -14,7 +14,18 @@ LONGEST = 400
 ORDER = (
     *("core", "messages", "runtime"),
     *("sandbox", "tokenization", "weights", "vision", "sequences"),
-    *("staleness", "tasks", "rewards", "rollout", "gateway", "generation", "batching", "training", "evaluation", "metrics"),
+    *(
+        "staleness",
+        "tasks",
+        "rewards",
+        "rollout",
+        "gateway",
+        "generation",
+        "batching",
+        "training",
+        "evaluation",
+        "metrics",
+    ),
     *("audit", "supervised", "embedded", "calibration", "chaos", "history"),
     *(
         "recipe",
@@ -59,9 +70,18 @@ STATIONS = {
     "metrics": set(),
 }
 """Stations on the path of a sample, and what each needs besides the foundation."""
-WINGS = {"supervised", "embedded", "calibration", "library", "compat", "tinker", "chaos", "audit", "history", "reader"} | {
-    *("replay", "track", "web")
-}
+WINGS = {
+    "supervised",
+    "embedded",
+    "calibration",
+    "library",
+    "compat",
+    "tinker",
+    "chaos",
+    "audit",
+    "history",
+    "reader",
+} | {*("replay", "track", "web")}
 """Beside the path: these import stations, no station imports them."""
 
 PURE = (
@@ -76,7 +96,10 @@ PURE = (
         "gateway.protocols",
         "gateway.sessions",
     ),
-    *(f"history.{name}" for name in ("attempts", "episode_rows", "fold", "parts", "row", "run_rows", "schema", "severity")),
+    *(
+        f"history.{name}"
+        for name in ("attempts", "episode_rows", "fold", "parts", "row", "run_rows", "schema", "severity")
+    ),
     *(
         "messages",
         "sequences",
@@ -145,7 +168,10 @@ def touches(tree):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [node.module or ""]
-        elif isinstance(node, ast.Call) and (name := getattr(node.func, "attr", getattr(node.func, "id", ""))) in FILE_CALLS:
+        elif (
+            isinstance(node, ast.Call)
+            and (name := getattr(node.func, "attr", getattr(node.func, "id", ""))) in FILE_CALLS
+        ):
             yield name, node.lineno
             continue
         else:
@@ -174,7 +200,9 @@ def test_pure_logic_touches_neither_files_nor_processes_nor_the_clock():
     assert {f"{path}:{line}: {name}" for path in pure for name, line in touches(TREES[path])} == set()
 
 
-@pytest.mark.parametrize("code", ["import os.path", "from subprocess import run", "import time", "open('x')", "path.read_text()"])
+@pytest.mark.parametrize(
+    "code", ["import os.path", "from subprocess import run", "import time", "open('x')", "path.read_text()"]
+)
 def test_the_check_of_pure_logic_can_fail(code):
     assert len(list(touches(ast.parse(code)))) == 1
 
@@ -184,7 +212,11 @@ def test_folders_import_only_from_those_before_them():
     folders = {folder_of(module) for module in IMPORTS} - {"", "areal_bus"}
     assert folders == set(ORDER), "add a new folder to tests/test_layers.py and docs/architecture.md"
     found = [(module, name) for module, names in IMPORTS.items() for name in names if folder_of(module) in place]
-    upward = [f"{module} imports {name}" for module, name in found if place.get(folder_of(name), -1) > place[folder_of(module)]]
+    upward = [
+        f"{module} imports {name}"
+        for module, name in found
+        if place.get(folder_of(name), -1) > place[folder_of(module)]
+    ]
     assert upward == []
 
 
@@ -210,7 +242,10 @@ def test_no_station_imports_a_wing():
 
 def test_no_files_import_each_other_in_a_circle():
     packages = {name.rpartition(".")[0] for name in IMPORTS}
-    needs = {module: {name for name in names if name not in packages or name not in ancestors(module)} for module, names in IMPORTS.items()}
+    needs = {
+        module: {name for name in names if name not in packages or name not in ancestors(module)}
+        for module, names in IMPORTS.items()
+    }
     order = graphlib.TopologicalSorter(needs)
     order.prepare()  # raises CycleError, which names the circle
     assert order.get_ready()
@@ -224,7 +259,9 @@ def ancestors(module):
 def test_only_modules_of_tensors_import_torch():
     # What lies in server_side runs in the interpreter of an inference server.
     trees = {module_of(path): tree for path, tree in TREES.items() if "server_side" not in path.parts}
-    users = {module for module, tree in trees.items() for name in imported_names(tree) if name.partition(".")[0] == "torch"}
+    users = {
+        module for module, tree in trees.items() for name in imported_names(tree) if name.partition(".")[0] == "torch"
+    }
     assert len(users) > 30
     assert [module for module in users if not is_one_of(module, WITH_TORCH)] == []
 
@@ -240,8 +277,13 @@ def test_the_base_imports_nothing_with_torch():
 
 def test_whatever_opens_a_bus_has_declared_the_product():
     """Else its subjects have no prefix of this product, and its log no dictionary."""
-    opens = {f"areal_bus.{name}" for name in ("memory", "nats", "payload", "permissions", "recorded", "server", "subjects", "users")}
-    needs = {module_of(path): {name for name, _ in imports(without_checked_types(tree))} for path, tree in TREES.items()}
+    opens = {
+        f"areal_bus.{name}"
+        for name in ("memory", "nats", "payload", "permissions", "recorded", "server", "subjects", "users")
+    }
+    needs = {
+        module_of(path): {name for name, _ in imports(without_checked_types(tree))} for path, tree in TREES.items()
+    }
     users = [module for module, names in needs.items() if module.startswith("areal_actors.") and names & opens]
     assert len(users) > 30
     assert [module for module in users if "areal_actors.core.product" not in reached(module, needs)] == []
@@ -261,7 +303,11 @@ def reached(module, needs):
 def without_checked_types(tree):
     """The tree without what only a type checker reads."""
     copied = ast.parse(ast.unparse(tree))
-    copied.body = [node for node in copied.body if not (isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING")]
+    copied.body = [
+        node
+        for node in copied.body
+        if not (isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING")
+    ]
     return copied
 
 
@@ -297,7 +343,10 @@ def test_engines_never_touch_the_bus():
     files = [path for path in FILES if is_one_of(module_of(path), WITHOUT_BUS) and not path.name.startswith("trainer_")]
     for path in files:
         if module_of(path) not in ACTORS:
-            assert {name for name in IMPORTS[module_of(path)] if name.startswith("areal_bus")} <= {"areal_bus", "areal_bus.message"}, path
+            assert {name for name in IMPORTS[module_of(path)] if name.startswith("areal_bus")} <= {
+                "areal_bus",
+                "areal_bus.message",
+            }, path
 
 
 def test_no_file_is_longer_than_400_lines():

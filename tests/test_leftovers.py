@@ -56,7 +56,9 @@ def test_weights_and_secrets_of_a_killed_run_are_removed_and_named(memory, runs)
         "removed bus credentials of run 'dead', which has ended: bus.json, monitor.json, nats-server.conf",
     ]
     assert list(memory.iterdir()) == []
-    assert {"secret", "admin_key", "recipe.json"} <= {path.name for path in folder.path.iterdir()}, "a resumed run needs them"
+    assert {"secret", "admin_key", "recipe.json"} <= {path.name for path in folder.path.iterdir()}, (
+        "a resumed run needs them"
+    )
     assert clean_up(runs) == []
 
 

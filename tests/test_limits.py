@@ -85,7 +85,10 @@ def test_what_is_stated_holds_and_is_named_where_it_binds(main):
     ("settings", "sentence"),
     [
         ((), "staleness_gate.max_concurrent = 48 is the lowest limit: 48 groups × 8 = 384 episodes at once"),
-        (("generation.max_num_seqs=128",), "generation.max_num_seqs = 128 is the lowest limit: 128 completions at once, of the 384 that"),
+        (
+            ("generation.max_num_seqs=128",),
+            "generation.max_num_seqs = 128 is the lowest limit: 128 completions at once, of the 384 that",
+        ),
         (("task.runner=subprocess",), "task.processes = 4 is the lowest limit: 4 processes at once, of the 384 that"),
         (
             ("task.runner=subprocess", "task.processes=8", "actors.rollout_worker.count=4"),
@@ -95,7 +98,10 @@ def test_what_is_stated_holds_and_is_named_where_it_binds(main):
             ("staleness_gate.max_staleness=0", "staleness_gate.max_concurrent=48"),
             "staleness_gate.max_staleness = 0 is the lowest limit: (0 + 1) × 16 groups × 8 = 128 episodes ahead of the weights at once",
         ),
-        (("generation.engine=scripted", "generation.max_num_seqs=1"), "staleness_gate.max_concurrent = 48 is the lowest limit"),
+        (
+            ("generation.engine=scripted", "generation.max_num_seqs=1"),
+            "staleness_gate.max_concurrent = 48 is the lowest limit",
+        ),
     ],
 )
 def test_the_limit_that_binds_is_named_with_its_number(main, settings, sentence):
@@ -128,7 +134,10 @@ def test_a_server_that_shares_out_its_memory_takes_every_episode(main):
 def test_the_memory_of_key_values_bounds_the_slots_of_a_model_that_is_not_made_here(main):
     engine = "generation.engine=transformers"
     assert main(engine, cuda=CUDA).generation.max_num_seqs == 128
-    assert main(engine, "generation.max_model_len=512", "sampling.max_tokens=256", cuda=CUDA).generation.max_num_seqs == 256
+    assert (
+        main(engine, "generation.max_model_len=512", "sampling.max_tokens=256", cuda=CUDA).generation.max_num_seqs
+        == 256
+    )
     assert lowest_limit(main(engine, cuda=CUDA)).startswith("generation.max_num_seqs = 128 is the lowest limit")
 
 
@@ -157,15 +166,25 @@ def test_what_a_recipe_resolves_to_states_its_limits(main, tmp_path):
 )
 def test_default_lengths_agree_with_the_set_ones(bare, settings, longest, context, microbatch):
     recipe = bare(*settings)
-    assert (recipe.sampling.max_tokens, recipe.generation.max_model_len, recipe.trainer.microbatch_tokens) == (longest, context, microbatch)
+    assert (recipe.sampling.max_tokens, recipe.generation.max_model_len, recipe.trainer.microbatch_tokens) == (
+        longest,
+        context,
+        microbatch,
+    )
 
 
 @pytest.mark.parametrize(
     "settings",
-    [("sampling.max_tokens=600", "generation.max_model_len=512"), ("trainer.microbatch_tokens=512", "generation.max_model_len=1024")],
+    [
+        ("sampling.max_tokens=600", "generation.max_model_len=512"),
+        ("trainer.microbatch_tokens=512", "generation.max_model_len=1024"),
+    ],
 )
 def test_lengths_that_are_stated_and_contradict_each_other_are_refused(bare, settings):
-    with pytest.raises(RecipeError, match=r"but (generation\.max_model_len is 512|one sequence may have generation\.max_model_len = 1024)"):
+    with pytest.raises(
+        RecipeError,
+        match=r"but (generation\.max_model_len is 512|one sequence may have generation\.max_model_len = 1024)",
+    ):
         bare(*settings)
 
 
@@ -192,15 +211,21 @@ def test_servers_started_elsewhere_are_given_an_adapter_merged_and_others_the_ad
 
 
 def test_weights_go_to_servers_on_other_hosts_without_a_folder_unless_it_is_stated(main):
-    near, far = (("generation.engine=vllm", f'generation.server.urls=["http://{host}:8000"]') for host in ("localhost", "10.0.0.7"))
+    near, far = (
+        ("generation.engine=vllm", f'generation.server.urls=["http://{host}:8000"]')
+        for host in ("localhost", "10.0.0.7")
+    )
     assert main(*near).generation.server.weights == "folder"
     assert main(*far).generation.server.weights == "broadcast"
     assert main(*far, "generation.server.weights=folder").generation.server.weights == "folder"
     assert main(*far, "trainer.lora.rank=4", "trainer.lora.published=adapter").generation.server.weights == "folder"
-    with pytest.raises(RecipeError, match=r'`generation.server.weights`: found "tensors", but http://10.0.0.7:8000 is on another host'):
+    with pytest.raises(
+        RecipeError, match=r'`generation.server.weights`: found "tensors", but http://10.0.0.7:8000 is on another host'
+    ):
         main(*far, "generation.server.weights=tensors")
     with pytest.raises(
-        RecipeError, match=r'found "delta", but adapters are loaded by name from their folder; write "folder", or trainer.lora'
+        RecipeError,
+        match=r'found "delta", but adapters are loaded by name from their folder; write "folder", or trainer.lora',
     ):
         main("generation.engine=sglang", "generation.server.weights=delta", "trainer.lora.rank=4")
 

@@ -78,7 +78,9 @@ def test_calls_after_one_with_normalised_arguments_are_found_by_value(edited):
 def test_defaults_within_lists_are_normalised_arguments_too():
     session = Session()
     session.call(user("a"), answer=edits("id0", edits=[{"old": "1"}, {"old": "2"}]))
-    prompt = session.prompt(user("a"), edits("id0", edits=[{"old": "1", "all": False}, {"old": "2", "all": False}]), result("id0"))
+    prompt = session.prompt(
+        user("a"), edits("id0", edits=[{"old": "1", "all": False}, {"old": "2", "all": False}]), result("id0")
+    )
     assert prompt.prefix == "c0"
     assert session.prompt(user("a"), edits("id0", edits=[{"old": "1"}]), result("id0")).prefix == ""
 
@@ -97,7 +99,10 @@ def test_under_another_id_more_arguments_are_another_call(edited):
 def test_an_id_names_the_parent_also_where_the_history_before_it_was_rewritten(edited):
     prompt = edited.prompt(user("a summary"), edits("id0", file="f", old="1", new={"text": "2"}), result("id0"))
     assert (prompt.parent, prompt.prefix) == ("c0", "")
-    assert prompt.prefix_break_reason == "the messages before an answer, which its tool call's id names, are not what they were"
+    assert (
+        prompt.prefix_break_reason
+        == "the messages before an answer, which its tool call's id names, are not what they were"
+    )
 
 
 def test_of_an_id_and_a_value_the_deeper_one_names_the_parent(edited):
@@ -112,7 +117,9 @@ def test_of_an_id_and_a_value_the_deeper_one_names_the_parent(edited):
 def test_changed_tools_that_the_template_does_not_show_break_neither_the_tokens_nor_the_lineage():
     session = Session()
     session.call(user("a"), answer=assistant("1"))
-    prompt = session.prompt(user("a"), assistant("1"), user("b"), tools=({"type": "function", "function": {"name": "f"}},))
+    prompt = session.prompt(
+        user("a"), assistant("1"), user("b"), tools=({"type": "function", "function": {"name": "f"}},)
+    )
     assert (prompt.parent, prompt.prefix, prompt.prefix_break_reason) == ("c0", "c0", "")
 
 

@@ -12,7 +12,13 @@ from areal_actors.lint.first_episodes import FirstEpisodes
 from areal_actors.lint.rules import findings
 from areal_actors.lint.run_lint import RunLint
 from areal_actors.lint.stated_answers import reference_of, states_reference
-from areal_actors.messages import EpisodeScored, InteractionRecorded, InteractionsRecorded, StepCompleted, TrajectoryExported
+from areal_actors.messages import (
+    EpisodeScored,
+    InteractionRecorded,
+    InteractionsRecorded,
+    StepCompleted,
+    TrajectoryExported,
+)
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.sequences.credit import Credit
 from areal_actors.training.algorithms.grpo import Grpo
@@ -23,7 +29,15 @@ GROUPS, MEMBERS = 4, 4
 def recipe(marks_in_text="text", **task):
     chosen = TaskSettings(dataset="d", agent="a", reward="gsm8k", **task)
     gateway = GatewaySettings(marks_in_text=marks_in_text)
-    return Recipe(run="r", steps=1, model="embedded", algorithm=Grpo(), task=chosen, gateway=gateway, sampling=SamplingParams(max_tokens=9))
+    return Recipe(
+        run="r",
+        steps=1,
+        model="embedded",
+        algorithm=Grpo(),
+        task=chosen,
+        gateway=gateway,
+        sampling=SamplingParams(max_tokens=9),
+    )
 
 
 def call(episode, text, reward=None, **fields):
@@ -33,11 +47,16 @@ def call(episode, text, reward=None, **fields):
 
 def score(episode, output, reward, answer="42"):
     task = Task(id="t", data={"question": "q", "answer": answer})
-    return EpisodeScored(work=msgspec.structs.replace(work(episode), task=task), session="s", reward=reward, output=output)
+    return EpisodeScored(
+        work=msgspec.structs.replace(work(episode), task=task), session="s", reward=reward, output=output
+    )
 
 
 def episodes(
-    text=lambda group, member: f"a{group}{member}", reward=lambda group, member: float(member % 2), output="I do not know", **fields
+    text=lambda group, member: f"a{group}{member}",
+    reward=lambda group, member: float(member % 2),
+    output="I do not know",
+    **fields,
 ):
     """Events of a batch."""
     events = []
@@ -47,7 +66,9 @@ def episodes(
             received = reward(group, member)
             events.append(score(name, output, received))
             calls = [call(name, text(group, member), received, **fields)]
-            events.append(TrajectoryExported(trajectory=msgspec.structs.replace(trajectory(name, *calls), reward=received)))
+            events.append(
+                TrajectoryExported(trajectory=msgspec.structs.replace(trajectory(name, *calls), reward=received))
+            )
     return events
 
 
@@ -78,7 +99,9 @@ def solver_and_judge():
                 call(name, "jn", 4.0 + member % 2, role="judge"),
             )
             calls = (solved, msgspec.structs.replace(judged, id=f"{name}-2"))
-            events.append(TrajectoryExported(trajectory=msgspec.structs.replace(trajectory(name, *calls), reward=judged.reward)))
+            events.append(
+                TrajectoryExported(trajectory=msgspec.structs.replace(trajectory(name, *calls), reward=judged.reward))
+            )
     return events
 
 
@@ -86,13 +109,18 @@ def without_credit():
     events = episodes()
     last = events[-1].trajectory
     first = msgspec.structs.replace(last.interactions[0], id="first", reward=None)
-    return [*events[:-1], TrajectoryExported(trajectory=msgspec.structs.replace(last, interactions=(first, *last.interactions)))]
+    return [
+        *events[:-1],
+        TrajectoryExported(trajectory=msgspec.structs.replace(last, interactions=(first, *last.interactions))),
+    ]
 
 
 def ended_by_model():
     """Events of a batch, half of whose episodes the model ended."""
     return [
-        msgspec.structs.replace(event, trajectory=msgspec.structs.replace(event.trajectory, ended_by="model", end_cause="too many turns"))
+        msgspec.structs.replace(
+            event, trajectory=msgspec.structs.replace(event.trajectory, ended_by="model", end_cause="too many turns")
+        )
         if isinstance(event, TrajectoryExported) and event.trajectory.episode.endswith(("1", "3"))
         else event
         for event in episodes()
@@ -101,7 +129,9 @@ def ended_by_model():
 
 def recorded(events, **changes):
     """The same events, with changed tasks or outputs of the scores."""
-    return [msgspec.structs.replace(event, **changes) if isinstance(event, EpisodeScored) else event for event in events]
+    return [
+        msgspec.structs.replace(event, **changes) if isinstance(event, EpisodeScored) else event for event in events
+    ]
 
 
 def with_tasks(events):
@@ -128,10 +158,16 @@ SICK = {
     "unreadable references": ([*episodes(), unscored(0, "see the appendix"), unscored(1, "#### 4")], {}),
     "equal prompts": (with_tasks(episodes()), {}),
     "empty answers": (episodes(text=lambda group, member: chr(97 + 4 * group + member)), {}),
-    "forged marks": (recorded(episodes(), work=msgspec.structs.replace(work(), task=FORGED)), {"marks_in_text": "control"}),
+    "forged marks": (
+        recorded(episodes(), work=msgspec.structs.replace(work(), task=FORGED)),
+        {"marks_in_text": "control"},
+    ),
     "equal samples": (episodes(text=lambda group, member: f"same {group}"), {}),
     "constant rewards": (episodes(reward=lambda group, member: 0.0), {}),
-    "right answers without reward": (episodes(reward=lambda group, member: float(member == 3), output="so it is 42"), {}),
+    "right answers without reward": (
+        episodes(reward=lambda group, member: float(member == 3), output="so it is 42"),
+        {},
+    ),
     "lost tool calls": ([*episodes(), *reported(8, tool_call_error="the call is not closed")], {}),
     "calls without credit": (without_credit(), {"turn_discount": 0.9}),
     "ended by the model": (ended_by_model(), {}),
@@ -139,7 +175,10 @@ SICK = {
     "roles with one baseline": (solver_and_judge(), {}),
     "failed attempts": ([*episodes(), *(abandoned(f"{number}.0") for number in range(8))], {}),
     "ignored fields": ([*episodes(), *reported(1, ignored=("user", "tools[2] (web_search)", "seed"))], {}),
-    "rewritten histories": ([*episodes(), *reported(8, prefix_break_reason="message 1 (user) is not what it was in the call before")], {}),
+    "rewritten histories": (
+        [*episodes(), *reported(8, prefix_break_reason="message 1 (user) is not what it was in the call before")],
+        {},
+    ),
 }
 
 
@@ -164,7 +203,10 @@ HEALTHY = {
     "a discount, every call rewarded": (episodes(), {"turn_discount": 0.9}),
     "right answers are rewarded": (episodes(reward=lambda group, member: 1.0 if member else 0.5, output="42"), {}),
     "roles are compared with themselves": (solver_and_judge(), {"baseline_over": "roles"}),
-    "bookkeeping without effect": ([*episodes(), *reported(9, ignored=("metadata", "messages[].cache_control", "include[] (x)"))], {}),
+    "bookkeeping without effect": (
+        [*episodes(), *reported(9, ignored=("metadata", "messages[].cache_control", "include[] (x)"))],
+        {},
+    ),
     "a failed attempt": ([*episodes(), abandoned("1.0")], {}),
     "marks that are read as text": (recorded(episodes(), work=msgspec.structs.replace(work(), task=FORGED)), {}),
     "a reward function that fails once, with a reference that it can read": ([*episodes(), unscored(0, "#### 4")], {}),

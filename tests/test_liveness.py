@@ -70,14 +70,21 @@ def test_a_replacement_that_never_beats_and_makes_no_progress_is_killed():
             break
     assert names(found) == [("trainer", 7)]
     assert now == 22
-    assert "trainer-0 did not start: its process 7 is sleeping, used no CPU time and read nothing for 21 s" in found[0].reason
+    assert (
+        "trainer-0 did not start: its process 7 is sleeping, used no CPU time and read nothing for 21 s"
+        in found[0].reason
+    )
 
 
 def test_a_slow_start_that_uses_the_processor_or_the_disk_is_alive_but_not_for_ever():
     watch = liveness(activity := {7: Activity(state="running")})
     replaced = {"trainer": 7}
     for now in range(200):
-        kinds = (Activity(now * 0.01, 0, "running"), Activity(0.0, now * 10_000, "sleeping"), Activity(0.0, 0, "disk-sleep"))
+        kinds = (
+            Activity(now * 0.01, 0, "running"),
+            Activity(0.0, now * 10_000, "sleeping"),
+            Activity(0.0, 0, "disk-sleep"),
+        )
         activity[7] = kinds[now // 67]
         assert watch.overdue(replaced, float(now)) == [], now
     (late,) = watch.overdue(replaced, 201.0)
@@ -99,7 +106,9 @@ def test_when_all_are_silent_at_once_none_is_killed_and_it_is_reported_until_a_d
     watch = liveness()
     beating(watch, 0.0)
     assert watch.overdue(PIDS, 11.0) == []
-    assert watch.silence.startswith("no process has sent a heartbeat for 11 s although nats-server answers the supervisor: all 3")
+    assert watch.silence.startswith(
+        "no process has sent a heartbeat for 11 s although nats-server answers the supervisor: all 3"
+    )
     beating(watch, 12.0)
     assert watch.overdue(PIDS, 13.0) == []
     assert watch.silence == ""

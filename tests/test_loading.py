@@ -68,7 +68,11 @@ def test_a_dotted_name_is_installed_or_counts_from_the_root(tmp_path, monkeypatc
         ("mine.py:Agent", "one = 1\n\ntwo = 1 / 0\n", r"mine.py:3 raised ZeroDivisionError: division by zero"),
         ("mine.py:Agent", "def half(x):\n    return x / 0\n\nhalf(1)\n", r"mine.py:2 raised ZeroDivisionError"),
         ("mine.py:Agent", "one = 1\ntwo = (\n", r"mine.py:2 raised SyntaxError: '\(' was never closed"),
-        ("mine.py:Agent", "import no_such_package\n", r"mine.py:1 raised ModuleNotFoundError: No module named 'no_such_package'"),
+        (
+            "mine.py:Agent",
+            "import no_such_package\n",
+            r"mine.py:1 raised ModuleNotFoundError: No module named 'no_such_package'",
+        ),
         ("mine.py:Agent", "import sys\nsys.exit(3)\n", r"mine.py:2 raised SystemExit: 3"),
     ],
 )

@@ -37,7 +37,9 @@ def test_every_package_of_a_lock_has_hashes(lock):
 
 
 def test_everything_that_is_installed_has_a_lock():
-    wanted = {path.stem for folder in ("agents/environments", "scripts/engines") for path in (ROOT / folder).glob("*.txt")}
+    wanted = {
+        path.stem for folder in ("agents/environments", "scripts/engines") for path in (ROOT / folder).glob("*.txt")
+    }
     assert {path.stem for path in LOCKS} == wanted | {"build", "dev", "docs", "image", "sbom"}
 
 
@@ -49,10 +51,14 @@ def test_no_script_lets_a_further_index_win():
     assert re.findall(r"--index-url \S+ (\S+)", text) == ['"$torch"', '"$(grep'], "torch's own index is for torch only"
 
 
-@pytest.mark.parametrize(("kind", "left_out"), [("cpu", {"torch", "triton", "nvidia-nccl-cu13", "cuda-toolkit"}), ("cuda", set())])
+@pytest.mark.parametrize(
+    ("kind", "left_out"), [("cpu", {"torch", "triton", "nvidia-nccl-cu13", "cuda-toolkit"}), ("cuda", set())]
+)
 def test_a_machine_without_a_gpu_gets_all_but_torch_and_the_libraries_of_cuda(kind, left_out):
     lock = ROOT / "scripts" / "locks" / "dev.txt"
-    printed = subprocess.run(["bash", "scripts/locked.sh", kind, str(lock)], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        ["bash", "scripts/locked.sh", kind, str(lock)], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     every, here = ({name.partition("==")[0] for name, _ in packages(text)} for text in (lock.read_text(), printed))
     assert left_out <= every
     missing = every - here
@@ -68,7 +74,9 @@ def wheel(folder, content):
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("areal_sample.py", content)
         file.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: areal-sample\nVersion: 1.0\n")
-        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         file.writestr(f"{about}/RECORD", f"areal_sample.py,,\n{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n")
     return path
 
@@ -81,7 +89,12 @@ def test_another_file_of_the_same_name_and_version_is_refused(tmp_path):
     lock = tmp_path / "lock.txt"
     lock.write_text(f"areal-sample==1.0 \\\n    --hash=sha256:{genuine}\n")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-    environment = kept | {"PATH": "/usr/bin:/bin", "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    environment = kept | {
+        "PATH": "/usr/bin:/bin",
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path),
+    }
 
     def install():
         command = ["bash", "-c", INSTALL, "install", str(tmp_path / "venv"), str(lock)]

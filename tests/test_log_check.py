@@ -15,7 +15,15 @@ from support.log_damage import GONE, HARMLESS, HOLES, SHORTER, Damage, blocks_of
 
 from areal_bus.errors import LogDamaged, LogUnavailable
 from areal_bus.log_check import FIRST_MARK, LogCheck, check_log, is_missing
-from areal_bus.log_rewrite import copy_log, copy_values, create_empty_queue, exchange, finish_exchange, messages_of, unfinished_store
+from areal_bus.log_rewrite import (
+    copy_log,
+    copy_values,
+    create_empty_queue,
+    exchange,
+    finish_exchange,
+    messages_of,
+    unfinished_store,
+)
 from areal_bus.nats import NatsBus
 from areal_bus.recorded import export_log, read_log
 from areal_bus.server import EmbeddedServer
@@ -43,7 +51,9 @@ async def made(store: Path) -> None:
     async with served(store) as bus:
         await bus.provision(KINDS)
         for start in range(0, EVENTS, 100):
-            await asyncio.gather(*(bus.publish(Happened(n=n), stamp(f"{n}-{SEVERAL_BLOCKS}")) for n in range(start, start + 100)))
+            await asyncio.gather(
+                *(bus.publish(Happened(n=n), stamp(f"{n}-{SEVERAL_BLOCKS}")) for n in range(start, start + 100))
+            )
         await bus.publish(Do(n=1), stamp("work-1"))
         await bus.publish(Do(n=2), stamp("work-2"))
         await bus.put("key", b"kept")
@@ -85,7 +95,9 @@ async def test_a_lost_index_does_no_harm(sound: Path, tmp_path: Path, name: str)
 
 
 @pytest.mark.parametrize("name", HOLES)
-async def test_a_hole_is_named_and_no_reader_waits_for_what_is_not_there(sound: Path, tmp_path: Path, name: str) -> None:
+async def test_a_hole_is_named_and_no_reader_waits_for_what_is_not_there(
+    sound: Path, tmp_path: Path, name: str
+) -> None:
     async with served(damaged(sound, tmp_path, HOLES[name])) as bus:
         found = await checked(bus)
         assert found.damage
@@ -136,7 +148,9 @@ async def test_a_beginning_that_was_trimmed_is_no_damage_and_one_that_is_gone_is
 async def test_an_export_keeps_what_comes_before_the_damage(sound: Path, tmp_path: Path) -> None:
     async with served(damaged(sound, tmp_path, HOLES["flipped in the middle"])) as bus:
         end = (await checked(bus)).end
-        with pytest.raises(LogDamaged, match=rf"event {end + 1} is missing.*the {end} events before it were written to .*export"):
+        with pytest.raises(
+            LogDamaged, match=rf"event {end + 1} is missing.*the {end} events before it were written to .*export"
+        ):
             await export_log(bus, tmp_path / "export")
     assert [envelope.sequence for envelope in read_log(tmp_path / "export")] == list(range(1, end + 1))
 
@@ -144,7 +158,9 @@ async def test_an_export_keeps_what_comes_before_the_damage(sound: Path, tmp_pat
 # ---------------------------------------------------------------- a new store with the good part
 
 
-async def test_the_good_part_is_rewritten_under_the_same_sequences_with_values_and_no_work(sound: Path, tmp_path: Path) -> None:
+async def test_the_good_part_is_rewritten_under_the_same_sequences_with_values_and_no_work(
+    sound: Path, tmp_path: Path
+) -> None:
     store = damaged(sound, tmp_path, HOLES["torn tail"])
     async with served(store) as bus, served(unfinished_store(store)) as fresh:
         end = (await checked(bus)).end
@@ -156,7 +172,9 @@ async def test_the_good_part_is_rewritten_under_the_same_sequences_with_values_a
     async with served(store) as bus:
         assert await checked(bus) == LogCheck(first=1, end=end, last=end)
         assert (await bus.get("key"), await bus.position("a")) == (b"kept", 7)
-        assert await bus.publish(Happened(n=0), stamp(f"0-{SEVERAL_BLOCKS}")) == 1, "ids of the good part are recognised"
+        assert await bus.publish(Happened(n=0), stamp(f"0-{SEVERAL_BLOCKS}")) == 1, (
+            "ids of the good part are recognised"
+        )
         assert await bus.publish(Happened(n=9), stamp("new")) == end + 1
         assert [message async for message in messages_of(bus.streams, bus.streams.queue)] == []
         await bus.publish(Do(n=1), stamp("work-1"))

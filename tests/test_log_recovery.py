@@ -51,7 +51,9 @@ def assert_trained_once(events, steps):
     assert [batch.step for batch in batches] == list(range(steps))
     members = Counter(member.episode for batch in batches for group in batch.groups for member in group)
     assert set(members.values()) == {1}
-    checksums = {(event.weight_version, event.location.checksum) for event in events if isinstance(event, WeightsPublished)}
+    checksums = {
+        (event.weight_version, event.location.checksum) for event in events if isinstance(event, WeightsPublished)
+    }
     assert len({version for version, _ in checksums}) == len(checksums) == steps + 1
     assert [event for event in events if isinstance(event, RunFinished)][-1] == RunFinished(steps=steps)
 
@@ -140,8 +142,16 @@ async def test_episodes_that_the_queue_of_work_has_lost_are_run_after_all(live):
     (resumed,) = [event for event in events if isinstance(event, RunResumed)]
     before = events[: events.index(resumed)]
     ended = {event.work.episode for event in before if isinstance(event, EpisodeScored | EpisodeAbandoned)}
-    granted = {str(n) for e in before if isinstance(e, CapacityGranted) for n in range(e.first_group, e.first_group + e.groups)}
-    trained = {member.episode for event in events if isinstance(event, BatchFormed) for group in event.groups for member in group}
+    granted = {
+        str(n) for e in before if isinstance(e, CapacityGranted) for n in range(e.first_group, e.first_group + e.groups)
+    }
+    trained = {
+        member.episode
+        for event in events
+        if isinstance(event, BatchFormed)
+        for group in event.groups
+        for member in group
+    }
     again = {episode for episode in trained - ended - set(resumed.queued) if episode.partition(".")[0] in granted}
     assert again, "episodes that were granted before the damage, not queued after it, and trained"
 

@@ -66,7 +66,13 @@ class Run:
         self.count = 0
         self.checkpoints = []
         self.retention = LogRetention(
-            settings, self.bus, self.store, folds=folds, keep_last=keep_last, blobs=tmp_path / "blobs", publish=self.publish
+            settings,
+            self.bus,
+            self.store,
+            folds=folds,
+            keep_last=keep_last,
+            blobs=tmp_path / "blobs",
+            publish=self.publish,
         )
 
     async def publish(self, event):
@@ -104,7 +110,9 @@ class Run:
         return (await self.bus.span()).first
 
     async def trimmed(self):
-        return [envelope.open(LogTrimmed) async for envelope in self.bus.log() if envelope.subject == LogTrimmed.subject]
+        return [
+            envelope.open(LogTrimmed) async for envelope in self.bus.log() if envelope.subject == LogTrimmed.subject
+        ]
 
 
 async def test_nothing_goes_before_there_is_something_to_fall_back_to(tmp_path):
@@ -189,13 +197,29 @@ async def test_what_a_batch_names_as_oldest_is_not_later_than_anything_trained_f
 
 def test_the_actors_that_fold_are_those_that_hold_the_log():
     actors = (
-        *(Batcher, Checkpointer, EpisodeLog, Evaluator, ExampleSource, InferenceWorker, Metrics, RewardWorker, RolloutWorker),
+        *(
+            Batcher,
+            Checkpointer,
+            EpisodeLog,
+            Evaluator,
+            ExampleSource,
+            InferenceWorker,
+            Metrics,
+            RewardWorker,
+            RolloutWorker,
+        ),
         *(SessionManager, StalenessGate, TaskSource, Trainer),
     )
     assert {actor.kind() for actor in actors if actor.state_type is not None} == FOLDING
-    listening = {actor.kind() for actor in actors if actor.history == "all" and any(hasattr(kind, "subject") for kind in actor.handlers)}
+    listening = {
+        actor.kind()
+        for actor in actors
+        if actor.history == "all" and any(hasattr(kind, "subject") for kind in actor.handlers)
+    }
     assert listening - FOLDING == {"reward_worker"}, "an actor that hears events of the past must keep snapshots"
-    assert folds_of([("trainer-0", "trainer"), ("rollout_worker-0", "rollout_worker")], FOLDING, {"run_state": None}) == (
+    assert folds_of(
+        [("trainer-0", "trainer"), ("rollout_worker-0", "rollout_worker")], FOLDING, {"run_state": None}
+    ) == (
         "trainer-0",
         "run_state",
     )
@@ -277,8 +301,9 @@ async def test_without_a_snapshot_totals_are_reported_as_incomplete(tmp_path):
     await run.bus.trim(30)
     state = RunState()
     assert await restore_fold(run.bus, run.store, state) == 0
-    assert "the log begins at event 30; earlier events were trimmed, and no snapshot of the run was found" in await trimmed_notice(
-        run.bus, state
+    assert (
+        "the log begins at event 30; earlier events were trimmed, and no snapshot of the run was found"
+        in await trimmed_notice(run.bus, state)
     )
     with pytest.raises(EventsTrimmed):
         await LogReaders(run.bus, run.store, {RUN_STATE: RunState()}, run.publish).catch_up()

@@ -103,7 +103,9 @@ def test_every_call_is_recorded_with_its_ids_and_their_logprobs(server, model, t
     assert len(calls) == 3
     assert [call["interaction"] for call in calls][:2] == [first.id, parts[0].id]
     assert chat.tokenizer.decode(calls[0]["prompt_ids"], skip_special_tokens=False) == "user: 2 + 3 =<mark>assistant: "
-    assert calls[0]["logprobs"] == pytest.approx([token.logprob for token in first.choices[0].logprobs.content], abs=1e-5)
+    assert calls[0]["logprobs"] == pytest.approx(
+        [token.logprob for token in first.choices[0].logprobs.content], abs=1e-5
+    )
     assert calls[1]["prefix"] == first.id
     assert calls[1]["prompt_ids"][: len(calls[0]["prompt_ids"])] == calls[0]["prompt_ids"]
     for call in calls:
@@ -118,12 +120,16 @@ def test_a_key_of_ones_own_and_sessions_over_http(server, tmp_path):
     with gateway(server, tmp_path, "--key", "my-key", "--record", "mine.jsonl") as (base_url, key, admin, _):
         assert key == "my-key"
         with pytest.raises(openai.AuthenticationError):
-            openai.OpenAI(base_url=base_url, api_key="another", max_retries=0).chat.completions.create(model="m", messages=QUESTION)
+            openai.OpenAI(base_url=base_url, api_key="another", max_retries=0).chat.completions.create(
+                model="m", messages=QUESTION
+            )
         http = openai.OpenAI(base_url=base_url.removesuffix("/v1"), api_key=admin, max_retries=0)
         opened = http.post("/rl/start_session", body={"task_id": "hello"}, cast_to=object)
         client = openai.OpenAI(base_url=opened["base_url"], api_key=opened["api_key"], max_retries=0)
         client.chat.completions.create(model="m", messages=QUESTION, max_tokens=4)
-        openai.OpenAI(base_url=base_url, api_key=key, max_retries=0).chat.completions.create(model="m", messages=QUESTION, max_tokens=4)
+        openai.OpenAI(base_url=base_url, api_key=key, max_retries=0).chat.completions.create(
+            model="m", messages=QUESTION, max_tokens=4
+        )
         sessions = [call["session"] for call in recorded(tmp_path, "mine.jsonl")]
         assert len(set(sessions)) == 2
         assert sessions[0] == opened["session_id"]
@@ -133,8 +139,12 @@ def test_the_session_of_the_key_is_opened_again_when_it_has_ended(server, tmp_pa
     with gateway(server, tmp_path) as (base_url, key, _, _):
         client = openai.OpenAI(base_url=base_url, api_key=key, max_retries=0)
         client.chat.completions.create(model="m", messages=QUESTION, max_tokens=4)
-        openai.OpenAI(base_url=base_url.removesuffix("/v1"), api_key=key, max_retries=0).post("/rl/end_session", cast_to=object)
-        openai.OpenAI(base_url=base_url, api_key=key, max_retries=5).chat.completions.create(model="m", messages=QUESTION, max_tokens=4)
+        openai.OpenAI(base_url=base_url.removesuffix("/v1"), api_key=key, max_retries=0).post(
+            "/rl/end_session", cast_to=object
+        )
+        openai.OpenAI(base_url=base_url, api_key=key, max_retries=5).chat.completions.create(
+            model="m", messages=QUESTION, max_tokens=4
+        )
         assert len({call["session"] for call in recorded(tmp_path)}) == 2
 
 
@@ -143,13 +153,18 @@ def test_the_session_of_the_key_is_opened_again_when_it_has_ended(server, tmp_pa
     [
         (["--engine", "http://127.0.0.1:9"], "does not answer"),
         (["--engine", "{server}", "--model", "{empty}"], "holds no tokenizer.json"),
-        (["--engine", "{server}", "--record", "nowhere/calls.jsonl"], "--record: nowhere/calls.jsonl cannot be written"),
+        (
+            ["--engine", "{server}", "--record", "nowhere/calls.jsonl"],
+            "--record: nowhere/calls.jsonl cannot be written",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_named(server, tmp_path, monkeypatch, capsys, words, complaint):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    assert main(["gateway", "--port", "0", *(word.format(server=server, empty=tmp_path / "empty") for word in words)]) == 1
+    assert (
+        main(["gateway", "--port", "0", *(word.format(server=server, empty=tmp_path / "empty") for word in words)]) == 1
+    )
     assert complaint in capsys.readouterr().err
 
 

@@ -51,7 +51,9 @@ def test_only_the_adapter_is_trained_and_begins_by_changing_nothing(make, model_
     assert (logps(trainer._model, ids) == logps(AutoModelForCausalLM.from_pretrained(model_folder), ids)).all()
     stepped(trainer)
     assert same(base_of(trainer), {name: tensor for name, tensor in before.items() if "lora_" not in name})
-    factors = [name for name, tensor in weights(trainer).items() if "lora_" in name and not torch.equal(tensor, before[name])]
+    factors = [
+        name for name, tensor in weights(trainer).items() if "lora_" in name and not torch.equal(tensor, before[name])
+    ]
     assert len(factors) == 2 * 7 * len(trainer._model.model.layers)
     assert not any("lm_head" in name for name in factors)
 
@@ -64,7 +66,10 @@ def test_its_first_weights_follow_from_the_seed(make):
 def test_what_is_published_is_small_and_peft_reads_it(make, model_folder, tmp_path):
     trainer = stepped(make())
     location = trainer.publish(str(tmp_path / "v2"))
-    assert sorted(path.name for path in Path(location.folder).iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(path.name for path in Path(location.folder).iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
     whole = Path(model_folder, "model.safetensors").stat().st_size
     assert Path(location.folder, "adapter_model.safetensors").stat().st_size < whole / 4
     assert location.model == model_folder
@@ -84,11 +89,14 @@ def test_a_merged_adapter_is_published_as_the_whole_model(make, model_folder, tm
     whole.load_state_dict({name: tensor.float() for name, tensor in published.items()}, strict=False)
     ids = sequences_of(trainer)[0].token_ids
     assert logps(whole, ids) == pytest.approx(logps(trainer._model, ids), abs=1e-5 if dtype == "float32" else 0.1)
-    assert not torch.equal(published["model.layers.0.mlp.up_proj.weight"].float(), before["model.layers.0.mlp.up_proj.weight"])
+    assert not torch.equal(
+        published["model.layers.0.mlp.up_proj.weight"].float(), before["model.layers.0.mlp.up_proj.weight"]
+    )
 
 
 @pytest.mark.parametrize(
-    "settings", [SMALL, LoraSettings(rank=4, alpha=8, rank_stabilized=True), LoraSettings(targets=("q_proj", "down_proj"))]
+    "settings",
+    [SMALL, LoraSettings(rank=4, alpha=8, rank_stabilized=True), LoraSettings(targets=("q_proj", "down_proj"))],
 )
 async def test_an_engine_samples_as_the_trainer_scores_at_every_version(make, model_folder, tmp_path, settings):
     trainer = make(lora=settings)
@@ -150,7 +158,10 @@ def test_a_saved_model_is_the_merged_one_with_the_adapter_beside_it(make, model_
     assert logps(merged, ids) == pytest.approx(logps(trainer._model, ids), abs=1e-5)
     assert merged.state_dict().keys() == AutoModelForCausalLM.from_pretrained(model_folder).state_dict().keys()
     published = trainer.publish(str(tmp_path / "v2"))
-    apart, sent = (load_file(Path(folder) / "adapter_model.safetensors") for folder in (tmp_path / "saved" / "adapter", published.folder))
+    apart, sent = (
+        load_file(Path(folder) / "adapter_model.safetensors")
+        for folder in (tmp_path / "saved" / "adapter", published.folder)
+    )
     assert same(apart, sent)
 
 
@@ -166,7 +177,11 @@ def test_saved_and_loaded_the_adapter_continues_to_the_last_bit(make, tmp_path):
 
 def test_a_checkpoint_is_refused_under_another_adapter_or_none(make, model_folder, tmp_path):
     make().save(str(tmp_path))
-    for other in (make(lora=LoraSettings(rank=2)), make(lora=LoraSettings(rank=4, targets=("q_proj",))), make(lora=None)):
+    for other in (
+        make(lora=LoraSettings(rank=2)),
+        make(lora=LoraSettings(rank=4, targets=("q_proj",))),
+        make(lora=None),
+    ):
         with pytest.raises(CheckpointError):
             other.load(str(tmp_path))
 

@@ -19,9 +19,15 @@ def recipe(*settings):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["trainer.device=cuda"], 'trainer.device = "cuda": no CUDA device: libcuda.so.1 not found; write "cpu" or "auto"'),
+        (
+            ["trainer.device=cuda"],
+            'trainer.device = "cuda": no CUDA device: libcuda.so.1 not found; write "cpu" or "auto"',
+        ),
         (["generation.device=cuda"], 'generation.device = "cuda": no CUDA device'),
-        (["trainer.device=cuda", "generation.device=cuda"], 'trainer.device = "cuda" and generation.device = "cuda": no CUDA device'),
+        (
+            ["trainer.device=cuda", "generation.device=cuda"],
+            'trainer.device = "cuda" and generation.device = "cuda": no CUDA device',
+        ),
     ],
 )
 def test_a_cuda_device_that_is_asked_for_and_absent_is_named_before_anything_starts(settings, words):
@@ -35,4 +41,7 @@ def test_devices_that_are_there_or_not_asked_for_are_no_problem():
     check_devices(recipe(), NONE)
     check_devices(recipe("generation.device=cuda", "generation.engine=scripted"), NONE)
     elsewhere = recipe("trainer.device=cuda")
-    check_devices(msgspec.structs.replace(elsewhere, trainer=msgspec.structs.replace(elsewhere.trainer, ranks_address="host:1")), NONE)
+    check_devices(
+        msgspec.structs.replace(elsewhere, trainer=msgspec.structs.replace(elsewhere.trainer, ranks_address="host:1")),
+        NONE,
+    )

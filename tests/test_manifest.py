@@ -38,7 +38,9 @@ def test_the_manifest_has_every_file_and_what_was_not_changed_is_sound(saved, ch
     _, digest, _ = saved
     manifest = msgspec.json.decode((checkpoint / MANIFEST).read_bytes(), type=Manifest)
     assert (manifest.step, manifest.cursor) == (1, 7)
-    assert {*manifest.files, MANIFEST} == {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
+    assert {*manifest.files, MANIFEST} == {
+        path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()
+    }
     assert len(digest) == 64
     verify(checkpoint, digest)
     verify(checkpoint)
@@ -61,7 +63,8 @@ def test_files_replaced_together_with_the_manifest_are_found_by_the_log(saved, c
     write_manifest(checkpoint, step=1, cursor=7)
     verify(checkpoint)
     with pytest.raises(
-        CheckpointError, match=r"manifest.json has digest [0-9a-f]{16}…, expected [0-9a-f]{16}… as recorded when it was saved"
+        CheckpointError,
+        match=r"manifest.json has digest [0-9a-f]{16}…, expected [0-9a-f]{16}… as recorded when it was saved",
     ):
         verify(checkpoint, digest)
 
@@ -70,7 +73,8 @@ def test_a_run_and_a_server_refuse_a_damaged_checkpoint_with_a_remedy(checkpoint
     assert model_folder(str(checkpoint)) == str(checkpoint)
     flip(checkpoint / "model.safetensors")
     with pytest.raises(
-        SetupError, match=r"model.safetensors has digest .* content has changed; choose another one, for example model=.*/step-N"
+        SetupError,
+        match=r"model.safetensors has digest .* content has changed; choose another one, for example model=.*/step-N",
     ):
         model_folder(str(checkpoint))
     (checkpoint / MANIFEST).unlink()

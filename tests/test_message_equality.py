@@ -76,7 +76,12 @@ def test_parts_of_text_are_one_string_and_texts_that_differ_are_not(one, other):
 
 
 def test_zero_and_false_are_not_nothing():
-    assert by_value({"role": "tool", "content": "x", "ok": False, "exit": 0}) == {"role": "tool", "content": "x", "ok": False, "exit": 0}
+    assert by_value({"role": "tool", "content": "x", "ok": False, "exit": 0}) == {
+        "role": "tool",
+        "content": "x",
+        "ok": False,
+        "exit": 0,
+    }
 
 
 def test_digests_stand_for_everything_before_them():

@@ -53,7 +53,8 @@ def written(tmp_path_factory):
     """Names of a step of every algorithm."""
     folder = write_model(tmp_path_factory.mktemp("model"))
     rows = [
-        msgspec.structs.replace(row, reward=float(number % 2)) for number, row in enumerate(sequences_of(make_trainer(folder), members=2))
+        msgspec.structs.replace(row, reward=float(number % 2))
+        for number, row in enumerate(sequences_of(make_trainer(folder), members=2))
     ]
     batch = {
         "groups": (),
@@ -67,14 +68,24 @@ def written(tmp_path_factory):
     for kind in EVERY.values():
         algorithm = kind(**({"teacher": folder} if "teacher" in kind.__struct_fields__ else {}))
         if algorithm.critic is not None:
-            algorithm = msgspec.structs.replace(algorithm, critic=msgspec.structs.replace(algorithm.critic, model=INITIAL))
+            algorithm = msgspec.structs.replace(
+                algorithm, critic=msgspec.structs.replace(algorithm.critic, model=INITIAL)
+            )
         metrics = make_trainer(folder, algorithm).step(rows)
         names |= set(reported_metrics(metrics) if kind.learns_from == "episodes" else example_metrics(metrics, rows))
     return names
 
 
 def test_every_name_that_a_step_writes_is_in_the_table(written):
-    assert {"loss", "gate_mean", "explained_variance", "teacher_kl", "chosen_score", "length_bias", "examples"} <= written
+    assert {
+        "loss",
+        "gate_mean",
+        "explained_variance",
+        "teacher_kl",
+        "chosen_score",
+        "length_bias",
+        "examples",
+    } <= written
     assert written - documented() == set()
 
 

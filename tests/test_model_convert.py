@@ -25,7 +25,15 @@ def quiet(_):
 
 @pytest.mark.parametrize(
     ("architecture", "tied"),
-    [("llama", True), ("llama", False), ("qwen2", True), ("qwen2", False), ("qwen3", True), ("qwen3", False), ("gemma3", True)],
+    [
+        ("llama", True),
+        ("llama", False),
+        ("qwen2", True),
+        ("qwen2", False),
+        ("qwen3", True),
+        ("qwen3", False),
+        ("gemma3", True),
+    ],
 )
 def test_a_converted_model_computes_what_the_original_computes(architecture, tied, tmp_path):
     model = tiny_model(architecture, tied=tied)
@@ -85,7 +93,10 @@ def test_the_end_of_a_turn_is_added_to_the_stop_tokens(tmp_path):
 
 
 def test_a_base_model_is_converted_and_is_given_a_template(tmp_path, capsys):
-    file, folder = write_gguf(tmp_path / "base.gguf", tiny_model("llama"), "llama", template="", eos=END_OF_TEXT), tmp_path / "base"
+    file, folder = (
+        write_gguf(tmp_path / "base.gguf", tiny_model("llama"), "llama", template="", eos=END_OF_TEXT),
+        tmp_path / "base",
+    )
     assert main(["model", "convert", str(file)]) == 0
     shown = capsys.readouterr().out
     assert "chat template  none: a base model" in shown
@@ -100,11 +111,18 @@ def test_a_base_model_is_converted_and_is_given_a_template(tmp_path, capsys):
 
 
 def test_a_plain_template_ends_a_turn_with_the_end_of_the_text(tmp_path, capsys):
-    file, folder = write_gguf(tmp_path / "base.gguf", tiny_model("llama"), "llama", template="", eos=END_OF_TEXT), tmp_path / "base"
+    file, folder = (
+        write_gguf(tmp_path / "base.gguf", tiny_model("llama"), "llama", template="", eos=END_OF_TEXT),
+        tmp_path / "base",
+    )
     convert_gguf(file, folder, report=quiet)
     assert main(["model", "template", str(folder), "--style", "plain"]) == 0
     chat = ChatTokenizer.load(folder)
-    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}, {"role": "user", "content": "So?"}]
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yes"},
+        {"role": "user", "content": "So?"},
+    ]
     assert chat.render(turns) == f"User: Hi\nAssistant: Yes{END_OF_TEXT}\nUser: So?\nAssistant:"
     assert chat.stop_ids == (0,)
     assert "(plain)" in capsys.readouterr().out
@@ -114,8 +132,12 @@ def test_a_plain_template_ends_a_turn_with_the_end_of_the_text(tmp_path, capsys)
 
 
 def llama3(tmp_path, factors):
-    model = tiny_model("llama", rope_parameters={"rope_type": "llama3", "factor": 32.0, "rope_theta": 500_000.0, **LLAMA3})
-    return model, write_gguf(tmp_path / "tiny.gguf", model, "llama", extra={"rope_freqs.weight": np.array(factors, dtype=np.float32)})
+    model = tiny_model(
+        "llama", rope_parameters={"rope_type": "llama3", "factor": 32.0, "rope_theta": 500_000.0, **LLAMA3}
+    )
+    return model, write_gguf(
+        tmp_path / "tiny.gguf", model, "llama", extra={"rope_freqs.weight": np.array(factors, dtype=np.float32)}
+    )
 
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -170,7 +192,9 @@ def test_a_file_that_is_missing_or_no_gguf_is_refused(tmp_path):
     assert "none.gguf does not exist (looked in /" in refused(tmp_path / "none.gguf", tmp_path / "folder")
     assert "is a folder; name a .gguf file" in refused(tmp_path, tmp_path / "folder")
     (tmp_path / "page.gguf").write_text("<!doctype html>")
-    assert "is no GGUF file: it does not begin with the letters GGUF" in refused(tmp_path / "page.gguf", tmp_path / "folder")
+    assert "is no GGUF file: it does not begin with the letters GGUF" in refused(
+        tmp_path / "page.gguf", tmp_path / "folder"
+    )
 
 
 @pytest.mark.parametrize("share", [0.0005, 0.02, 0.5, 0.999])
@@ -195,14 +219,20 @@ def test_files_that_are_no_whole_model_are_refused(tmp_path):
 def test_an_architecture_that_transformers_cannot_read_is_refused(tmp_path):
     file = write_gguf(tmp_path / "x.gguf", tiny_model("llama"), "llama", architecture_name="command-r")
     message = refused(file, tmp_path / "folder")
-    assert f"transformers {transformers.__version__} cannot read the architecture 'command-r' from a GGUF file" in message
+    assert (
+        f"transformers {transformers.__version__} cannot read the architecture 'command-r' from a GGUF file" in message
+    )
 
 
 def test_weights_that_are_missing_or_would_be_left_out_are_refused(tmp_path):
     model = tiny_model("llama")
     lacking = write_gguf(tmp_path / "lacking.gguf", model, "llama", drop={"blk.1.ffn_up.weight"})
-    assert "lacks 1 weights of LlamaForCausalLM, the first model.layers.1.mlp.up_proj.weight" in refused(lacking, tmp_path / "folder")
-    more = write_gguf(tmp_path / "more.gguf", model, "llama", extra={"blk.0.attn_q_a.weight": np.ones((4, 8), dtype=np.float32)})
+    assert "lacks 1 weights of LlamaForCausalLM, the first model.layers.1.mlp.up_proj.weight" in refused(
+        lacking, tmp_path / "folder"
+    )
+    more = write_gguf(
+        tmp_path / "more.gguf", model, "llama", extra={"blk.0.attn_q_a.weight": np.ones((4, 8), dtype=np.float32)}
+    )
     assert "but transformers" in refused(more, tmp_path / "folder")
 
 

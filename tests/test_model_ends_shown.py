@@ -20,10 +20,18 @@ TURNS = "the agent raised agents.exceptions:MaxTurnsExceeded"
 def ended(number, cause=""):
     event = story.exported().open(TrajectoryExported)
     by = {"ended_by": "model", "end_cause": cause} if cause else {}
-    return story.sealed(TrajectoryExported(trajectory=msgspec.structs.replace(event.trajectory, episode=f"1.{number}", **by)), 65 + number)
+    return story.sealed(
+        TrajectoryExported(trajectory=msgspec.structs.replace(event.trajectory, episode=f"1.{number}", **by)),
+        65 + number,
+    )
 
 
-ENDS = [ended(0, f"{OVERFLOW}: 300 of 256 tokens"), ended(1, f"{OVERFLOW}: 280 of 256 tokens"), ended(2, f"{TURNS}: 10 turns"), ended(3)]
+ENDS = [
+    ended(0, f"{OVERFLOW}: 300 of 256 tokens"),
+    ended(1, f"{OVERFLOW}: 280 of 256 tokens"),
+    ended(2, f"{TURNS}: 10 turns"),
+    ended(3),
+]
 SENTENCE = f"the model itself ended 3 of 4 episodes (75%): {OVERFLOW} (2), {TURNS} (1)"
 
 
@@ -55,5 +63,7 @@ def test_a_snapshot_has_the_counts():
 
 def test_the_line_of_a_step_has_the_share_if_there_is_one():
     for share, expected in ((0.5, True), (0.0, False)):
-        line = plain_line(StepCompleted(step=1, metrics={"reward_mean": 0.2, "ended_by_model": share}, sequences_checksum=""))
+        line = plain_line(
+            StepCompleted(step=1, metrics={"reward_mean": 0.2, "ended_by_model": share}, sequences_checksum="")
+        )
         assert ("50% ended by the model" in line) == expected

@@ -37,14 +37,18 @@ def test_a_call_is_read_after_text_and_in_any_chunks(family):
     for text in ("", "Let me look."):
         answer = read_by(form, text + ("\n" if text else "") + ONE_CALL[family])
         assert (answer.text.rstrip("\n"), answer.tool_call_error) == (text, "")
-        assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == [("weather", json.loads(PARIS))]
+        assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == [
+            ("weather", json.loads(PARIS))
+        ]
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_an_undeclared_tool_is_a_call_and_without_tools_there_is_none(family):
     form, _ = form_of(family)
     answer = read_by(form, ONE_CALL[family], TOOLS[1:])
-    assert [(call.name, sorted(json.loads(call.arguments))) for call in answer.tool_calls] == [("weather", ["city", "days"])]
+    assert [(call.name, sorted(json.loads(call.arguments))) for call in answer.tool_calls] == [
+        ("weather", ["city", "days"])
+    ]
     assert read_by(form, ONE_CALL[family], ()).text == ONE_CALL[family]
 
 
@@ -65,7 +69,11 @@ def test_what_is_read_is_rendered_again_as_it_was_written(family):
     user = {"role": "user", "content": "Well?"}
     call = read_by(form, ONE_CALL[family]).tool_calls[0]
     function = {"name": call.name, "arguments": call.arguments}
-    answer = {"role": "assistant", "content": "", "tool_calls": [{"id": call.id or "callP1a2r", "type": "function", "function": function}]}
+    answer = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": call.id or "callP1a2r", "type": "function", "function": function}],
+    }
     whole = template.render([user, answer, {"role": "tool", "tool_call_id": "callP1a2r", "content": "sunny"}], TOOLS)
     spaceless = "".join(whole.split())
     assert "".join(ONE_CALL[family].split()).removesuffix("}]</tool_calls>") in spaceless
@@ -74,7 +82,9 @@ def test_what_is_read_is_rendered_again_as_it_was_written(family):
 def test_ids_that_name_no_function_are_replaced_where_the_template_writes_ids_only():
     _, template = form_of("kimi_k2")
     call = {"id": "call_77", "type": "function", "function": {"name": "ping", "arguments": "{}"}}
-    text = template.render([{"role": "user", "content": "u"}, {"role": "assistant", "content": "", "tool_calls": [call]}], [PING])
+    text = template.render(
+        [{"role": "user", "content": "u"}, {"role": "assistant", "content": "", "tool_calls": [call]}], [PING]
+    )
     assert "<|tool_call_begin|>functions.ping:0<|tool_call_argument_begin|>{}" in text
     assert "call_77" not in text
 
@@ -100,7 +110,10 @@ def test_calls_that_are_not_read_back_are_an_error_with_the_rendered_text():
     ("source", "error"),
     [
         ("{% for message in messages %}{{ message.content }}{% endfor %}", "the template does not support tools"),
-        ("{{ tools }}{% for message in messages %}{{ message.content }}{% endfor %}", "the template renders no tool calls"),
+        (
+            "{{ tools }}{% for message in messages %}{{ message.content }}{% endfor %}",
+            "the template renders no tool calls",
+        ),
         ("", "there is no chat template"),
         ("{% if tools %}{{ raise_exception('no tools') }}{% endif %}{{ messages }}", "the template rejects"),
     ],

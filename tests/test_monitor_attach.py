@@ -35,7 +35,9 @@ BY_SUBJECT = {kind.subject: kind for kind in KINDS}
 
 
 async def publish(bus, envelope):
-    await bus.publish(envelope.open(BY_SUBJECT[envelope.subject]), Stamp(id=envelope.id, sender=envelope.sender, time=envelope.time))
+    await bus.publish(
+        envelope.open(BY_SUBJECT[envelope.subject]), Stamp(id=envelope.id, sender=envelope.sender, time=envelope.time)
+    )
 
 
 def announce(folder, run, pid, seconds_ago):
@@ -54,13 +56,20 @@ def test_the_run_started_last_is_found_without_a_name(tmp_path):
 
 
 def test_a_missing_live_run_is_reported(tmp_path):
-    with pytest.raises(SetupError, match=rf"^no run is live in {tmp_path}/none; start one with `areal-actors run RECIPE`$"):
+    with pytest.raises(
+        SetupError, match=rf"^no run is live in {tmp_path}/none; start one with `areal-actors run RECIPE`$"
+    ):
         find_live("", tmp_path / "none")
     announce(tmp_path, "dead", os.getpid(), 1)
-    with pytest.raises(SetupError, match=r"^run 'dead' is not live; its metrics are in .*/dead/metrics.jsonl; no run is live in "):
+    with pytest.raises(
+        SetupError, match=r"^run 'dead' is not live; its metrics are in .*/dead/metrics.jsonl; no run is live in "
+    ):
         find_live("dead", tmp_path)
     announce(tmp_path, "alive", os.getpid(), 1)
-    with RunFolder(tmp_path / "alive").hold(), pytest.raises(SetupError, match=r"^run 'other' is not live; live there: alive$"):
+    with (
+        RunFolder(tmp_path / "alive").hold(),
+        pytest.raises(SetupError, match=r"^run 'other' is not live; live there: alive$"),
+    ):
         find_live("other", tmp_path)
 
 
@@ -93,7 +102,9 @@ async def test_a_live_run_without_an_address_is_reported(tmp_path, monkeypatch):
     async with live_run(tmp_path):
         here = RunFolder(tmp_path / "gsm8k-grpo")
         here.withdraw()
-        with pytest.raises(SetupError, match=r"has had no address for .* though its supervisor is alive; see the run's logs"):
+        with pytest.raises(
+            SetupError, match=r"has had no address for .* though its supervisor is alive; see the run's logs"
+        ):
             async with connections.open_log(here):
                 pass
 
@@ -108,7 +119,9 @@ async def live_run(folder):
         over.enter_context(here.hold())
         here.create(recipe)
         server = await EmbeddedServer.start(here.nats)
-        bus = await NatsBus.connect(server.url, recipe.run, name="supervisor", token=server.token, kinds=KINDS, blobs=here.blobs)
+        bus = await NatsBus.connect(
+            server.url, recipe.run, name="supervisor", token=server.token, kinds=KINDS, blobs=here.blobs
+        )
         here.announce(ServerAddress(url=server.url, token=server.token, run=recipe.run, pid=os.getpid()))
         try:
             yield bus, server, over
@@ -147,7 +160,9 @@ async def test_chosen_messages_are_printed_until_the_run_is_over(tmp_path):
     async with live_run(tmp_path) as (bus, _, over):
         await publish(bus, story.stepped(1))
         console = Console(width=100, file=io.StringIO())
-        attached = asyncio.create_task(asyncio.to_thread(attach, "gsm8k-grpo", folder=tmp_path, subjects="*.completed", console=console))
+        attached = asyncio.create_task(
+            asyncio.to_thread(attach, "gsm8k-grpo", folder=tmp_path, subjects="*.completed", console=console)
+        )
         await until(lambda: console.file.getvalue().count("\n") == 1)
         await publish(bus, story.exported())
         await publish(bus, story.stepped(2))
@@ -157,7 +172,9 @@ async def test_chosen_messages_are_printed_until_the_run_is_over(tmp_path):
             await asyncio.wait_for(attached, 300)
         lines = console.file.getvalue().splitlines()
         assert len(lines) == 2
-        assert all(f' step.completed from somebody: {{"step": {step}' in line for step, line in enumerate(lines, start=1))
+        assert all(
+            f' step.completed from somebody: {{"step": {step}' in line for step, line in enumerate(lines, start=1)
+        )
 
 
 async def test_the_log_of_a_run_is_exported_while_it_lives_and_afterwards(tmp_path, capsys):

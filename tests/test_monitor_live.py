@@ -16,7 +16,11 @@ def test_the_speeds_of_a_monitor_that_attaches_late_begin_when_it_does():
 
 def test_trajectories_that_are_sampled_and_dropped_do_not_end_a_stall():
     stall = story.sealed(RunStalled(sentence="no step was trained for 61 s", seconds=61.0), 90)
-    view = view_of(story.sealed(story.STARTED), stall, story.sealed(TrajectoryDropped(episode="1.0", group="1", reason="stale"), 91))
+    view = view_of(
+        story.sealed(story.STARTED),
+        stall,
+        story.sealed(TrajectoryDropped(episode="1.0", group="1", reason="stale"), 91),
+    )
     view.receive(story.exported())
     assert "stalled no step was trained for 61 s" in shown(view)
     view.receive(story.stepped(1))

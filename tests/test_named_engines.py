@@ -34,7 +34,9 @@ VOCABULARIES = {"transformers": VOCABULARY, "scripted": 259, "path_engine.py:Bac
 
 
 def settings_of(engine: str, **scripted: float) -> GenerationSettings:
-    return GenerationSettings(engine=engine, device="cpu", max_num_seqs=8, max_model_len=CONTEXT, scripted=ScriptedSettings(**scripted))
+    return GenerationSettings(
+        engine=engine, device="cpu", max_num_seqs=8, max_model_len=CONTEXT, scripted=ScriptedSettings(**scripted)
+    )
 
 
 @pytest.fixture(scope="module", params=VOCABULARIES)
@@ -53,14 +55,18 @@ async def test_every_engine_keeps_the_contract(harness: EngineHarness, case) -> 
 async def test_the_scripted_engine_generates_ordinary_tokens_and_ends_its_turns(tmp_path: Path) -> None:
     folder = save(random_qwen(0), tmp_path)
     tokenizer = ChatTokenizer.load(folder)
-    make = engine_factory(settings_of("scripted", shortest=3, longest=9, token_seconds=0.001), ENGINES_WITHOUT_TORCH, SUPPORT)
+    make = engine_factory(
+        settings_of("scripted", shortest=3, longest=9, token_seconds=0.001), ENGINES_WITHOUT_TORCH, SUPPORT
+    )
     lengths = set()
     async with running(EngineHarness(lambda: make(folder), 259, CONTEXT, None)) as engine:
         for seed in range(80):
             (chunk,) = await chunks_of(engine, [5, 6], SamplingParams(max_tokens=20, seed=seed))
             *words, end = chunk.columns.ids_array().tolist()
             assert end in tokenizer.stop_ids
-            assert not any(tokenizer.tokenizer.id_to_token(word).startswith("<p") or word in tokenizer.stop_ids for word in words)
+            assert not any(
+                tokenizer.tokenizer.id_to_token(word).startswith("<p") or word in tokenizer.stop_ids for word in words
+            )
             lengths.add(len(chunk.columns))
     assert lengths == set(range(3, 10))
 
@@ -80,7 +86,9 @@ def test_an_engine_that_is_not_there_is_refused_by_field(engine: str, message: s
 
 async def test_an_engine_that_lacks_a_part_is_refused_when_it_is_made() -> None:
     make = engine_factory(settings_of("path_engine.py:IncompleteEngine"), ENGINES_WITHOUT_TORCH, SUPPORT)
-    with pytest.raises(SetupError, match="IncompleteEngine has no abilities, generate, load_weights, take_counters, close"):
+    with pytest.raises(
+        SetupError, match="IncompleteEngine has no abilities, generate, load_weights, take_counters, close"
+    ):
         await asyncio.to_thread(make, "model")
 
 

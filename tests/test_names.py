@@ -35,7 +35,9 @@ def test_an_installed_package_called_agents_is_not_shadowed(tmp_path):
     package.mkdir()
     (package / "__init__.py").write_text("class Agent: ...\n")
     program = f"import sys; sys.path.append({str(tmp_path)!r}); from agents import Agent; print(sys.modules['agents'].__file__)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+    )
     assert done.stdout.strip() == str(package / "__init__.py")
 
 
@@ -46,22 +48,35 @@ OF_OURS = {"coding_agent.py", "mcp_tools.py", "python_tools.py"}
 def test_agents_import_nothing_of_ours():
     for path in (path for path in (ROOT / "agents").glob("*.py") if path.name not in OF_OURS):
         imported = [line for line in path.read_text().splitlines() if line.startswith(("import ", "from "))]
-        assert not [line for line in imported if line.split()[1].partition(".")[0] in ("areal_actors", "areal_bus")], path
+        assert not [line for line in imported if line.split()[1].partition(".")[0] in ("areal_actors", "areal_bus")], (
+            path
+        )
 
 
 @pytest.mark.slow
 def test_the_name_of_the_command_is_a_constant():
     """In messages and hints; docstrings, and programs of other interpreters, write it out."""
-    apart = ("core/agent_host", "core/environment_host", "generation/servers/server_side", "sandbox", "track", "core/command.py")
+    apart = (
+        "core/agent_host",
+        "core/environment_host",
+        "generation/servers/server_side",
+        "sandbox",
+        "track",
+        "core/command.py",
+    )
     found = []
     for path in sorted((ROOT / "areal_actors").rglob("*.py")):
         tree = ast.parse(path.read_text())
         docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         strings = (
-            node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs
         )
         if not path.relative_to(ROOT / "areal_actors").as_posix().startswith(apart):
             found += [
-                f"{path}:{node.lineno}" for node in strings if re.search(r"\bareal(-actors)? (run|check|join|resume|model)\b", node.value)
+                f"{path}:{node.lineno}"
+                for node in strings
+                if re.search(r"\bareal(-actors)? (run|check|join|resume|model)\b", node.value)
             ]
     assert found == []

@@ -25,7 +25,9 @@ async def test_messages_come_in_order_with_reply_subjects_and_headers(server: Em
         await here._connection.receive("direct", messages.put_nowait)
         await here.barrier()
         for number in range(100):
-            await there._connection.publish("direct", b"%d" % number, reply="to.me", headers={"Number": str(number), "Text": "a: b"})
+            await there._connection.publish(
+                "direct", b"%d" % number, reply="to.me", headers={"Number": str(number), "Text": "a: b"}
+            )
         found = await received(messages, 100)
     assert [int(message.data) for message in found] == list(range(100))
     assert {message.reply for message in found} == {"to.me"}

@@ -36,7 +36,11 @@ async def test_it_serves_clients_monitors_and_browsers_on_the_loopback_interface
         assert (await websocket.receive_bytes()).startswith(b"INFO ")
     async with aiohttp.ClientSession() as session, session.get(server.monitoring_url + "/varz") as answer:
         assert (await answer.json())["port"] == server.port
-    listening = {connection.laddr.ip for connection in psutil.Process(server.pid).net_connections() if connection.status == "LISTEN"}
+    listening = {
+        connection.laddr.ip
+        for connection in psutil.Process(server.pid).net_connections()
+        if connection.status == "LISTEN"
+    }
     assert listening == {"127.0.0.1"}
     await server.stop()
     assert not is_running(tmp_path)
@@ -171,7 +175,9 @@ async def test_a_binary_that_is_no_program_is_named(tmp_path: Path, monkeypatch:
         await EmbeddedServer.start(tmp_path / "run")
 
 
-async def test_a_server_that_ignores_the_request_to_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_ignores_the_request_to_end_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ports = '{"nats":["nats://127.0.0.1:1"],"monitoring":["http://127.0.0.1:2"],"websocket":["ws://127.0.0.1:3"]}'
     script = f"trap '' TERM\necho '{ports}' > {tmp_path}/run/nats-server_$$.ports\nwhile true; do sleep 0.05; done"
     monkeypatch.setenv("AREAL_NATS_SERVER", str(imposter(tmp_path, script)))
@@ -183,7 +189,9 @@ async def test_a_server_that_ignores_the_request_to_end_is_killed(tmp_path: Path
 
 
 @pytest.mark.parametrize("send", [lambda folder: "/nowhere/nats-server", str])
-def test_a_named_binary_that_cannot_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, send: Callable[[Path], str]) -> None:
+def test_a_named_binary_that_cannot_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, send: Callable[[Path], str]
+) -> None:
     monkeypatch.setenv("AREAL_NATS_SERVER", send(tmp_path))
     with pytest.raises(ServerUnavailable, match=r"AREAL_NATS_SERVER is .* not an executable file"):
         find_binary()

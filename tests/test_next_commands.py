@@ -42,7 +42,11 @@ def test_files_and_commands_of_the_only_run(runs):
     rows = dict(next_commands(RunFolder(runs / "first"), "runs", "checkpoints/step-40", has_episodes=True))
     areal = program(COMMAND)
     assert rows["files"] == "runs/first: summary.txt, metrics.jsonl"
-    assert rows["next"].splitlines() == [f"{areal} show first", f"{areal} view first", f"{areal} track first --to tensorboard"]
+    assert rows["next"].splitlines() == [
+        f"{areal} show first",
+        f"{areal} view first",
+        f"{areal} track first --to tensorboard",
+    ]
     assert rows["weights"].startswith("model=runs/first/checkpoints/step-40 ")
 
 
@@ -87,7 +91,9 @@ def test_a_program_is_named_as_it_can_be_started(tmp_path, monkeypatch):
 def answer_of(command, folder, **environment):
     """Output of a shell for a command that was pasted in this folder; fails if the command does."""
     shell = {name: value for name, value in os.environ.items() if name not in {"AREAL_INVOKED_FROM", "PYTHONPATH"}}
-    ended = subprocess.run(command, shell=True, cwd=folder, env=shell | environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command, shell=True, cwd=folder, env=shell | environment, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
@@ -96,7 +102,12 @@ def answer_of(command, folder, **environment):
 def test_pasted_commands_find_the_run_from_where_the_user_stands(tmp_path, monkeypatch, place):
     """`elsewhere`: `just` was called in a folder of the clone, and has changed into the clone."""
     clone, user = tmp_path / "my clone", tmp_path / "my clone"
-    runs = {"here": "runs", "a folder with spaces": "all my runs", "/absolute": str(tmp_path / "kept runs"), "elsewhere": "runs"}[place]
+    runs = {
+        "here": "runs",
+        "a folder with spaces": "all my runs",
+        "/absolute": str(tmp_path / "kept runs"),
+        "elsewhere": "runs",
+    }[place]
     (folder := clone / runs / "first run").mkdir(parents=True)
     (folder / "recipe.json").write_text("{}")
     clone.mkdir(exist_ok=True)
@@ -108,7 +119,10 @@ def test_pasted_commands_find_the_run_from_where_the_user_stands(tmp_path, monke
     listed = run_command("runs", "first run", runs).replace(" 'first run'", "")
     assert "first run" in answer_of(listed, user)
     rows = dict(next_commands(RunFolder(folder), runs, "checkpoints/step-4", has_episodes=True))
-    for command in (*rows["next"].splitlines(), *(run_command(verb, "first run", runs) for verb in ("resume", "audit"))):
+    for command in (
+        *rows["next"].splitlines(),
+        *(run_command(verb, "first run", runs) for verb in ("resume", "audit")),
+    ):
         assert "usage" in answer_of(f"{command} --help", user)
     shown = answer_of(f"ls -d {rows['files'].rpartition(': ')[0]}", user).strip()
     assert (user / shown).resolve() == folder.resolve()

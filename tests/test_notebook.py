@@ -30,7 +30,9 @@ def code():
 
 def test_it_is_short_and_has_no_outputs():
     assert 4 <= len(code()) <= 8
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in CELLS if cell["cell_type"] == "code")
+    assert all(
+        cell["outputs"] == [] and cell["execution_count"] is None for cell in CELLS if cell["cell_type"] == "code"
+    )
     for source in code():
         compile(source, "cell", "exec")
 
@@ -39,13 +41,24 @@ def test_it_is_short_and_has_no_outputs():
 @pytest.mark.timeout(2000)
 def test_every_cell_runs(tmp_path):
     """The kernel is that of an environment with nbclient; the package and its libraries are those of this interpreter."""
-    found = [one for one in PYTHONS if one and not subprocess.run([one, "-c", "import nbclient, ipykernel"], check=False).returncode]
+    found = [
+        one
+        for one in PYTHONS
+        if one and not subprocess.run([one, "-c", "import nbclient, ipykernel"], check=False).returncode
+    ]
     if not found:
-        pytest.skip("nbclient and ipykernel are not installed: `just environments docs`, or AREAL_NBCLIENT_PYTHON has them")
+        pytest.skip(
+            "nbclient and ipykernel are not installed: `just environments docs`, or AREAL_NBCLIENT_PYTHON has them"
+        )
     libraries = os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")])
     environment = os.environ | {"PYTHONPATH": libraries}
-    environment["AREAL_NATS_SERVER"] = str(Path(sys.executable).parent / "nats-server")  # of this environment, not of the kernel's
-    environment |= {"JUPYTER_DATA_DIR": str(tmp_path / "jupyter"), "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    environment["AREAL_NATS_SERVER"] = str(
+        Path(sys.executable).parent / "nats-server"
+    )  # of this environment, not of the kernel's
+    environment |= {
+        "JUPYTER_DATA_DIR": str(tmp_path / "jupyter"),
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+    }
     made = tmp_path / "made.ipynb"
     subprocess.run([found[0], "-c", EXECUTE, str(NOTEBOOK), str(made)], cwd=tmp_path, env=environment, check=True)
     outputs = [output for cell in json.loads(made.read_text())["cells"] for output in cell.get("outputs", ())]

@@ -19,7 +19,9 @@ def files(tmp_path: Path) -> RunFiles:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_worker_reaches_the_bodies_of_the_messages_that_its_actor_declares_and_no_other(files: RunFiles, role: str) -> None:
+def test_a_worker_reaches_the_bodies_of_the_messages_that_its_actor_declares_and_no_other(
+    files: RunFiles, role: str
+) -> None:
     assert undeclared(role, files) == []
 
 
@@ -35,7 +37,8 @@ def test_no_body_is_replaced(files: RunFiles) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["secret", "..%2Fsecret", "..%2F..%2Fetc%2Fpasswd", "%2E%2E", ".x-1.msgpack", "episode.scored", "a-b.msgpack"]
+    "name",
+    ["secret", "..%2Fsecret", "..%2F..%2Fetc%2Fpasswd", "%2E%2E", ".x-1.msgpack", "episode.scored", "a-b.msgpack"],
 )
 def test_names_that_are_none_of_a_body_are_not_there(files: RunFiles, name: str) -> None:
     (files.folder / "secret").write_text("secret")

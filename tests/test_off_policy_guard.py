@@ -12,7 +12,14 @@ from areal_actors.batching.assembler import BatcherConfig
 from areal_actors.batching.batcher import Batcher
 from areal_actors.core.values import WeightsLocation
 from areal_actors.display.sentences import plain_line
-from areal_actors.messages import CapacityGranted, OffPolicyChanged, RunStarted, StepCompleted, WeightsLoaded, WeightsPublished
+from areal_actors.messages import (
+    CapacityGranted,
+    OffPolicyChanged,
+    RunStarted,
+    StepCompleted,
+    WeightsLoaded,
+    WeightsPublished,
+)
 from areal_actors.recipe.recipe import Recipe, recorded_recipe
 from areal_actors.replay.recorded_batches import RECEIVED, RecordedBatches
 from areal_actors.staleness.ledger import StalenessGateConfig
@@ -136,13 +143,17 @@ async def test_the_gate_grants_fewer_groups_while_the_bound_is_lower(send):
     assert changed == [OffPolicyChanged(step=1, outside=OUTSIDE, max_staleness=0, before=4)]
     assert await send(actor, published(1)) == []
     assert actor.status()["max_staleness"] == 0
-    assert await send(actor, completed(2, effective_sample_size=0.9)) == [OffPolicyChanged(step=2, outside=(), max_staleness=1, before=0)]
+    assert await send(actor, completed(2, effective_sample_size=0.9)) == [
+        OffPolicyChanged(step=2, outside=(), max_staleness=1, before=0)
+    ]
     assert await send(actor, completed(2, effective_sample_size=0.1)) == []
 
 
 async def test_a_gate_that_reports_names_the_beginning_and_the_end(send):
     actor = gate("report")
-    emitted = [await send(actor, completed(step, approx_kl=kl)) for step, kl in enumerate((0.1, 0.9, 0.8, 0.2, 0.1), start=1)]
+    emitted = [
+        await send(actor, completed(step, approx_kl=kl)) for step, kl in enumerate((0.1, 0.9, 0.8, 0.2, 0.1), start=1)
+    ]
     assert [len(messages) for messages in emitted] == [0, 1, 0, 1, 0]
     assert plain_line(emitted[1][0]) == "step 2 is off policy, approx_kl 0.9, at most 0.5"
     assert plain_line(emitted[3][0]) == "steps to 4 are on policy"
@@ -189,7 +200,9 @@ async def test_a_what_if_has_the_batches_of_a_run_whose_bound_was_lowered():
     found = RecordedBatches(recipe)
     lowered = OffPolicyChanged(step=1, outside=OUTSIDE, max_staleness=0, before=2)
     for envelope in read_log(LOG):
-        message = envelope.open(RECEIVED_BY_SUBJECT[envelope.subject]) if envelope.subject in RECEIVED_BY_SUBJECT else None
+        message = (
+            envelope.open(RECEIVED_BY_SUBJECT[envelope.subject]) if envelope.subject in RECEIVED_BY_SUBJECT else None
+        )
         if message is None:
             continue
         await found.receive(envelope, message)

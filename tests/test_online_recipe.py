@@ -46,7 +46,9 @@ def test_an_online_recipe_needs_neither_dataset_nor_reward_nor_workers(read):
     assert recipe.is_online()
     assert not recipe.is_served()
     assert recipe.evaluation.tasks == 0
-    assert {name for name in recipe.actors.__struct_fields__ if getattr(recipe.actors, name).count == 0} == NOT_ONLINE | ONLY_WITH_EXAMPLES
+    assert {
+        name for name in recipe.actors.__struct_fields__ if getattr(recipe.actors, name).count == 0
+    } == NOT_ONLINE | ONLY_WITH_EXAMPLES
     processes = Restarts(recipe.supervisors, recipe.actors).start_order()
     started = {kind for process in processes for kind in actors_of_process(recipe, process).values()}
     assert started == set(recipe.actors.__struct_fields__) - recipe.absent()
@@ -82,8 +84,14 @@ def test_what_an_online_recipe_resolves_to_reads_back_as_the_same(read):
             '`task.dataset`: found "arithmetic", but external agents bring their own tasks and rewards; leave it out',
         ),
         ("task.reward=gsm8k", '`task.reward`: found "gsm8k", but external agents bring'),
-        ("evaluation.tasks=10", "`evaluation.tasks`: found 10, but an online run has no held-out tasks; write `tasks = 0`"),
-        ("actors.rollout_worker.count=2", "`actors.rollout_worker.count`: found 2, but an online run has no rollout_worker; leave it out"),
+        (
+            "evaluation.tasks=10",
+            "`evaluation.tasks`: found 10, but an online run has no held-out tasks; write `tasks = 0`",
+        ),
+        (
+            "actors.rollout_worker.count=2",
+            "`actors.rollout_worker.count`: found 2, but an online run has no rollout_worker; leave it out",
+        ),
         ("actors.batcher.count=0", "`actors.batcher.count`: found 0, but a run needs its batcher; write `count = 1`"),
         ("actors.trainer.count=0", "found 0, but a run needs its trainer"),
         ("task.turn_discount=1.5", "`task.turn_discount`: found 1.5, expected a number"),
@@ -98,7 +106,9 @@ def test_settings_that_do_not_fit_an_online_run_are_reported(read, override, com
 
 def test_a_known_admin_key_is_refused_where_others_can_reach_the_gateway(read):
     assert read("gateway.admin_key=admin").recipe.gateway.admin_key == "admin"
-    with pytest.raises(RecipeError, match=r"found a well-known key, on 0\.0\.0\.0, which other machines can reach; leave it out"):
+    with pytest.raises(
+        RecipeError, match=r"found a well-known key, on 0\.0\.0\.0, which other machines can reach; leave it out"
+    ):
         read("gateway.admin_key=admin", "gateway.host=0.0.0.0")
 
 
@@ -106,7 +116,9 @@ def test_a_known_admin_key_is_refused_where_others_can_reach_the_gateway(read):
     ("overrides", "serving", "size", "slots"),
     [((), False, 4, 0), (("staleness_gate.max_concurrent=20",), True, 1, 80)],
 )
-def test_the_gateway_has_room_for_what_the_gate_grants_or_for_its_slots(read, tmp_path, overrides, serving, size, slots):
+def test_the_gateway_has_room_for_what_the_gate_grants_or_for_its_slots(
+    read, tmp_path, overrides, serving, size, slots
+):
     recipe = read(*overrides, serving=serving).recipe
     folder = RunFolder(tmp_path / "run")
     folder.create(recipe)

@@ -15,7 +15,14 @@ from areal_actors.gateway.sessions.episode_end import expired_event
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.gateway.worker_pool import InFlightCalls
-from areal_actors.messages import AgentReturned, DescribeSession, EpisodeAbandoned, ModelRequest, OpenSession, ScoreEpisode
+from areal_actors.messages import (
+    AgentReturned,
+    DescribeSession,
+    EpisodeAbandoned,
+    ModelRequest,
+    OpenSession,
+    ScoreEpisode,
+)
 from areal_actors.rewards import reward_worker
 
 
@@ -113,7 +120,11 @@ def test_calls_are_counted_by_the_clock_of_the_messages():
     calls = InFlightCalls()
     with calls.track("s", 10.0) as one:
         (waits,) = calls.describe("s", 13.0, {})
-        assert (waits.seconds, waits.at, waits.waits_for) == (3.0, "gateway", "the gateway, which has not asked an inference worker yet")
+        assert (waits.seconds, waits.at, waits.waits_for) == (
+            3.0,
+            "gateway",
+            "the gateway, which has not asked an inference worker yet",
+        )
         one.assign("inference_worker-1")
         one.add_tokens(12, 15.0)
         (waits,) = calls.describe("s", 55.0, {"inference_worker-1": 7})
@@ -131,7 +142,9 @@ def test_a_session_whose_agent_has_returned_ends_by_the_reward_and_not_as_abando
     gone = expired_event(session.agent_returned())
     assert isinstance(gone, EpisodeAbandoned)
     assert gone.reason == "reward"
-    assert gone.detail.startswith("its agent returned, but no score arrived: the reward worker is gone, hangs, or is overloaded")
+    assert gone.detail.startswith(
+        "its agent returned, but no score arrived: the reward worker is gone, hangs, or is overloaded"
+    )
 
 
 async def test_the_gateway_knows_which_agents_have_returned(send):

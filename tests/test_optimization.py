@@ -67,8 +67,14 @@ def test_the_learning_rate_warms_up_and_then_follows_its_schedule(schedule, leas
 @pytest.mark.parametrize(
     ("settings", "theirs"),
     [
-        (OptimizerSettings(lr=0.1, weight_decay=0.3), partial(torch.optim.AdamW, lr=0.1, betas=(0.9, 0.95), weight_decay=0.3)),
-        (OptimizerSettings(name="adam", lr=0.1, epsilon=0.1), partial(torch.optim.Adam, lr=0.1, betas=(0.9, 0.95), eps=0.1)),
+        (
+            OptimizerSettings(lr=0.1, weight_decay=0.3),
+            partial(torch.optim.AdamW, lr=0.1, betas=(0.9, 0.95), weight_decay=0.3),
+        ),
+        (
+            OptimizerSettings(name="adam", lr=0.1, epsilon=0.1),
+            partial(torch.optim.Adam, lr=0.1, betas=(0.9, 0.95), eps=0.1),
+        ),
         (OptimizerSettings(name="sgd", lr=0.1, momentum=0.5), partial(torch.optim.SGD, lr=0.1, momentum=0.5)),
         (OptimizerSettings(name="adafactor", lr=0.1), partial(torch.optim.Adafactor, lr=0.1, weight_decay=0.0)),
     ],

@@ -9,7 +9,13 @@ from areal_actors.messages import ActorFailed, EpisodeAbandoned, StepCompleted, 
 pytestmark = pytest.mark.long
 
 QUICK = (
-    *("warm_start.steps=1", "warm_start.tail_steps=0", "evaluation.tasks=0", "generation.engine=scripted", "sampling.max_tokens=16"),
+    *(
+        "warm_start.steps=1",
+        "warm_start.tail_steps=0",
+        "evaluation.tasks=0",
+        "generation.engine=scripted",
+        "sampling.max_tokens=16",
+    ),
     *("watchdog.max_failures_in_a_row=64",),
 )
 PARTS = """
@@ -108,7 +114,9 @@ async def test_outcomes_of_pytest_in_a_run_are_failed_attempts_by_name_and_the_r
     assert {event.reason for event in lost} == {"reward" if place in ("reward", "judge") else "agent"}
     assert all(any(cause in event.detail for cause in CAUSES) for event in lost), [event.detail for event in lost]
     assert {event.work.attempt for event in lost} == {1}
-    trained = {(event.trajectory.episode, event.trajectory.attempt) for event in log if isinstance(event, TrajectoryExported)}
+    trained = {
+        (event.trajectory.episode, event.trajectory.attempt) for event in log if isinstance(event, TrajectoryExported)
+    }
     assert not trained & {(event.work.episode, event.work.attempt) for event in lost}
     assert not [event for event in log if isinstance(event, ActorFailed)]
     assert len([event for event in log if isinstance(event, StepCompleted)]) == 3
@@ -118,7 +126,9 @@ async def test_outcomes_of_pytest_in_a_run_are_failed_attempts_by_name_and_the_r
 async def test_an_outcome_of_pytest_at_every_attempt_ends_the_run_with_its_name(live, tmp_path, place):
     file = tmp_path / "parts.py"
     file.write_text(PARTS.replace("if number % 2 == 0 and int(attempt) == 1:", "if True:"))
-    run = live(*QUICK, "steps=3", "watchdog.max_failures_in_a_row=8", *(setting.format(file=file) for setting in PLACES[place]))
+    run = live(
+        *QUICK, "steps=3", "watchdog.max_failures_in_a_row=8", *(setting.format(file=file) for setting in PLACES[place])
+    )
     assert await run.ended() == 1
     (last,) = [line for line in run.output().splitlines() if "ended early" in line][-1:]
     assert any(cause in last for cause in CAUSES), last

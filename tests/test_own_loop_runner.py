@@ -180,7 +180,9 @@ async def test_a_line_that_holds_the_interpreter_is_found_too(runner):
     letters = 22
     took = 0.0
     found = []
-    while not found:  # which thread runs next is up to the kernel: the sampling one does not always come before the agent goes on
+    while (
+        not found
+    ):  # which thread runs next is up to the kernel: the sampling one does not always come before the agent goes on
         letters += took < 1.5
         began = time.process_time()
         await play(runner, "search", letters=letters)
@@ -284,7 +286,9 @@ async def test_an_agent_that_never_gives_the_loop_back_is_named_and_no_other_run
     assert isinstance(cause, Cause)
     assert cause.startswith("meanwhile episode 7.1 blocked the event loop for ")
     assert f"at agent.py:{NAP}" in cause
-    with pytest.raises(AgentsBlocked, match=rf"the event loop of all agents of this process is lost: episode 7.1 .* at agent.py:{NAP}"):
+    with pytest.raises(
+        AgentsBlocked, match=rf"the event loop of all agents of this process is lost: episode 7.1 .* at agent.py:{NAP}"
+    ):
         await play(runner, "answer")
 
 
@@ -339,7 +343,9 @@ async def test_closing_ends_what_runs_and_the_thread(tmp_path, monkeypatch):
 
 
 def test_the_message_has_agent_place_duration_and_remedy():
-    blocked = EventLoopBlocked(seconds=8.21, line="agent.py:7", innermost="ssl.py:713 in load_default_certs", episode="3.1", episodes=64)
+    blocked = EventLoopBlocked(
+        seconds=8.21, line="agent.py:7", innermost="ssl.py:713 in load_default_certs", episode="3.1", episodes=64
+    )
     assert format_blocked(blocked) == (
         "episode 3.1 and 63 more blocked the event loop for 8.2 s at agent.py:7 (in ssl.py:713 in load_default_certs): "
         "make the client once, in the agent's `__init__`, or take `http_client`: each new one loads certificates"

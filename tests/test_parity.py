@@ -57,7 +57,9 @@ def test_parity_scores_each_token_with_the_weights_that_sampled_it(make):
                 versions=np.where(late, 1, row.versions).astype(np.int32),
             )
         )
-    all_old = [msgspec.structs.replace(row, versions=np.where(row.versions >= 0, 0, -1).astype(np.int32)) for row in mixed]
+    all_old = [
+        msgspec.structs.replace(row, versions=np.where(row.versions >= 0, 0, -1).astype(np.int32)) for row in mixed
+    ]
     assert compared(trainer, mixed, 1)["train_infer_logprob_diff_max"] < 1e-5
     assert compared(trainer, all_old, 1)["train_infer_logprob_diff_max"] > 1e-2
 

@@ -24,12 +24,24 @@ def step(number):
 @pytest.mark.parametrize(
     ("sentence", "names", "right"),
     [
-        ("no progress for 6 s; rollout_worker-10000 has sent no heartbeat for 6 s; the batcher has 0", ("rollout_worker-",), True),
-        ("no progress for 6 s; rollout_worker-10000 handles 2 RunEpisode, waits for agent in episode 3.1", ("rollout_worker-",), False),
+        (
+            "no progress for 6 s; rollout_worker-10000 has sent no heartbeat for 6 s; the batcher has 0",
+            ("rollout_worker-",),
+            True,
+        ),
+        (
+            "no progress for 6 s; rollout_worker-10000 handles 2 RunEpisode, waits for agent in episode 3.1",
+            ("rollout_worker-",),
+            False,
+        ),
         ("no progress for 6 s; inference_worker-0 has sent no heartbeat for 6 s", ("rollout_worker-",), False),
         ("no progress for 6 s; no rollout_worker has joined: start one", ("rollout_worker-",), True),
         ("no progress for 6 s; no gateway has joined: start one", ("session_manager-1",), True),
-        ("no progress for 6 s; inference_worker-10001 joined 4 s ago and has not started yet", ("inference_worker-",), True),
+        (
+            "no progress for 6 s; inference_worker-10001 joined 4 s ago and has not started yet",
+            ("inference_worker-",),
+            True,
+        ),
         ("no progress for 6 s; session_manager-0 not started yet", ("session_manager-0",), True),
         (
             "no progress for 9 s; rollout_worker-1 handles 2 RunEpisode, waits for OpenSession from session_manager-0 since 9 s",
@@ -50,9 +62,22 @@ def test_the_standstill_and_the_reports_of_a_fault_are_those_of_its_time(parts):
         RunStalled(sentence="rollout_worker-1 has sent no heartbeat for 6 s", seconds=6.0),
         RunStalled(sentence="x", seconds=9.0),
     )
-    log = [(9.0, step(1)), (10.0, step(2)), (17.0, silent), (25.0, exported("0.0")), (26.0, step(3)), (40.0, other), (31.0, step(4))]
+    log = [
+        (9.0, step(1)),
+        (10.0, step(2)),
+        (17.0, silent),
+        (25.0, exported("0.0")),
+        (26.0, step(3)),
+        (40.0, other),
+        (31.0, step(4)),
+    ]
     (effect,), median = parts.effects(log, [fault])
-    assert (effect.standstill, effect.reports.right, effect.reports.wrong, effect.unreported) == (15.0, [silent.sentence], [], False)
+    assert (effect.standstill, effect.reports.right, effect.reports.wrong, effect.unreported) == (
+        15.0,
+        [silent.sentence],
+        [],
+        False,
+    )
     assert median == 5.0
     (effect,), _ = parts.effects([entry for entry in log if entry[1] is not silent], [fault])
     assert effect.unreported

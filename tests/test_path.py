@@ -49,4 +49,6 @@ def test_the_page_is_current(traced):
     described = documented()
     assert len(described) > 300
     assert {file for file, _ in met} - {file for file, _ in described} == set(), "just path writes the page anew"
-    assert len(met & described) >= COMMON * len(described), f"just path writes the page anew; not met: {sorted(described - met)}"
+    assert len(met & described) >= COMMON * len(described), (
+        f"just path writes the page anew; not met: {sorted(described - met)}"
+    )

@@ -30,7 +30,16 @@ BY_SUBJECT = {kind.subject: kind for kind in KINDS}
 
 def envelope(body: bytes = b"\x80", **fields: object) -> Envelope:
     return Envelope(
-        **{"subject": "a.b", "id": "1", "sender": "s", "time": 1.5, "run": "r", "checksum": zlib.crc32(body), "body": body, **fields}
+        **{
+            "subject": "a.b",
+            "id": "1",
+            "sender": "s",
+            "time": 1.5,
+            "run": "r",
+            "checksum": zlib.crc32(body),
+            "body": body,
+            **fields,
+        }
     )
 
 

@@ -42,7 +42,9 @@ async def first_completed_step(path: Path) -> dict[str, object]:
     client = await nats.connect(address["url"], inbox_prefix="_INBOX.monitor")
     try:
         query = {"seq": 1, "next_by_subj": f"areal.{address['run']}.step.completed"}
-        found = await client.request(f"$JS.API.DIRECT.GET.AREAL_{address['run']}_LOG", json.dumps(query).encode(), timeout=300)
+        found = await client.request(
+            f"$JS.API.DIRECT.GET.AREAL_{address['run']}_LOG", json.dumps(query).encode(), timeout=300
+        )
         none = await client.request(
             f"$JS.API.DIRECT.GET.AREAL_{address['run']}_LOG", json.dumps({**query, "seq": 10**9}).encode(), timeout=60
         )
@@ -90,9 +92,15 @@ async def test_the_monitor_of_the_page_prints_the_steps_and_trajectories_of_a_li
     assert watching.returncode == 0, errors.decode()  # nats-py logs a server that ends before the monitor has left
     log = await run.log()
     assert isinstance(log[0][1], RunStarted)
-    steps = [f"step {event.step} reward {event.metrics['reward_mean']}" for _, event in log if isinstance(event, StepCompleted)]
+    steps = [
+        f"step {event.step} reward {event.metrics['reward_mean']}"
+        for _, event in log
+        if isinstance(event, StepCompleted)
+    ]
     episodes = [
-        f"episode {event.trajectory.episode} reward {event.trajectory.reward}" for _, event in log if isinstance(event, TrajectoryExported)
+        f"episode {event.trajectory.episode} reward {event.trajectory.reward}"
+        for _, event in log
+        if isinstance(event, TrajectoryExported)
     ]
     lines = printed.decode().splitlines()
     assert len(steps) == 3
@@ -101,6 +109,8 @@ async def test_the_monitor_of_the_page_prints_the_steps_and_trajectories_of_a_li
         assert found, f"no {kind}"
         assert found == expected[-len(found) :], "a subscription has every message from its beginning on"
     assert set(lines) <= {*steps, *episodes}
-    [(position, first)] = [(place, event) for place, event in log if isinstance(event, StepCompleted) and event.step == 1]
+    [(position, first)] = [
+        (place, event) for place, event in log if isinstance(event, StepCompleted) and event.step == 1
+    ]
     assert earlier["position"] == position
     assert (earlier["step"], earlier["metrics"]) == (1, first.metrics)

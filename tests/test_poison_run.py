@@ -59,7 +59,9 @@ CHECKS = {
 """Every way to spoil a completion that does not depend on how far the run is, and as what it is refused."""
 
 
-async def test_an_engine_that_spoils_every_third_completion_in_another_way_trains_none_of_them(live, tmp_path, monkeypatch):
+async def test_an_engine_that_spoils_every_third_completion_in_another_way_trains_none_of_them(
+    live, tmp_path, monkeypatch
+):
     noted = tmp_path / "spoilt.jsonl"
     monkeypatch.setenv("POISON_KINDS", ",".join(CHECKS))
     monkeypatch.setenv("POISON_EVERY", "3")
@@ -124,8 +126,20 @@ async def test_a_log_that_holds_poison_is_trained_without_it_resumed_and_comes_t
     server = await EmbeddedServer.start(tmp_path / "nats")  # of one's own: only its processes publish to a run's
     run = live(
         f"bus.url=nats://{server.token}@127.0.0.1:{server.port}",
-        *("steps=8", *ENGINE, AGENT, "task.agent_options.seconds=2", f"task.reward={reward}:score", "checkpoint.every_steps=3"),
-        *("trainer.batch_size=1", "algorithm.group_size=3", "staleness_gate.max_staleness=0", "batcher.exit_policy=keep"),
+        *(
+            "steps=8",
+            *ENGINE,
+            AGENT,
+            "task.agent_options.seconds=2",
+            f"task.reward={reward}:score",
+            "checkpoint.every_steps=3",
+        ),
+        *(
+            "trainer.batch_size=1",
+            "algorithm.group_size=3",
+            "staleness_gate.max_staleness=0",
+            "batcher.exit_policy=keep",
+        ),
     )
     kinds = itertools.cycle(KINDS)
     async with run.listening() as bus:
@@ -147,8 +161,20 @@ async def test_a_log_that_holds_poison_is_trained_without_it_resumed_and_comes_t
         **dict.fromkeys((0, 2, 4), (3, 0)),
         **dict.fromkeys((1, 3, 5), (1, 2)),
     }
-    causes = {row.cause.partition(" at token")[0].partition(":")[0] for event in refused.values() for row in event.sequences}
-    assert causes == {"log-probability", "vocabulary", "weight version", "version spans", "column lengths", "reward", "context"}
+    causes = {
+        row.cause.partition(" at token")[0].partition(":")[0] for event in refused.values() for row in event.sequences
+    }
+    assert causes == {
+        "log-probability",
+        "vocabulary",
+        "weight version",
+        "version spans",
+        "column lengths",
+        "reward",
+        "context",
+    }
     checksums = {event.weight_version: event.location.checksum for event in of(events, WeightsPublished)}
-    assert [step for step in range(8) if checksums[step] == checksums[step + 1]] == [0, 2, 4], "and the others have learned something"
+    assert [step for step in range(8) if checksums[step] == checksums[step + 1]] == [0, 2, 4], (
+        "and the others have learned something"
+    )
     assert run.processes_left() == []

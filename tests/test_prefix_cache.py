@@ -60,7 +60,9 @@ def tokens_of(prompt: Sequence[int], chunk: TokenChunk) -> list[int]:
     return [*prompt, *chunk.columns.ids_array().tolist()]
 
 
-async def counted(engine: TransformersEngine, prompt: Sequence[int], sampling: SamplingParams = SHORT) -> tuple[TokenChunk, EngineCounters]:
+async def counted(
+    engine: TransformersEngine, prompt: Sequence[int], sampling: SamplingParams = SHORT
+) -> tuple[TokenChunk, EngineCounters]:
     """A completion, and what it added to the counters."""
     engine.take_counters()
     return await complete(engine, prompt, sampling), engine.take_counters()
@@ -118,10 +120,14 @@ def decoding_held(engine: TransformersEngine) -> Iterator[None]:
     holds.clear()
 
 
-async def test_a_completion_that_met_new_weights_is_continued_with_what_they_recomputed(folder: str, new_weights: WeightsLocation) -> None:
+async def test_a_completion_that_met_new_weights_is_continued_with_what_they_recomputed(
+    folder: str, new_weights: WeightsLocation
+) -> None:
     prompt = prompt_of(MIN_PREFIX)
     async with running(folder, SETTINGS) as engine:
-        stream = engine.generate("x", prompt, SamplingParams(max_tokens=60, seed=1, logit_bias={1: -100.0}), stream=True)
+        stream = engine.generate(
+            "x", prompt, SamplingParams(max_tokens=60, seed=1, logit_bias={1: -100.0}), stream=True
+        )
         history = tokens_of(prompt, await anext(stream))
         with decoding_held(engine):
             await engine.load_weights(new_weights, 1)
@@ -172,7 +178,10 @@ async def test_the_least_recently_used_slot_is_replaced_when_all_are_in_use(fold
 async def test_requests_for_all_slots_replace_all_that_was_kept(folder: str) -> None:
     async with running(folder, SETTINGS) as engine:
         histories = [await ended(engine, seed) for seed in range(4)]
-        streams = [engine.generate("x", prompt_of(20, seed), SamplingParams(max_tokens=50), stream=True) for seed in range(4, 8)]
+        streams = [
+            engine.generate("x", prompt_of(20, seed), SamplingParams(max_tokens=50), stream=True)
+            for seed in range(4, 8)
+        ]
         for stream in streams:
             await anext(stream)
         for stream in streams:
@@ -196,7 +205,9 @@ async def test_two_requests_continue_the_same_history_at_once(folder: str) -> No
 async def test_an_aborted_completion_is_continued_from_what_it_computed(folder: str) -> None:
     prompt = prompt_of(MIN_PREFIX)
     async with running(folder, SETTINGS) as engine:
-        stream = engine.generate("x", prompt, SamplingParams(max_tokens=90, seed=1, logit_bias={1: -100.0}), stream=True)
+        stream = engine.generate(
+            "x", prompt, SamplingParams(max_tokens=90, seed=1, logit_bias={1: -100.0}), stream=True
+        )
         sampled = [(await anext(stream)).columns.ids_array()[0] for _ in range(5)]
         await stream.aclose()
         history = [*prompt, *map(int, sampled), 9]
@@ -293,7 +304,9 @@ async def test_rows_with_prefixes_of_any_length_are_extended_together(
             assert (torch.log_softmax(plain, -1) - torch.log_softmax(logits[row], -1)).abs().max() < 1e-5
 
 
-async def test_the_longest_prefix_is_the_one_that_a_comparison_of_every_token_finds(folder: str, slots: DecodeSlots) -> None:
+async def test_the_longest_prefix_is_the_one_that_a_comparison_of_every_token_finds(
+    folder: str, slots: DecodeSlots
+) -> None:
     cache, numbers = PrefixCache(slots, KVCache(0, slots.capacity, POSITIONS)), np.random.default_rng(0)
     base = numbers.integers(0, VOCABULARY, POSITIONS)
     sizes = (0, 1, MIN_PREFIX - 1, MIN_PREFIX, MIN_PREFIX + 1, 2 * MIN_PREFIX - 1, 2 * MIN_PREFIX, 100, POSITIONS - 1)
@@ -307,7 +320,8 @@ async def test_the_longest_prefix_is_the_one_that_a_comparison_of_every_token_fi
         prompt[numbers.integers(0, len(prompt))] += numbers.integers(0, 2)
         limits = np.minimum(slots.cached, len(prompt) - 1)
         lengths = [
-            next((at for at in range(limit) if row[at] != prompt[at]), limit) for row, limit in zip(slots.tokens, limits, strict=True)
+            next((at for at in range(limit) if row[at] != prompt[at]), limit)
+            for row, limit in zip(slots.tokens, limits, strict=True)
         ]
         longest = max(lengths)
         rows, length = cache._find(prompt)
@@ -319,7 +333,9 @@ async def test_the_longest_prefix_is_the_one_that_a_comparison_of_every_token_fi
     assert reused > 200
 
 
-async def test_a_request_that_fits_a_kept_history_gets_it_before_another_replaces_it(folder: str, slots: DecodeSlots) -> None:
+async def test_a_request_that_fits_a_kept_history_gets_it_before_another_replaces_it(
+    folder: str, slots: DecodeSlots
+) -> None:
     cache = PrefixCache(slots, KVCache(0, slots.capacity, POSITIONS))
     histories = [request(prompt_of(40, seed), folder) for seed in range(slots.capacity)]
     cache.place(histories)
@@ -331,7 +347,9 @@ async def test_a_request_that_fits_a_kept_history_gets_it_before_another_replace
     assert fresh.row != continued.row
 
 
-async def test_running_completions_move_to_the_first_rows_and_exchange_what_is_kept_there(folder: str, slots: DecodeSlots) -> None:
+async def test_running_completions_move_to_the_first_rows_and_exchange_what_is_kept_there(
+    folder: str, slots: DecodeSlots
+) -> None:
     kv_cache = KVCache(1, slots.capacity, POSITIONS)
     cache = PrefixCache(slots, kv_cache)
     requests = [request(prompt_of(40 + seed, seed), folder) for seed in range(6)]

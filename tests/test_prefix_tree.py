@@ -54,7 +54,10 @@ def test_joined_trees_do_not_see_each_other(left, right):
     both = join_trees([first, second])
     for ids, places in zip([*left, *right], both.token_positions, strict=True):
         assert both.token_ids[places].tolist() == ids
-    moved = {token + len(first.token_ids): [other + len(first.token_ids) for other in others] for token, others in seen(second).items()}
+    moved = {
+        token + len(first.token_ids): [other + len(first.token_ids) for other in others]
+        for token, others in seen(second).items()
+    }
     assert seen(both) == seen(first) | moved
 
 

@@ -78,7 +78,9 @@ async def test_another_user_reads_nothing_of_a_run_while_it_lives_nor_after_it(o
     finally:
         run.abort()
     assert {"summary.txt", "metrics.jsonl", "blobs", "logs"} <= {path.name for path in run.folder.iterdir()}
-    assert readable_by_other(open_place) == [str(run.output_file)], "what the user redirects is open, as the user's umask has it"
+    assert readable_by_other(open_place) == [str(run.output_file)], (
+        "what the user redirects is open, as the user's umask has it"
+    )
 
 
 def begun(runs):
@@ -115,7 +117,9 @@ def test_the_name_in_shared_memory_follows_from_a_secret_of_the_run(memory, open
     (other.path / "secret").replace(again.path / "secret.old")
     name = shared_memory_path("closed", again.path).name
     (again.path / "secret.old").replace(again.path / "secret")
-    assert shared_memory_path("closed", again.path).name != name, "the same run and folder with another secret has another name"
+    assert shared_memory_path("closed", again.path).name != name, (
+        "the same run and folder with another secret has another name"
+    )
     assert len(name.rpartition("-")[2]) == 32
 
 
@@ -155,7 +159,9 @@ def test_a_folder_of_the_user_keeps_its_mode_and_is_not_taken_for_a_joined_worke
     shared.chmod(0o755)
     file.touch()
     for path, cause in ((shared, "other users of this machine may enter this folder"), (file, "this is a file")):
-        options = JoinOptions(address=ServerAddress(url="nats://127.0.0.1:9", run="a", pid=0), role="rollout_worker", folder=str(path))
+        options = JoinOptions(
+            address=ServerAddress(url="nats://127.0.0.1:9", run="a", pid=0), role="rollout_worker", folder=str(path)
+        )
         with pytest.raises(SetupError, match=f"--folder {path}: {cause}"):
             join(options)
     assert shared.stat().st_mode & 0o777 == 0o755

@@ -22,7 +22,12 @@ def checked(shell, **environment):
     ("shell", "environment", "found", "remedy"),
     [
         ("ulimit -n 100;", {}, "may open 100 files, at least 256 are needed", "raise the hard limit (100) as root"),
-        ("ulimit -S -n 100; ulimit -H -n 4096;", {}, "may open 100 files", "ulimit -n 4096, in the shell that starts the run"),
+        (
+            "ulimit -S -n 100; ulimit -H -n 4096;",
+            {},
+            "may open 100 files",
+            "ulimit -n 4096, in the shell that starts the run",
+        ),
         ("ulimit -v 2000000;", {}, "has 1.9 GiB of address space, at least 5 are needed", "ulimit -v unlimited"),
         ("", {"PYTHONOPTIMIZE": "2"}, "PYTHONOPTIMIZE=2 (-OO)", "unset PYTHONOPTIMIZE, or set it to 1"),
     ],

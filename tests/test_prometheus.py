@@ -57,7 +57,10 @@ def test_a_whole_run_is_what_its_state_is():
 
 
 def test_a_stall_is_a_metric_until_there_is_progress():
-    started, stalled = story.sealed(story.STARTED), story.sealed(RunStalled(sentence="nothing has moved for 61 s", seconds=61.0), 90)
+    started, stalled = (
+        story.sealed(story.STARTED),
+        story.sealed(RunStalled(sentence="nothing has moved for 61 s", seconds=61.0), 90),
+    )
     assert [samples(state_of(*events))["areal_stalled",] for events in ([started], [started, stalled])] == [0, 1]
     assert samples(state_of(started, stalled, story.stepped(1)))["areal_stalled",] == 0
 
@@ -75,7 +78,11 @@ async def test_it_is_served_as_prometheus_asks_for_it():
     ("host", "status"), [("127.0.0.1", 200), ("localhost:9464", 200), ("[::1]", 200), ("evil.example", 403), ("", 403)]
 )
 async def test_on_loopback_only_names_of_this_machine_are_answered(host, status):
-    async with serving(RunState, "0") as url, aiohttp.ClientSession() as client, client.get(url, headers={"Host": host}) as answer:
+    async with (
+        serving(RunState, "0") as url,
+        aiohttp.ClientSession() as client,
+        client.get(url, headers={"Host": host}) as answer,
+    ):
         assert answer.status == status
         assert ("areal_" in await answer.text()) == (status == 200)
 

@@ -76,14 +76,18 @@ async def test_an_agent_reaches_the_gateway_past_the_proxy_and_without_a_key(tmp
             runner = SubprocessRunner(AgentProgram(agent="program.py:Agent", root=str(tmp_path)), processes=1)
         await runner.start()
         try:
-            result = await runner.run(Task(id="t", data={"messages": MESSAGES}), base_url=opened.base_url, api_key=opened.api_key)
+            result = await runner.run(
+                Task(id="t", data={"messages": MESSAGES}), base_url=opened.base_url, api_key=opened.api_key
+            )
         finally:
             await runner.close()
     assert result.reward == 1.0
 
 
 def test_exceptions_are_added_to_those_of_the_user_in_both_variables():
-    added = proxy_exceptions({"NO_PROXY": "a.example, 10.0.0.1", "no_proxy": "b.example"}, ["https://gw.example:80", "http://[fd00::1]:1"])
+    added = proxy_exceptions(
+        {"NO_PROXY": "a.example, 10.0.0.1", "no_proxy": "b.example"}, ["https://gw.example:80", "http://[fd00::1]:1"]
+    )
     assert set(added) == set(EXCEPTIONS)
     assert set(added.values()) == {"b.example,a.example,10.0.0.1,localhost,127.0.0.1,::1,gw.example,fd00::1"}
     assert proxy_exceptions({"no_proxy": "*"}) == dict.fromkeys(EXCEPTIONS, "*")
@@ -100,13 +104,21 @@ def test_proxies_are_described_without_passwords():
 @pytest.mark.parametrize(
     ("command", "lines"),
     [
-        (("check", "gsm8k_grpo", "profile=embedded"), ("reward 1, 1 model calls", "http_proxy=http://…@127.0.0.1:9", "(no_proxy)")),
+        (
+            ("check", "gsm8k_grpo", "profile=embedded"),
+            ("reward 1, 1 model calls", "http_proxy=http://…@127.0.0.1:9", "(no_proxy)"),
+        ),
         (("doctor",), ("http_proxy=http://…@127.0.0.1:9", "agents reach the gateway of a run without them (no_proxy)")),
     ],
 )
 def test_the_command_line_names_the_proxy_and_plays_a_task_past_it(tmp_path, command, lines):
     ran = subprocess.run(
-        [sys.executable, "-m", "areal_actors", *command], check=False, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ)
+        [sys.executable, "-m", "areal_actors", *command],
+        check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=dict(os.environ),
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     for line in lines:

@@ -14,14 +14,20 @@ EXAMPLES = [*(ROOT / "agents").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]
 
 def test_the_page_has_the_signatures_of_today():
     page = SCRIPT["page"]()
-    assert SCRIPT["PAGE"].read_text() == page, "a public name has changed: CHANGELOG.md, and `python scripts/public_names.py`"
+    assert SCRIPT["PAGE"].read_text() == page, (
+        "a public name has changed: CHANGELOG.md, and `python scripts/public_names.py`"
+    )
     assert 60 < sum(len(__import__(name, fromlist=["x"]).__all__) for name in SCRIPT["MODULES"]) <= MOST
 
 
 def imported(text: str):
     """Names that a program imports from the product, with their module."""
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in ("areal_actors", "areal_bus"):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.partition(".")[0] in ("areal_actors", "areal_bus")
+        ):
             yield from ((node.module, alias.name) for alias in node.names)
 
 
@@ -33,5 +39,7 @@ def test_docs_and_examples_import_public_names_only():
     public = {(name, member) for name in SCRIPT["MODULES"] for member in __import__(name, fromlist=["x"]).__all__}
     used = {(where, *pair) for where, text in programs.items() for pair in imported(text)}
     assert len(used) > 10
-    internal = sorted(place for place in used if place[1:] not in public and not place[1].startswith("areal_actors.compat.areal"))
+    internal = sorted(
+        place for place in used if place[1:] not in public and not place[1].startswith("areal_actors.compat.areal")
+    )
     assert internal == []

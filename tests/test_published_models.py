@@ -8,7 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.published_models import PUBLISHED, config_of, mtp_tensors, write_published
-from support.published_outcomes import LENGTHS, lost_tensors, make_trainer, plain_model, sequences, served, step_beside_plain
+from support.published_outcomes import (
+    LENGTHS,
+    lost_tensors,
+    make_trainer,
+    plain_model,
+    sequences,
+    served,
+    step_beside_plain,
+)
 from support.published_table import PAGE, line, row
 
 from areal_actors.core.errors import EngineError, SetupError
@@ -22,7 +30,9 @@ from areal_actors.weights.weight_files import stored_tensors, verify_weights
 REFUSED = {"gemma2": "changes its logits after the head", "granite": "changes its logits after the head"}
 SOON = ("qwen3_5", "gpt_oss", "deepseek_v3")
 """Models of the short tests; the others take a second each."""
-TRAINED = [name if name in SOON else pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED if name not in REFUSED]
+TRAINED = [
+    name if name in SOON else pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED if name not in REFUSED
+]
 EXACT = 1e-5
 """Bound for gradients, relative to the largest entry of their tensor: rounding of float32 in another order."""
 
@@ -45,7 +55,9 @@ def test_a_published_model_is_loaded_trained_saved_and_served(name, folders, tmp
     folder = folders(name)
     ids = torch.from_numpy(sequences()[0].token_ids)[None]
     with torch.no_grad():
-        torch.testing.assert_close(load_model(folder, "tokens")(input_ids=ids).logits, plain_model(name, folder)(input_ids=ids).logits)
+        torch.testing.assert_close(
+            load_model(folder, "tokens")(input_ids=ids).logits, plain_model(name, folder)(input_ids=ids).logits
+        )
     step = step_beside_plain(name, folder)
     assert step.gradient < EXACT
     assert step.weights < 1e-6
@@ -59,7 +71,10 @@ def test_a_published_model_is_loaded_trained_saved_and_served(name, folders, tmp
     resumed = make_trainer(folder)
     resumed.load(str(tmp_path / "saved"))
     assert resumed.checksum() == location.checksum
-    assert line(row(name, step.trainer, served(name, folder, step.trainer, tmp_path))) in PAGE.read_text(encoding="utf-8").splitlines()
+    assert (
+        line(row(name, step.trainer, served(name, folder, step.trainer, tmp_path)))
+        in PAGE.read_text(encoding="utf-8").splitlines()
+    )
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -72,8 +87,12 @@ def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(name, folders
 
 def test_the_page_has_every_model_once():
     text = PAGE.read_text(encoding="utf-8")
-    assert {name: text.count(f"\n| {published.repository} |") for name, published in PUBLISHED.items()} == dict.fromkeys(PUBLISHED, 1)
-    assert sorted(path.stem for path in (Path(__file__).parent / "support/published").glob("*.json")) == sorted(PUBLISHED)
+    assert {
+        name: text.count(f"\n| {published.repository} |") for name, published in PUBLISHED.items()
+    } == dict.fromkeys(PUBLISHED, 1)
+    assert sorted(path.stem for path in (Path(__file__).parent / "support/published").glob("*.json")) == sorted(
+        PUBLISHED
+    )
 
 
 @pytest.mark.parametrize("name", ["mistral_window", "gpt_oss"])
@@ -88,7 +107,10 @@ def test_tensors_that_the_model_lacks_are_in_checkpoints_unchanged_and_under_an_
     trainer.step(sequences())
     trainer.save(str(tmp_path / "saved"))
     assert lost_tensors("qwen3_5", folders("qwen3_5"), str(tmp_path / "saved")) == []
-    before, after = load_file(Path(folders("qwen3_5")) / "model.safetensors"), load_file(tmp_path / "saved" / "model.safetensors")
+    before, after = (
+        load_file(Path(folders("qwen3_5")) / "model.safetensors"),
+        load_file(tmp_path / "saved" / "model.safetensors"),
+    )
     carried = [name for name in before if name.startswith(("model.visual.", "mtp."))]
     assert len(carried) == 36
     assert all(torch.equal(before[name], after[name]) and before[name].dtype == after[name].dtype for name in carried)
@@ -136,7 +158,10 @@ def test_quantized_weights_are_refused_with_what_to_do(folders, tmp_path):
 
 def test_an_unknown_model_is_refused_in_a_sentence(folders, tmp_path):
     shutil.copytree(folders("qwen3"), tmp_path / "model")
-    for config, reason in (({"model_type": "vit"}, "no language model of type vit"), ({"model_type": "qwen9"}, "qwen9")):
+    for config, reason in (
+        ({"model_type": "vit"}, "no language model of type vit"),
+        ({"model_type": "qwen9"}, "qwen9"),
+    ):
         (tmp_path / "model" / "config.json").write_text(json.dumps(config))
         with pytest.raises(SetupError, match=reason) as refusal:
             load_model(str(tmp_path / "model"), "tokens")

@@ -19,7 +19,14 @@ from test_reader import exported_log
 
 from areal_actors.cli import main
 from areal_actors.core.devices import CudaDevices
-from areal_actors.messages import BestCheckpointChosen, CheckpointCommitted, EvaluationCompleted, RunFinished, RunStarted, StepCompleted
+from areal_actors.messages import (
+    BestCheckpointChosen,
+    CheckpointCommitted,
+    EvaluationCompleted,
+    RunFinished,
+    RunStarted,
+    StepCompleted,
+)
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe, redact_recipe
 from areal_actors.weights.manifest import write_manifest
@@ -33,7 +40,14 @@ def finished(tmp_path):
     for step in (1, 2):
         folder = place / "checkpoints" / f"step-{step}"
         folder.mkdir(parents=True)
-        for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors", "cursor", "trainer_state.pt"):
+        for name in (
+            "config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "model.safetensors",
+            "cursor",
+            "trainer_state.pt",
+        ):
             (folder / name).write_text(f"{name} {step}")
         write_manifest(folder)
     (place / "recipe.json").write_bytes(msgspec.json.encode(recipe))
@@ -41,7 +55,10 @@ def finished(tmp_path):
     events = [RunStarted(recipe=redact_recipe(recipe), profile="embedded", reason="", folder="runs/small")]
     events += [StepCompleted(step=n, metrics={"reward_mean": n / 4}, sequences_checksum="") for n in (1, 2)]
     numbers = {"tasks": 10, "failed": 0, "mean_tokens": 3.0}
-    events += [EvaluationCompleted(weight_version=2 * n, mode="greedy", accuracy=n / 2, reward_mean=n / 2, **numbers) for n in (0, 1)]
+    events += [
+        EvaluationCompleted(weight_version=2 * n, mode="greedy", accuracy=n / 2, reward_mean=n / 2, **numbers)
+        for n in (0, 1)
+    ]
     events += [CheckpointCommitted(folder=f"checkpoints/step-{n}", step=n, cursor=n) for n in (1, 2)]
     events += [
         BestCheckpointChosen(folder="checkpoints/step-1", step=1, weight_version=1, metric="greedy", value=0.5),
@@ -54,9 +71,16 @@ def finished(tmp_path):
 
 def run_areal(hub, home, *words, token=TOKEN):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    environment |= {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
     environment |= {"HF_TOKEN": token} if token else {}
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=600, check=False, cwd=ROOT, env=environment)
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=600, check=False, cwd=ROOT, env=environment
+    )
 
 
 def push(hub, place, *words, **options):
@@ -71,7 +95,15 @@ def test_a_checkpoint_becomes_a_model_with_its_card_and_is_loaded_from_there(fin
         assert hub.created == [("model", "me/small", True)]
         files = hub.files["me/small"]
         assert set(files) == {
-            *("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors", "README.md", "recipe.toml", "reward.png")
+            *(
+                "config.json",
+                "tokenizer.json",
+                "tokenizer_config.json",
+                "model.safetensors",
+                "README.md",
+                "recipe.toml",
+                "reward.png",
+            )
         }
         assert files["model.safetensors"] == b"model.safetensors 1", "the best checkpoint"
         card = files["README.md"].decode()

@@ -23,7 +23,9 @@ async def queued(folder, publish=()):
     """The attempts that a server finds in its store."""
     server = await EmbeddedServer.start(folder / "nats")
     try:
-        bus = await NatsBus.connect(server.url, "test", name="tester", token=server.token, kinds=KINDS, blobs=folder / "blobs")
+        bus = await NatsBus.connect(
+            server.url, "test", name="tester", token=server.token, kinds=KINDS, blobs=folder / "blobs"
+        )
         try:
             for number, item in enumerate(publish):
                 await bus.publish(item, Stamp(id=f"item-{number}", sender="test", time=0.0))

@@ -21,7 +21,13 @@ from areal_actors.training.distributed.expert_parallel import expert_problem
 from areal_actors.training.settings import OptimizerSettings
 from areal_actors.weights.source_tensors import checkpoint_tensors, model_tensors
 
-SHAPE = QWEN3 | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "decoder_sparse_step": 1, "norm_topk_prob": True}
+SHAPE = QWEN3 | {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": True,
+}
 LAYOUTS = [(2, 1, 1), (1, 1, 2), (1, 1, 4), (2, 1, 2), (1, 2, 1), (1, 2, 2), (1, 1, 1, 3), (1, 1, 2, 2)]
 """Replicas, sequence parts, tensor parts, and stages."""
 OPTIMIZER = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
@@ -30,7 +36,9 @@ OPTIMIZER = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
 def random_mixture(folder: Path, **more) -> str:
     """A model of three blocks, of which the second is dense, as a Hugging Face folder."""
     torch.manual_seed(0)
-    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**(SHAPE | {"mlp_only_layers": [1], "tie_word_embeddings": True, **more})))
+    model = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**(SHAPE | {"mlp_only_layers": [1], "tie_word_embeddings": True, **more}))
+    )
     model.save_pretrained(folder)
     return str(folder)
 
@@ -55,7 +63,12 @@ def alone(model, batches, tmp_path_factory):
     trainer.save(checkpoint)
     early = gradients_of(trainer)
     second = trainer.step(batches[1])
-    return {"logp": logp, "metrics": [first, second], "gradients": [early, gradients_of(trainer)], "checkpoint": checkpoint}
+    return {
+        "logp": logp,
+        "metrics": [first, second],
+        "gradients": [early, gradients_of(trainer)],
+        "checkpoint": checkpoint,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +78,15 @@ def ranks(model, batches, alone, tmp_path_factory):
     cases = [Case(name=str(layout), layout=layout, model=model, settings=settings) for layout in LAYOUTS]
     saved = str(folder / "saved")
     cases += [
-        Case(name="saved", layout=(2, 1, 2), model=model, settings=settings, steps=(0,), save=saved, publish=str(folder / "published")),
+        Case(
+            name="saved",
+            layout=(2, 1, 2),
+            model=model,
+            settings=settings,
+            steps=(0,),
+            save=saved,
+            publish=str(folder / "published"),
+        ),
         Case(name="resharded", layout=(1, 1, 4), model=model, settings=settings, steps=(1,), load=saved),
         Case(name="from one", layout=(1, 1, 2), model=model, settings=settings, steps=(1,), load=alone["checkpoint"]),
     ]
@@ -97,7 +118,9 @@ def test_ranks_go_on_from_a_checkpoint_of_another_layout(ranks, alone, name):
 def test_ranks_publish_each_expert_by_its_name_in_checkpoints(ranks, model):
     published = load_file(ranks["folder"] / "published" / "model.safetensors")
     begun = load_file(Path(model) / "model.safetensors")
-    assert {name: tensor.shape for name, tensor in published.items()} == {name: tensor.shape for name, tensor in begun.items()}
+    assert {name: tensor.shape for name, tensor in published.items()} == {
+        name: tensor.shape for name, tensor in begun.items()
+    }
     assert "model.layers.2.mlp.experts.7.up_proj.weight" in published
     assert any(not torch.equal(tensor, begun[name]) for name, tensor in published.items() if ".experts." in name)
     assert load_file(ranks["folder"] / "saved" / "model.safetensors").keys() == begun.keys()
@@ -118,7 +141,10 @@ def test_a_checkpoints_tensors_are_the_models_and_back(model):
 def test_a_number_of_parts_that_does_not_divide_the_experts_is_refused():
     config = Qwen3MoeConfig(**SHAPE)
     assert expert_problem(config, 4) is None
-    assert expert_problem(config, 3) == "the model has 8 experts, which trainer.tensor_parallel = 3 does not divide; lower it"
+    assert (
+        expert_problem(config, 3)
+        == "the model has 8 experts, which trainer.tensor_parallel = 3 does not divide; lower it"
+    )
 
 
 @pytest.mark.slow
@@ -129,7 +155,14 @@ def test_a_run_trains_a_mixture_of_experts_on_the_embedded_engine(tmp_path):
     folder = random_mixture(tmp_path / "model", max_position_embeddings=1024, vocab_size=tokenizer.get_vocab_size())
     write_tokenizer(tokenizer, Path(folder))
     settings = [
-        *("profile=embedded", f"model={folder}", "steps=2", "trainer.batch_size=2", "algorithm.group_size=2", "evaluation.tasks=0"),
+        *(
+            "profile=embedded",
+            f"model={folder}",
+            "steps=2",
+            "trainer.batch_size=2",
+            "algorithm.group_size=2",
+            "evaluation.tasks=0",
+        ),
         *(f"folder={tmp_path / 'runs'}", "run=mixture", "sampling.max_tokens=24", "generation.max_model_len=512"),
     ]
     command = [sys.executable, "-m", "areal_actors", "run", str(root / "recipes" / "gsm8k_grpo.toml"), *settings]

@@ -52,14 +52,22 @@ def group(model_folder):
 
 def settings(**changed):
     return TrainerSettings(
-        **{"device": "cpu", "ranks": 2, "rank_timeout_seconds": 60.0, "optimizer": OptimizerSettings(lr=1e-3), **changed}
+        **{
+            "device": "cpu",
+            "ranks": 2,
+            "rank_timeout_seconds": 60.0,
+            "optimizer": OptimizerSettings(lr=1e-3),
+            **changed,
+        }
     )
 
 
 def close_to(ours, theirs):
     # How rows are packed; and copies of older weights, which no checkpoint of ranks holds.
     names = theirs.keys() - COMPARISON
-    return ours.keys() - COMPARISON == names and all(ours[name] == pytest.approx(theirs[name], abs=1e-4, rel=1e-4) for name in names)
+    return ours.keys() - COMPARISON == names and all(
+        ours[name] == pytest.approx(theirs[name], abs=1e-4, rel=1e-4) for name in names
+    )
 
 
 def test_a_group_steps_publishes_saves_and_is_started_anew_as_a_whole_when_a_rank_is_killed_in_a_step(
@@ -142,7 +150,9 @@ def test_ranks_end_with_the_process_that_started_them(model_folder, tmp_path):
     assert len(gone) == 2, alive
 
 
-def test_the_checksum_is_that_of_one_rank_alone_and_a_step_taken_again_from_a_checkpoint_has_the_same_one(model_folder, batches, tmp_path):
+def test_the_checksum_is_that_of_one_rank_alone_and_a_step_taken_again_from_a_checkpoint_has_the_same_one(
+    model_folder, batches, tmp_path
+):
     first = RankGroup(model_folder, Grpo(), settings(), total_steps=10, seed=0)
     try:
         assert first.checksum() == make_trainer(model_folder).checksum()

@@ -52,10 +52,16 @@ def assert_close(ours, theirs):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_group_learns_what_one_rank_learns_and_continues_from_its_checkpoint_when_a_rank_is_killed(kind, model_folder, batches, tmp_path):
+def test_a_group_learns_what_one_rank_learns_and_continues_from_its_checkpoint_when_a_rank_is_killed(
+    kind, model_folder, batches, tmp_path
+):
     algorithm, settings = KINDS[kind]
-    alone = make_trainer(model_folder, algorithm, **{name: value for name, value in settings.items() if name not in PARTS})
-    settings = TrainerSettings(device="cpu", ranks=2, rank_timeout_seconds=60.0, optimizer=OptimizerSettings(lr=1e-3), **settings)
+    alone = make_trainer(
+        model_folder, algorithm, **{name: value for name, value in settings.items() if name not in PARTS}
+    )
+    settings = TrainerSettings(
+        device="cpu", ranks=2, rank_timeout_seconds=60.0, optimizer=OptimizerSettings(lr=1e-3), **settings
+    )
     group = RankGroup(model_folder, algorithm, settings, total_steps=10, seed=0)
     try:
         assert_same_metrics(group.step(batches[0]), alone.step(batches[0]), 1e-5)
@@ -72,7 +78,9 @@ def test_a_group_learns_what_one_rank_learns_and_continues_from_its_checkpoint_w
         group.load(str(tmp_path / "group" / "saved"))
         again = group.publish(str(tmp_path / "group" / "again"))
         assert (group.weight_version, again.model) == (1, model_folder)
-        assert all(torch.equal(published[name], tensor) for name, tensor in tensors(tmp_path / "group" / "again").items())
+        assert all(
+            torch.equal(published[name], tensor) for name, tensor in tensors(tmp_path / "group" / "again").items()
+        )
 
         expected = alone.step(batches[1])
         assert_same_metrics(group.step(batches[1]), expected, 1e-4, COMPARISON)

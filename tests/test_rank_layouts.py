@@ -45,7 +45,9 @@ def models(tmp_path_factory):
 def batches(models):
     """Two batches of ragged rows, by model."""
     trainers = {name: make_trainer(folder) for name, folder in models.items()}
-    return {name: [sequences_of(trainer, seed=seed, off=0.5) for seed in range(2)] for name, trainer in trainers.items()}
+    return {
+        name: [sequences_of(trainer, seed=seed, off=0.5) for seed in range(2)] for name, trainer in trainers.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +78,23 @@ def ranks(models, batches, alone, tmp_path_factory):
         Case(name="one step", layout=(2, 1, 2), model=models["qwen3"], steps=(0,), save=str(folder / "of four")),
         Case(name="reshard", layout=(1, 2, 1), model=models["qwen3"], steps=(1,), load=str(folder / "of four")),
         Case(name="from one", layout=(2, 1, 1), model=models["qwen3"], steps=(1,), load=alone["qwen3"]["checkpoint"]),
-        Case(name="one step of stages", layout=(2, 1, 1, 2), model=models["qwen3"], steps=(0,), save=str(folder / "of stages")),
-        Case(name="stages from one", layout=(1, 1, 1, 3), model=models["qwen3"], steps=(1,), load=alone["qwen3"]["checkpoint"]),
-        Case(name="four from stages", layout=(2, 1, 2), model=models["qwen3"], steps=(1,), load=str(folder / "of stages")),
+        Case(
+            name="one step of stages",
+            layout=(2, 1, 1, 2),
+            model=models["qwen3"],
+            steps=(0,),
+            save=str(folder / "of stages"),
+        ),
+        Case(
+            name="stages from one",
+            layout=(1, 1, 1, 3),
+            model=models["qwen3"],
+            steps=(1,),
+            load=alone["qwen3"]["checkpoint"],
+        ),
+        Case(
+            name="four from stages", layout=(2, 1, 2), model=models["qwen3"], steps=(1,), load=str(folder / "of stages")
+        ),
         Case(
             name="stages and a reference",
             layout=(1, 1, 1, 2),
@@ -88,8 +104,20 @@ def ranks(models, batches, alone, tmp_path_factory):
             publish=str(folder / "published"),
             algorithm=WITH_REFERENCE,
         ),
-        Case(name="bfloat16 stages", layout=(1, 1, 1, 2), model=models["qwen2"], steps=(0,), settings={"dtype": "bfloat16"}),
-        Case(name="recomputed stages", layout=(2, 1, 1, 2), model=models["qwen2"], steps=(0,), settings={"recompute_activations": True}),
+        Case(
+            name="bfloat16 stages",
+            layout=(1, 1, 1, 2),
+            model=models["qwen2"],
+            steps=(0,),
+            settings={"dtype": "bfloat16"},
+        ),
+        Case(
+            name="recomputed stages",
+            layout=(2, 1, 1, 2),
+            model=models["qwen2"],
+            steps=(0,),
+            settings={"recompute_activations": True},
+        ),
     ]
     rows = {models[name]: two for name, two in batches.items()}
     return run_cases(folder, cases, rows) | {"folder": folder}
@@ -136,13 +164,17 @@ def test_what_four_ranks_saved_one_continues_from_and_hugging_face_loads(ranks, 
     assert_same_metrics(trainer.step(batches["qwen3"][1]), alone["qwen3"]["metrics"][1], 1e-4, COMPARISON)
 
 
-def test_stages_exchange_proximal_and_reference_log_probabilities_and_publish_the_whole_model(ranks, alone, models, batches):
+def test_stages_exchange_proximal_and_reference_log_probabilities_and_publish_the_whole_model(
+    ranks, alone, models, batches
+):
     trainer = make_trainer(models["qwen3"], msgspec.convert(WITH_REFERENCE, Grpo), microbatch_tokens=MICROBATCH_TOKENS)
     trainer.load(alone["qwen3"]["checkpoint"])
     found = ranks["stages and a reference"]
     assert_same_metrics(found["metrics"][0], trainer.step(batches["qwen3"][1]), 1e-4, COMPARISON)
     assert found["metrics"][0]["reference_kl"] > 0
-    published = read_weights(WeightsLocation(folder=str(ranks["folder"] / "published"), checksum=found["published"], model=""))
+    published = read_weights(
+        WeightsLocation(folder=str(ranks["folder"] / "published"), checksum=found["published"], model="")
+    )
     own = without_ties(trainer._model.state_dict())
     assert published.keys() == own.keys()
     assert all(torch.allclose(published[name], tensor, atol=1e-4, rtol=0) for name, tensor in own.items())

@@ -12,7 +12,12 @@ from safetensors.torch import load_file
 from support.rank_cases import COMPARISON, QWEN3, assert_same_gradients, assert_same_metrics, run_cases, write_models
 from support.rank_program import MICROBATCH_TOKENS, Case, gradients_of, logp_and_values
 from support.tiny_trainer import make_trainer, sequences_of
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen3Config, Qwen3ForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Qwen3Config,
+    Qwen3ForSequenceClassification,
+)
 
 from areal_actors.core.values import WeightsLocation
 from areal_actors.training.algorithms import AnyAlgorithm
@@ -42,7 +47,9 @@ def models(tmp_path_factory):
     """Language models, and a scalar head that is not 0 (behind one that is, nothing has a gradient)."""
     folder = tmp_path_factory.mktemp("models")
     models = write_models(folder)
-    Qwen3ForSequenceClassification(Qwen3Config(**QWEN3, num_labels=1, pad_token_id=0)).save_pretrained(folder / "scalar")
+    Qwen3ForSequenceClassification(Qwen3Config(**QWEN3, num_labels=1, pad_token_id=0)).save_pretrained(
+        folder / "scalar"
+    )
     return models | {"scalar": str(folder / "scalar")}
 
 
@@ -50,7 +57,12 @@ def models(tmp_path_factory):
 def kinds(models):
     """Model, algorithm and settings, by what is trained."""
     adapted = ({"name": "grpo", "kl": {"coefficient": 0.1}}, {"optimizer": OPTIMIZER, "lora": LORA})
-    ppo = {"name": "ppo", "minibatches": 1, "bootstrap_truncated": True, "critic": {"model": models["scalar"], "lr": LR}}
+    ppo = {
+        "name": "ppo",
+        "minibatches": 1,
+        "bootstrap_truncated": True,
+        "critic": {"model": models["scalar"], "lr": LR},
+    }
     return {
         "adapter": (models["qwen3"], *adapted),
         "adapter of biased layers": (models["qwen2"], *adapted),
@@ -63,7 +75,10 @@ def kinds(models):
 def batches(models):
     """Two batches by model, for scalar heads of pairs of rows with one trained token each."""
     trainers = {name: make_trainer(models[name]) for name in ("qwen2", "qwen3")}
-    sampled = {models[name]: [cut(sequences_of(trainer, seed=seed, off=0.5)) for seed in range(2)] for name, trainer in trainers.items()}
+    sampled = {
+        models[name]: [cut(sequences_of(trainer, seed=seed, off=0.5)) for seed in range(2)]
+        for name, trainer in trainers.items()
+    }
     pairs = [sequences_of(trainers["qwen3"], seed=seed, groups=6, members=2) for seed in range(2)]
     return sampled | {models["scalar"]: [[scored(row, number) for number, row in enumerate(rows)] for rows in pairs]}
 
@@ -101,7 +116,11 @@ def alone(kinds, batches, tmp_path_factory):
         early = gradients_of(trainer)
         trainer.save(str(folder / "stepped"))
         second = trainer.step(rows[1])
-        found[name] = computed | {"metrics": [first, second], "gradients": [early, gradients_of(trainer)], "folder": folder}
+        found[name] = computed | {
+            "metrics": [first, second],
+            "gradients": [early, gradients_of(trainer)],
+            "folder": folder,
+        }
     return found
 
 
@@ -120,7 +139,11 @@ def ranks(kinds, batches, alone, tmp_path_factory):
         for layout in layouts
     ]
     for kind, (first, second) in SAVED.items():
-        begun, saved, published = str(alone[kind]["folder"] / "begun"), str(folder / kind), str(folder / f"published {kind}")
+        begun, saved, published = (
+            str(alone[kind]["folder"] / "begun"),
+            str(folder / kind),
+            str(folder / f"published {kind}"),
+        )
         cases += [
             case(kind, f"{kind} saved", first, load=begun, steps=(0,), save=saved, publish=published),
             case(kind, f"{kind} resharded", second, load=saved, steps=(1,)),
@@ -128,7 +151,9 @@ def ranks(kinds, batches, alone, tmp_path_factory):
     return run_cases(folder, cases, batches) | {"folder": folder}
 
 
-@pytest.mark.parametrize(("kind", "layout"), [(kind, layout) for kind, layouts in LAYOUTS.items() for layout in layouts], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "layout"), [(kind, layout) for kind, layouts in LAYOUTS.items() for layout in layouts], ids=str
+)
 def test_every_layout_trains_what_one_rank_trains(ranks, alone, kind, layout):
     found, expected = ranks[f"{kind} {layout}"], alone[kind]
     assert_same_first_step(found, expected)
@@ -161,7 +186,9 @@ def test_what_several_ranks_publish_of_an_adapter_is_the_adapter_alone_and_whole
     published = ranks["folder"] / "published adapter"
     assert sorted(file.name for file in published.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     model = kinds["adapter"][0]
-    adapter = read_adapter(WeightsLocation(folder=str(published), checksum=ranks["adapter saved"]["published"], model=model))
+    adapter = read_adapter(
+        WeightsLocation(folder=str(published), checksum=ranks["adapter saved"]["published"], model=model)
+    )
     whole = adapter.apply_to(AutoModelForCausalLM.from_pretrained(model).state_dict())
     exported, expected = (
         AutoModelForCausalLM.from_pretrained(folder).state_dict()

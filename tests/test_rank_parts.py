@@ -94,7 +94,10 @@ def test_stages_have_neighbouring_blocks_and_as_many_as_each_other_but_for_one(b
 def test_a_stage_begins_as_many_micro_batches_as_there_are_stages_after_it_and_then_alternates():
     passes = []
     one_forward_one_backward(
-        "abcd", 2, lambda part: passes.append(f"forward {part}") or part, lambda _, gradient: passes.append(f"backward {gradient}")
+        "abcd",
+        2,
+        lambda part: passes.append(f"forward {part}") or part,
+        lambda _, gradient: passes.append(f"backward {gradient}"),
     )
     assert [name[0] + name[-1] for name in passes] == ["fa", "fb", "fc", "ba", "fd", "bb", "bc", "bd"]
 
@@ -103,7 +106,10 @@ def test_a_stage_begins_as_many_micro_batches_as_there_are_stages_after_it_and_t
     ("model", "words"),
     [
         (GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8)), "does not support model type gpt2"),
-        (Qwen2ForCausalLM(Qwen2Config(**SMALLEST)), "the model has 1 blocks, too few for trainer.pipeline_parallel = 2 stages"),
+        (
+            Qwen2ForCausalLM(Qwen2Config(**SMALLEST)),
+            "the model has 1 blocks, too few for trainer.pipeline_parallel = 2 stages",
+        ),
     ],
 )
 def test_models_that_are_not_cut_into_stages_are_refused(model, words):
@@ -121,12 +127,17 @@ def test_a_stage_without_a_layer_that_the_adapter_is_to_change_is_refused_by_nam
     model = Qwen2ForCausalLM(Qwen2Config(**{**SMALLEST, "num_hidden_layers": 3}))
     model.name_or_path = "tiny"
     Lora(model, "tiny", LoraSettings(targets=("0.self_attn.q_proj", "1.self_attn.q_proj")), seed=0)
-    with pytest.raises(SetupError, match=r"trainer.lora.targets: stage 1 of trainer.pipeline_parallel = 2 has no such layer"):
+    with pytest.raises(
+        SetupError, match=r"trainer.lora.targets: stage 1 of trainer.pipeline_parallel = 2 has no such layer"
+    ):
         keep_stage(model, Layout(1, 1, 1, 2), 0)
 
 
 def test_a_stage_of_a_scalar_model_has_the_head_only_if_it_is_the_last():
-    models = [Qwen2ForSequenceClassification(Qwen2Config(**{**SMALLEST, "num_hidden_layers": 2}, num_labels=1)) for _ in range(2)]
+    models = [
+        Qwen2ForSequenceClassification(Qwen2Config(**{**SMALLEST, "num_hidden_layers": 2}, num_labels=1))
+        for _ in range(2)
+    ]
     for stage, model in enumerate(models):
         assert not keep_stage(model, Layout(1, 1, 1, 2), stage)
     heads = [[name for name, _ in model.named_parameters() if name.startswith("score")] for model in models]
@@ -134,7 +145,11 @@ def test_a_stage_of_a_scalar_model_has_the_head_only_if_it_is_the_last():
 
 
 def test_a_recipe_with_a_critic_an_adapter_and_parts_of_every_kind_is_none_to_refuse():
-    settings = ["trainer.ranks=8", *(f"trainer.{part}_parallel=2" for part in ("pipeline", "sequence", "tensor")), "trainer.lora.rank=4"]
+    settings = [
+        "trainer.ranks=8",
+        *(f"trainer.{part}_parallel=2" for part in ("pipeline", "sequence", "tensor")),
+        "trainer.lora.rank=4",
+    ]
     recipe = load([RECIPE, RECIPE.parent / "ppo.toml"], settings, CudaDevices(0, "none")).recipe
     assert Layout.of(recipe.trainer) == Layout(1, 2, 2, 2)
 
@@ -184,7 +199,10 @@ def test_rows_arrive_as_they_were():
             reward=float(rng.normal()),
             truncated=size % 2 == 0,
             episode=f"0.{size}",
-            calls=tuple(SequenceCall(start=at, end=at + 1, reward=at / 3, truncated=at == 2, sample=str(at)) for at in range(size % 4)),
+            calls=tuple(
+                SequenceCall(start=at, end=at + 1, reward=at / 3, truncated=at == 2, sample=str(at))
+                for at in range(size % 4)
+            ),
         )
         for size in (1, 7, 300)
     ]
@@ -226,7 +244,9 @@ def test_a_client_without_the_key_is_refused(pair):
     assert admitted(pair, "secret", "guess") is None
 
 
-@pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\nHost: there\r\n\r\n", b"\x05" + b"\0" * 7 + b"hello"], ids=["http", "noise"])
+@pytest.mark.parametrize(
+    "words", [b"GET / HTTP/1.1\r\nHost: there\r\n\r\n", b"\x05" + b"\0" * 7 + b"hello"], ids=["http", "noise"]
+)
 def test_a_client_of_another_protocol_is_refused(pair, words):
     pair[1].sendall(words)
     assert accept_hello(pair[0], "secret") is None

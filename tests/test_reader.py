@@ -18,7 +18,13 @@ from support.live_run import ROOT
 
 from areal_actors.cli import main
 from areal_actors.core.errors import SetupError
-from areal_actors.messages import EvaluationCompleted, InteractionRecorded, InteractionsRecorded, RunFinished, StepCompleted
+from areal_actors.messages import (
+    EvaluationCompleted,
+    InteractionRecorded,
+    InteractionsRecorded,
+    RunFinished,
+    StepCompleted,
+)
 from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.reader import Table, open_run
 from areal_actors.reader.comparison import compare, differences
@@ -46,7 +52,10 @@ def run_folder(folder, name, *, recipe=RECIPE, rewards=(), held_out=(), finished
     place.mkdir(parents=True)
     (place / "recipe.json").write_text(json.dumps({"run": name, **recipe}))
     events = [msgspec.structs.replace(STARTED, recipe={"run": name, **recipe})]
-    events += [StepCompleted(step=n, metrics={"reward_mean": reward}, sequences_checksum="") for n, reward in enumerate(rewards, 1)]
+    events += [
+        StepCompleted(step=n, metrics={"reward_mean": reward}, sequences_checksum="")
+        for n, reward in enumerate(rewards, 1)
+    ]
     for n, accuracy in enumerate(held_out):
         found = {"tasks": 4, "failed": 0, "accuracy": accuracy, "mean_tokens": 3.0, "sampled_by": {n: 12}}
         events.append(EvaluationCompleted(weight_version=n, mode="greedy", **found))
@@ -102,11 +111,22 @@ def test_tokens_are_those_of_the_log(tmp_path):
 
 def test_calls_of_an_abandoned_attempt_have_their_counts_and_no_text(tmp_path):
     call = InteractionRecorded(
-        session="s", episode="3.0", interaction="i3", prompt_tokens=5, completion_tokens=2, finish_reason="stop", weight_version=4
+        session="s",
+        episode="3.0",
+        interaction="i3",
+        prompt_tokens=5,
+        completion_tokens=2,
+        finish_reason="stop",
+        weight_version=4,
     )
     run = open_run(exported_log(tmp_path / "a.log", [STARTED, call, given_up("3.0", 1), given_up("3.0")]))
     first, second = run.episodes
-    assert (first["interactions"], first["prompt_tokens"], first["completion_tokens"], first["newest_version"]) == (1, 5, 2, 4)
+    assert (first["interactions"], first["prompt_tokens"], first["completion_tokens"], first["newest_version"]) == (
+        1,
+        5,
+        2,
+        4,
+    )
     assert second["interactions"] == 0
     (row,) = run.interactions
     assert (row["interaction"], row["completion"]) == ("i3", None)
@@ -301,11 +321,15 @@ def test_a_wrong_word_is_answered_with_what_helps(tmp_path, capsys, words, compl
 
 def test_the_list_of_episodes_is_filtered(tmp_path):
     log = exported_log(tmp_path / "a.log", sound_log())
-    names = [json.loads(line)["episode"] for line in printed(show, str(log), folder=tmp_path, as_json=True).splitlines()]
+    names = [
+        json.loads(line)["episode"] for line in printed(show, str(log), folder=tmp_path, as_json=True).splitlines()
+    ]
     assert names[-4:] == ["6.0", "7.0", "6.1", "7.1"]
 
 
-@pytest.mark.parametrize(("words", "count"), [("--step 3", 4), ("--outcome abandoned", 4), ("--last 2", 2), ("--task other", 0)])
+@pytest.mark.parametrize(
+    ("words", "count"), [("--step 3", 4), ("--outcome abandoned", 4), ("--last 2", 2), ("--task other", 0)]
+)
 def test_the_options_of_the_command_choose_episodes(tmp_path, capsys, words, count):
     log = exported_log(tmp_path / "a.log", sound_log())
     assert main(["show", str(log), "--json", *words.split()]) == 0

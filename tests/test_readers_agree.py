@@ -23,7 +23,19 @@ from areal_actors.runtime.log_context import LogContext
 from areal_actors.track.follow import follow_file
 from areal_actors.web.tables import PageTables
 
-ATTEMPT = ("episode", "attempt", "group", "purpose", "task_id", "outcome", "step", "reward", "reason", "completion_tokens", "interactions")
+ATTEMPT = (
+    "episode",
+    "attempt",
+    "group",
+    "purpose",
+    "task_id",
+    "outcome",
+    "step",
+    "reward",
+    "reason",
+    "completion_tokens",
+    "interactions",
+)
 KINDS_OF_METRICS = {kind.subject: kind for kind in Metrics.handlers}
 IN_DATABASE = """
 SELECT episode, attempt, group_, purpose, task, outcome, step, reward, coalesce(nullif(reason, ''), drop_reason), completion_tokens, calls
@@ -47,14 +59,22 @@ def attempts_of_open_run(path):
 
 def attempts_of_show(path):
     screen = io.StringIO()
-    show(str(path), folder=path.parent, chosen=EpisodeFilter(last=1_000_000), as_json=True, console=Console(file=screen, width=100))
+    show(
+        str(path),
+        folder=path.parent,
+        chosen=EpisodeFilter(last=1_000_000),
+        as_json=True,
+        console=Console(file=screen, width=100),
+    )
     rows = [json.loads(line) for line in screen.getvalue().splitlines()]
     return [tuple(len(row[name]) if name == "interactions" else row[name] for name in ATTEMPT) for row in rows]
 
 
 def attempts_of_page(path):
     """The page has reason and detail of a failure in one column."""
-    rows = sorted((row for row in PageTables(history_of_file(path)).episodes("ended IS NOT NULL")), key=lambda row: row.ended)
+    rows = sorted(
+        (row for row in PageTables(history_of_file(path)).episodes("ended IS NOT NULL")), key=lambda row: row.ended
+    )
     return [
         (
             *(row.name, row.attempt, row.group, row.purpose, row.task, row.outcome, row.step or None, row.reward),
@@ -84,7 +104,12 @@ def test_an_episode_has_in_its_trace_what_the_list_has(path):
         if "staleness_gate" not in run.recipe:
             continue  # a made-up log has no whole recipe
         traced = trace_episode(run, row["episode"], row["attempt"])
-        assert (traced.task, traced.purpose, traced.reward, traced.step) == (row["task_id"], row["purpose"], row["reward"], row["step"])
+        assert (traced.task, traced.purpose, traced.reward, traced.step) == (
+            row["task_id"],
+            row["purpose"],
+            row["reward"],
+            row["step"],
+        )
         assert len(traced.calls) == row["interactions"]
         assert sum(call.completion_tokens for call in traced.calls) == row["completion_tokens"]
 
@@ -95,13 +120,24 @@ def test_steps_weights_and_evaluations_are_the_same_in_every_reader(log, path):
     steps = [(step.number, step.time, step.metrics) for step in live.steps]
     assert [(step.number, step.time, step.metrics) for step in recorded_state(history).steps] == steps
     assert [(row["step"], row["time"]) for row in run.steps] == [step[:2] for step in steps]
-    assert [(row.step, row.metrics) for row in page["steps"] if not row.replaced] == [(number, metrics) for number, _, metrics in steps]
-    newest = {point.step: point.metrics for point in points if not any(name.startswith("evaluation/") for name in point.metrics)}
+    assert [(row.step, row.metrics) for row in page["steps"] if not row.replaced] == [
+        (number, metrics) for number, _, metrics in steps
+    ]
+    newest = {
+        point.step: point.metrics
+        for point in points
+        if not any(name.startswith("evaluation/") for name in point.metrics)
+    }
     assert {number: newest[number] for number, *_ in steps} == {number: metrics for number, _, metrics in steps}
     assert max((row.weight_version for row in page["versions"] if not row.worker), default=-1) == live.weight_version
     evaluated = [(one.weight_version, one.mode, one.accuracy, one.reward_mean) for one in live.evaluations]
-    assert [(row["weight_version"], row["mode"], row["accuracy"], row["reward_mean"]) for row in run.evaluations] == evaluated
-    assert [(row.weight_version, row.mode, row.metrics["accuracy"], row.metrics["reward_mean"]) for row in page["evaluations"]] == evaluated
+    assert [
+        (row["weight_version"], row["mode"], row["accuracy"], row["reward_mean"]) for row in run.evaluations
+    ] == evaluated
+    assert [
+        (row.weight_version, row.mode, row.metrics["accuracy"], row.metrics["reward_mean"])
+        for row in page["evaluations"]
+    ] == evaluated
     ends = PageTables(history)
     ends.rows_changed_after(0)
     assert ends.facts().finished == live.finished

@@ -32,7 +32,14 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "model-families.md"
 CPU = torch.device("cpu")
 EXACT = 1e-5
-TEXTS = ("the quick brown foxes' 12345", "é 你好 🙂", "a\n  is", " the is a", "the<end_of_turn>the", "<|added 1|>user\nhi<|added 2|>")
+TEXTS = (
+    "the quick brown foxes' 12345",
+    "é 你好 🙂",
+    "a\n  is",
+    " the is a",
+    "the<end_of_turn>the",
+    "<|added 1|>user\nhi<|added 2|>",
+)
 PADDED = ORDINARY + ADDED + 7
 """An id that the head has and the tokenizer has not."""
 
@@ -63,7 +70,9 @@ def test_a_vocabulary_of_151_936_is_sampled_scored_published_and_saved_as_by_pla
         prompt = np.random.default_rng(0).integers(65_536, ORDINARY, 40).tolist()
         try:
             greedy = await complete(engine, prompt, SamplingParams(max_tokens=8, temperature=0.0))
-            drawn = await complete(engine, prompt, SamplingParams(max_tokens=8, temperature=1.0, seed=1, top_logprobs=3))
+            drawn = await complete(
+                engine, prompt, SamplingParams(max_tokens=8, temperature=1.0, seed=1, top_logprobs=3)
+            )
             forced = await complete(engine, prompt, SamplingParams(max_tokens=2, logit_bias={PADDED: 100.0}))
             constraint = Constraint(kind="regex", text="[ab]{3}")
             bound = await complete(engine, prompt, SamplingParams(max_tokens=8, seed=1, constraint=constraint))
@@ -113,7 +122,9 @@ def test_tokens_that_are_bytes_are_released_as_whole_characters(style, text):
     assert chat.byte_pairs is None
     for ids in (chat.encode(text), [*chat.encode(text), chat.vocabulary_size + 5], chat.encode(text)[:-1]):
         stream = TextStream(chat, special=True)
-        assert "".join(stream.push([number]) for number in ids) + stream.finish() == chat.decode(ids, skip_special=False)
+        assert "".join(stream.push([number]) for number in ids) + stream.finish() == chat.decode(
+            ids, skip_special=False
+        )
 
 
 @pytest.mark.parametrize("style", ["llama2", "gemma"])
@@ -134,7 +145,9 @@ def test_draws_from_151_936_tokens_keep_the_mass_of_the_tail():
     rows, rounds = 64, 40
     sampler = Sampler([SamplingParams() for _ in range(rows)], CPU)
     numbers = (np.arange(rows * rounds, dtype=np.float32) + 0.5) / (rows * rounds)
-    drawn = np.concatenate([sampler.sample(logits.repeat(rows, 1), numbers[at * rows : (at + 1) * rows]).token_ids for at in range(rounds)])
+    drawn = np.concatenate(
+        [sampler.sample(logits.repeat(rows, 1), numbers[at * rows : (at + 1) * rows]).token_ids for at in range(rounds)]
+    )
     assert np.mean(drawn >= 100) == pytest.approx(share, abs=2e-3)
     tail = np.sort(drawn[drawn >= 100])
     expected = 100 + (ROWS - 100) * (np.arange(len(tail)) + 0.5) / len(tail)
@@ -144,7 +157,9 @@ def test_draws_from_151_936_tokens_keep_the_mass_of_the_tail():
 def test_filters_over_151_936_tokens_are_those_of_double_precision():
     torch.manual_seed(0)
     probabilities = torch.softmax(torch.randn(3, ROWS) * 3, -1)
-    top_p, top_k, min_p = (torch.tensor(column)[:, None] for column in ([0.95, 1.0, 0.5], [2.0**31, 1000.0, 50.0], [0.0, 1e-4, 0.0]))
+    top_p, top_k, min_p = (
+        torch.tensor(column)[:, None] for column in ([0.95, 1.0, 0.5], [2.0**31, 1000.0, 50.0], [0.0, 1e-4, 0.0])
+    )
     found = filter_probabilities(probabilities, top_p, top_k, min_p)
     exact = filter_probabilities(probabilities.double(), top_p.double(), top_k.double(), min_p.double())
     differing = (found > 0) != (exact > 0)
@@ -156,7 +171,11 @@ def test_filters_over_151_936_tokens_are_those_of_double_precision():
 
 
 def test_a_tensor_larger_than_a_file_or_a_part_has_one_of_its_own(tmp_path):
-    tensors = {"model.embed_tokens.weight": torch.randn(ROWS, 64), "model.norm.weight": torch.randn(64), "a": torch.randn(1000)}
+    tensors = {
+        "model.embed_tokens.weight": torch.randn(ROWS, 64),
+        "model.norm.weight": torch.randn(64),
+        "a": torch.randn(1000),
+    }
     location = write_weights(tensors, tmp_path / "v1", "model", shard_bytes=8 * 1024**2)
     assert len(list((tmp_path / "v1").glob("*.safetensors"))) == 2
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
@@ -200,7 +219,15 @@ def test_a_published_folder_in_several_files_is_saved_whole_and_without_what_it_
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size", "value_size"),
-    [(9, 3, 64, 64), (28, 4, 128, 128), (16, 8, 256, 256), (32, 32, 80, 80), (32, 32, 96, 96), (16, 16, 192, 128), (64, 8, 64, 64)],
+    [
+        (9, 3, 64, 64),
+        (28, 4, 128, 128),
+        (16, 8, 256, 256),
+        (32, 32, 80, 80),
+        (32, 32, 96, 96),
+        (16, 16, 192, 128),
+        (64, 8, 64, 64),
+    ],
     ids=["SmolLM2", "Qwen2.5-7B", "Gemma 3", "Phi-2", "Phi-3", "DeepSeek-V3", "gpt-oss"],
 )
 def test_heads_of_published_sizes_attend_as_plain_attention(heads, kv_heads, size, value_size):
@@ -209,7 +236,8 @@ def test_heads_of_published_sizes_attend_as_plain_attention(heads, kv_heads, siz
     tree = build_prefix_tree([np.concatenate([prompt, draw.integers(0, 50, length)]) for length in (150, 40)])
     torch.manual_seed(0)
     given = [
-        torch.randn(len(tree.token_ids), *shape, requires_grad=True) for shape in ((heads, size), (kv_heads, size), (kv_heads, value_size))
+        torch.randn(len(tree.token_ids), *shape, requires_grad=True)
+        for shape in ((heads, size), (kv_heads, size), (kv_heads, value_size))
     ]
     chains = PackedTree.of(tree, CPU)
     for places in tree.token_positions:
@@ -241,7 +269,9 @@ def test_activations_of_25_000_are_trained_as_by_plain_transformers(sharing, tmp
     save_file(tensors, Path(source) / "model.safetensors", metadata={"format": "pt"})
     plain = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     with torch.no_grad():
-        hidden = plain(input_ids=torch.from_numpy(sequences()[0].token_ids)[None], output_hidden_states=True).hidden_states[2]
+        hidden = plain(
+            input_ids=torch.from_numpy(sequences()[0].token_ids)[None], output_hidden_states=True
+        ).hidden_states[2]
     assert float(hidden.abs().max()) > 25_000
     step = step_beside_plain("qwen3", source, prefix_sharing=sharing)
     assert step.gradient < 1e-3
@@ -255,7 +285,11 @@ def test_every_branch_of_the_page_names_a_test_that_exists():
     section = PAGE.read_text(encoding="utf-8").partition("## Sizes that a small model does not reach")[2]
     named = re.findall(r"`(tests/test_\w+\.py)::(test_\w+)`", section)
     assert len(named) > 15
-    missing = [f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8")]
+    missing = [
+        f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8")
+    ]
     assert missing == []
-    rows = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith(("| ---", "| branch"))]
+    rows = [
+        line for line in section.splitlines() if line.startswith("| ") and not line.startswith(("| ---", "| branch"))
+    ]
     assert [row for row in rows if "::test_" not in row] == []

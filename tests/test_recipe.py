@@ -82,7 +82,11 @@ def complaints(read):
 def test_a_recipe_decodes_into_the_objects_that_are_used(read):
     recipe = read(RECIPE).recipe
     assert isinstance(recipe.algorithm, Grpo)
-    assert (recipe.algorithm.group_size, recipe.trainer.optimizer.lr, recipe.trainer.optimizer.schedule) == (4, 1e-3, "cosine")
+    assert (recipe.algorithm.group_size, recipe.trainer.optimizer.lr, recipe.trainer.optimizer.schedule) == (
+        4,
+        1e-3,
+        "cosine",
+    )
     assert recipe.actors.rollout_worker.concurrency == 48 * 4
 
 
@@ -99,7 +103,11 @@ def test_what_check_prints_reads_back_as_the_same_recipe(read):
 @pytest.mark.parametrize(
     ("written", "instead", "complaint"),
     [
-        ("max_staleness", "max_stalness", "recipe.toml:19: `staleness_gate.max_stalness` is not a setting; did you mean `max_staleness`?"),
+        (
+            "max_staleness",
+            "max_stalness",
+            "recipe.toml:19: `staleness_gate.max_stalness` is not a setting; did you mean `max_staleness`?",
+        ),
         ("lr = 1e-3", "lrr = 1e-3", "recipe.toml:16: `trainer.optimizer.lrr` is not a setting; did you mean `lr`?"),
         ("lr = 1e-3", "zzz = 1", "recipe.toml:16: `trainer.optimizer.zzz` is not a setting; known: lr, betas,"),
         (
@@ -112,9 +120,21 @@ def test_what_check_prints_reads_back_as_the_same_recipe(read):
         ("steps = 3", 'steps = "3"', 'recipe.toml:2: `steps`: found "3", expected a whole number'),
         ("steps = 3", "steps = 0", "recipe.toml:2: `steps`: found 0, expected a whole number >= 1"),
         ("lr = 1e-3", "lr = -1.0", "recipe.toml:16: `trainer.optimizer.lr`: found -1.0, expected a number > 0.0"),
-        ('"cosine"', '"cosin"', 'recipe.toml:16: `trainer.optimizer.schedule`: found "cosin", expected one of "constant"'),
-        ('"grpo"', '"gpro"', 'recipe.toml:11: `algorithm.name`: found "gpro", expected one of "grpo", "dr_grpo", "dapo"'),
-        ('"first-run"', '"First run"', 'recipe.toml:1: `run`: found "First run", expected text of lowercase letters, digits and hyphens'),
+        (
+            '"cosine"',
+            '"cosin"',
+            'recipe.toml:16: `trainer.optimizer.schedule`: found "cosin", expected one of "constant"',
+        ),
+        (
+            '"grpo"',
+            '"gpro"',
+            'recipe.toml:11: `algorithm.name`: found "gpro", expected one of "grpo", "dr_grpo", "dapo"',
+        ),
+        (
+            '"first-run"',
+            '"First run"',
+            'recipe.toml:1: `run`: found "First run", expected text of lowercase letters, digits and hyphens',
+        ),
         ('dataset = "arithmetic"', "", "recipe.toml:5: `task.dataset`: found none; write `dataset = …` under `[task]`"),
         ('model = "embedded"', "", "recipe.toml: `model` is missing; write `model = …` at the top"),
         ("[task]", "[task]\nretries = true", "recipe.toml:6: `task.retries`: found true, expected a whole number"),
@@ -129,7 +149,10 @@ def test_a_complaint_has_place_value_and_remedy(complaints, written, instead, co
     ("text", "complaint"),
     [
         ("run = first", "recipe.toml:1: not valid TOML at column 7: invalid value; write text in double quotes"),
-        ("run: 'first'", "recipe.toml:1: not valid TOML at column 4: expected '=' after a key in a key/value pair; TOML writes"),
+        (
+            "run: 'first'",
+            "recipe.toml:1: not valid TOML at column 4: expected '=' after a key in a key/value pair; TOML writes",
+        ),
         ("a = 1\na = 2", "recipe.toml:2: not valid TOML: cannot overwrite a value; a line is `key = value`"),
         ("a = 1\n\nb = [1,", "recipe.toml:3: not valid TOML: invalid value"),
     ],
@@ -205,7 +228,12 @@ def test_a_later_file_lies_over_an_earlier_one_and_overrides_over_both(read):
 def test_the_profile_that_fits_the_machine_is_chosen_with_a_reason(read):
     small, big = read(RECIPE + PROFILES), read(RECIPE + PROFILES, cuda=CUDA)
     assert (small.profile, small.reason, small.recipe.steps) == ("small", NO_CUDA.reason, 3)
-    assert (big.profile, big.reason, big.recipe.steps, big.recipe.trainer.dtype) == ("big", "2 CUDA devices", 300, "bfloat16")
+    assert (big.profile, big.reason, big.recipe.steps, big.recipe.trainer.dtype) == (
+        "big",
+        "2 CUDA devices",
+        300,
+        "bfloat16",
+    )
 
 
 def test_a_named_profile_is_chosen_whatever_the_machine(read):
@@ -216,7 +244,10 @@ def test_a_named_profile_is_chosen_whatever_the_machine(read):
 
 def test_without_a_profile_that_fits_the_recipe_holds_as_written(read):
     assert read(RECIPE).reason == "the recipe has no profiles"
-    resolved = read(RECIPE + PROFILES.replace('"no cuda"', '"cuda"').replace('[profiles.big]\nwhen          = "cuda"', "[profiles.big]"))
+    resolved = read(
+        RECIPE
+        + PROFILES.replace('"no cuda"', '"cuda"').replace('[profiles.big]\nwhen          = "cuda"', "[profiles.big]")
+    )
     assert (resolved.profile, resolved.recipe.steps) == ("", 3)
     assert resolved.reason == 'no profile has `when = "no cuda"` (no CUDA device: libcuda.so.1 not found)'
 
@@ -224,7 +255,11 @@ def test_without_a_profile_that_fits_the_recipe_holds_as_written(read):
 @pytest.mark.parametrize(
     ("text", "override", "complaint"),
     [
-        (RECIPE + PROFILES, "profile=smal", 'override `profile=smal`: `profile`: found no profile "smal"; did you mean `small`?'),
+        (
+            RECIPE + PROFILES,
+            "profile=smal",
+            'override `profile=smal`: `profile`: found no profile "smal"; did you mean `small`?',
+        ),
         (RECIPE, "profile=cuda", 'override `profile=cuda`: `profile`: found no profile "cuda"; known: auto'),
         (
             RECIPE + PROFILES.replace('"no cuda"', '"no gpu"'),
@@ -242,7 +277,11 @@ def test_without_a_profile_that_fits_the_recipe_holds_as_written(read):
             "recipe.toml:27: `trainer.detype` is not a setting; did you",
         ),
         (RECIPE + "[profiles]\nbig = 3\n", "seed=1", "recipe.toml:23: `profiles`: found { big = 3 }, expected tables"),
-        (RECIPE + PROFILES + 'profile = "tiny"\n', "seed=1", "recipe.toml:34: `profiles.tiny.profile`: found a profile within a profile"),
+        (
+            RECIPE + PROFILES + 'profile = "tiny"\n',
+            "seed=1",
+            "recipe.toml:34: `profiles.tiny.profile`: found a profile within a profile",
+        ),
     ],
 )
 def test_a_wrong_profile_is_found_on_every_machine(complaints, text, override, complaint):
@@ -252,13 +291,19 @@ def test_a_wrong_profile_is_found_on_every_machine(complaints, text, override, c
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
-        (["task.agent=agents/none.py:Adder"], '`task.agent`: found "agents/none.py:Adder", but there is no file agents/none.py to read'),
+        (
+            ["task.agent=agents/none.py:Adder"],
+            '`task.agent`: found "agents/none.py:Adder", but there is no file agents/none.py to read',
+        ),
         (["task.agent=agents/adder.py:Addr"], "but agents/adder.py has no class `Addr`; did you mean `Adder`?"),
         (["task.agent=Adder"], "write the class as `path.py:Name`, as in `agents/gsm8k.py:Gsm8kAgent`"),
         (["task.reward=gsm9k"], 'found "gsm9k"; did you mean `gsm8k`?, or write `path.py:function`'),
         (["task.reward=scores.py:scoer"], "but scores.py has no function `scoer`; did you mean `score`?"),
         (["task.dataset=gsm8k"], 'found "gsm8k"; did you mean `openai/gsm8k`?, or the path of a .jsonl file'),
-        (["task.dataset=rows.jsonl"], 'found "rows.jsonl", but there is no such file (looked beside the recipe and in /'),
+        (
+            ["task.dataset=rows.jsonl"],
+            'found "rows.jsonl", but there is no such file (looked beside the recipe and in /',
+        ),
         (["task.held_out=rows.txt"], 'found "rows.txt"; write how many tasks to hold out'),
         (["task.held_out=10"], "`evaluation.tasks`: found 200, but task.held_out keeps only 10"),
         (["model=./nowhere"], 'found "./nowhere", but there is no such folder (looked beside the recipe and in /'),
@@ -271,7 +316,10 @@ def test_a_wrong_profile_is_found_on_every_machine(complaints, text, override, c
         (["bus.url=http://localhost"], "write `nats://host:port`"),
         (["actors.trainer.count=2"], "found 2, but a run has one trainer; write `count = 1`"),
         (["actors.batcher.concurrency=2"], "found 2, but batcher handles one message at a time"),
-        (["actors.reward_worker.count=2", "actors.reward_worker.process=gateway"], "shared with session_manager, for 2 of them"),
+        (
+            ["actors.reward_worker.count=2", "actors.reward_worker.process=gateway"],
+            "shared with session_manager, for 2 of them",
+        ),
         (["supervisors.run.children=[]"], "`supervisors`: found no supervisor of staleness_gate, task_source"),
     ],
 )
@@ -291,7 +339,9 @@ def test_a_reward_of_ones_own_and_a_file_of_rows_are_found(read):
     assert (task.reward, task.held_out) == ("scores.py:same", "rows.jsonl")
 
 
-ACTORS = '"trainer", "batcher", "task_source", "evaluator", "checkpointer", "metrics", "session_manager", "inference_worker"'
+ACTORS = (
+    '"trainer", "batcher", "task_source", "evaluator", "checkpointer", "metrics", "session_manager", "inference_worker"'
+)
 
 
 @pytest.mark.parametrize(
@@ -309,9 +359,15 @@ ACTORS = '"trainer", "batcher", "task_source", "evaluator", "checkpointer", "met
             "a = {{ children = [{all}, 'b'] }}\nb = {{ children = [{rest}, 'trainer'] }}",
             "found `trainer`, which a has already; name it once",
         ),
-        ("a = {{ children = [{all}, 'b'] }}\nb = {{ children = [{rest}, 'a'] }}", "found a cycle: a, b supervise each other"),
+        (
+            "a = {{ children = [{all}, 'b'] }}\nb = {{ children = [{rest}, 'a'] }}",
+            "found a cycle: a, b supervise each other",
+        ),
         ("trainer = {{ children = [{all}, {rest}] }}", "found a supervisor with the name of an actor"),
-        ("a = {{ children = [{all}, 'reward_worker'] }}", "`supervisors`: found no supervisor of staleness_gate, rollout_worker"),
+        (
+            "a = {{ children = [{all}, 'reward_worker'] }}",
+            "`supervisors`: found no supervisor of staleness_gate, rollout_worker",
+        ),
     ],
 )
 def test_supervisors_must_be_one_tree_over_all_actors(complaints, supervisors, complaint):
@@ -380,7 +436,12 @@ def test_the_recipe_of_the_repository_learns_in_minutes_without_a_gpu(monkeypatc
     resolved = load([ROOT / "recipes/gsm8k_grpo.toml"], [], NO_CUDA)
     recipe = resolved.recipe
     assert (resolved.profile, recipe.model, recipe.task.dataset) == ("embedded", "embedded", "arithmetic")
-    assert (recipe.steps, recipe.trainer.batch_size, recipe.algorithm.group_size, recipe.sampling.max_tokens) == (40, 16, 8, 64)
+    assert (recipe.steps, recipe.trainer.batch_size, recipe.algorithm.group_size, recipe.sampling.max_tokens) == (
+        40,
+        16,
+        8,
+        64,
+    )
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda file: file.name)

@@ -36,7 +36,10 @@ def read(monkeypatch, tmp_path):
         (["task.dataset=shards/*.parquet"], 'found "shards/*.parquet", but there is no such file'),
         (["task.dataset=notes.txt"], 'found "notes.txt"; known: arithmetic'),
         (["task.held_out=notes.txt"], 'found "notes.txt"; write how many tasks to hold out'),
-        (["task.dataset=filters.py:row"], '`task.dataset`: found "filters.py:row", but filters.py has no function `row`'),
+        (
+            ["task.dataset=filters.py:row"],
+            '`task.dataset`: found "filters.py:row", but filters.py has no function `row`',
+        ),
         (["task.dataset=gone.py:rows"], 'found "gone.py:rows", but there is no file gone.py to read'),
         (["batcher.filter=signals"], 'found "signals"; write the function as `path.py:Name`, as in `filters.py:keep`'),
         (["batcher.filter=filters.py:keeps"], "but filters.py has no function `keeps`; did you mean `keep`?"),
@@ -46,7 +49,10 @@ def read(monkeypatch, tmp_path):
             '`checkpoint.keep_best`: found "greedy", but evaluation.periodic_mode is "sampled"',
         ),
         (["checkpoint.keep_best=loss"], 'found "loss", but this run evaluates answers; write "greedy" or "sampled"'),
-        (["checkpoint.keep_best=sampled", "evaluation.tasks=0"], "but nothing is evaluated; write evaluation.tasks above 0"),
+        (
+            ["checkpoint.keep_best=sampled", "evaluation.tasks=0"],
+            "but nothing is evaluated; write evaluation.tasks above 0",
+        ),
         (["checkpoint.keep_best=best"], 'found "best", expected one of "", "greedy", "loss", "sampled"'),
     ],
 )
@@ -77,13 +83,17 @@ def test_what_fits_is_taken(read, settings):
 def test_a_dataset_whose_library_is_missing_is_an_error_with_the_install_command(read, monkeypatch):
     monkeypatch.setattr("areal_actors.recipe.checks.is_installed", lambda library: library != "datasets")
     for spec in ("table.parquet", "owner/name"):
-        with pytest.raises(RecipeError, match=r"the `datasets` library is not installed; pip install 'areal-actors\[data\]'"):
+        with pytest.raises(
+            RecipeError, match=r"the `datasets` library is not installed; pip install 'areal-actors\[data\]'"
+        ):
             read(f"task.dataset={spec}")
     assert read("task.dataset=shards")
 
 
 def test_the_plan_names_the_source_of_tasks_and_the_kept_checkpoints(read):
-    plan_text = "\n".join(plan(read("task.dataset=shards", "evaluation.periodic_mode=greedy", "checkpoint.keep_best=greedy")))
+    plan_text = "\n".join(
+        plan(read("task.dataset=shards", "evaluation.periodic_mode=greedy", "checkpoint.keep_best=greedy"))
+    )
     assert "read from shards; held out: 200" in plan_text
     assert "64 of them, greedy, every 10 steps" in plan_text
     assert "every 20 steps and at the end, the last 2 kept; and the best of those evaluated (greedy)" in plan_text

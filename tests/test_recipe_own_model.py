@@ -71,7 +71,10 @@ def test_settings_of_a_profile_for_the_embedded_model_hold_for_no_other(read, pr
     )
     assert resolved.recipe.trainer.optimizer.lr == 1e-5
     assert (resolved.recipe.trainer.batch_size, resolved.recipe.sampling.max_tokens) == (8, 512)
-    assert read(RECIPE + OF_EMBEDDED, f"model={pretrained}", "trainer.optimizer.lr=3e-5").recipe.trainer.optimizer.lr == 3e-5
+    assert (
+        read(RECIPE + OF_EMBEDDED, f"model={pretrained}", "trainer.optimizer.lr=3e-5").recipe.trainer.optimizer.lr
+        == 3e-5
+    )
     assert read(RECIPE + OF_EMBEDDED).recipe.trainer.optimizer.lr == 8e-4
 
 
@@ -89,7 +92,11 @@ def test_a_checkpoint_of_the_embedded_model_is_of_its_kind(read, tmp_path):
     (folder / "config.json").write_text('{"max_position_embeddings": 4096}')
     save_file({"weight": torch.zeros(500, 1000)}, str(folder / "model.safetensors"))
     resolved = read(RECIPE + OF_EMBEDDED + OWN, f"model={folder}")
-    assert (resolved.profile, resolved.recipe.model, resolved.recipe.trainer.optimizer.lr) == ("embedded", str(folder), 8e-4)
+    assert (resolved.profile, resolved.recipe.model, resolved.recipe.trainer.optimizer.lr) == (
+        "embedded",
+        str(folder),
+        8e-4,
+    )
 
 
 def test_a_rate_that_destroys_a_pretrained_model_is_refused(read, pretrained):

@@ -33,7 +33,11 @@ def project(tmp_path):
 
 
 def test_files_beside_the_recipe_are_found_from_any_folder(project, tmp_path, monkeypatch):
-    for here, agent in ((project, "agent.py:run"), (tmp_path, "mine/agent.py:run"), (tmp_path / "mine/tasks", f"{project}/agent.py:run")):
+    for here, agent in (
+        (project, "agent.py:run"),
+        (tmp_path, "mine/agent.py:run"),
+        (tmp_path / "mine/tasks", f"{project}/agent.py:run"),
+    ):
         monkeypatch.chdir(here)
         recipe = load([project / "recipe.toml"], [], NO_CUDA).recipe
         assert recipe.task.agent == agent
@@ -48,7 +52,10 @@ def test_the_folder_of_the_recipe_comes_first_and_overrides_are_seen_from_here(p
     assert load([project / "recipe.toml"], ["task.agent=agent.py:run"], NO_CUDA).recipe.task.agent == "agent.py:run"
     (project / "agent.py").rename(project / "other.py")
     assert load([project / "recipe.toml"], [], NO_CUDA).recipe.task.agent == "agent.py:run"
-    assert load([project / "recipe.toml"], ["task.reward=other.py:reward"], NO_CUDA).recipe.task.reward == "mine/other.py:reward"
+    assert (
+        load([project / "recipe.toml"], ["task.reward=other.py:reward"], NO_CUDA).recipe.task.reward
+        == "mine/other.py:reward"
+    )
 
 
 def test_a_file_that_is_in_neither_folder_is_refused_with_both(project, monkeypatch, tmp_path):
@@ -69,7 +76,13 @@ def test_only_paths_that_exist_beside_the_recipe_are_changed(tmp_path, monkeypat
         "reward": "model:./model",
         "command": ["node", "a folder/ä b.py"],
         "agent": "a folder/ä b.py:Agent.of",
-        "options": {"file": str(tmp_path / "model"), "prompt": "a/b. " * 1000, "odd": "a/\0b", "lines": "a/\nb", "number": 0.5},
+        "options": {
+            "file": str(tmp_path / "model"),
+            "prompt": "a/b. " * 1000,
+            "odd": "a/\0b",
+            "lines": "a/\nb",
+            "number": 0.5,
+        },
         "folder": "./model",
     }
     assert beside(settings, tmp_path) == settings | {
@@ -96,7 +109,10 @@ def test_a_recipe_is_a_path_before_it_is_a_name(project, monkeypatch):
 def test_the_home_folder_begins_any_path_of_a_recipe_and_of_overrides(project, monkeypatch, home):
     monkeypatch.setenv("HOME", str(project))
     monkeypatch.chdir(project.parent)
-    text = RECIPE.replace("agent.py:", f"{home}/agent.py:").replace("tasks/*", f"{home}/tasks/*") + '\n[gateway]\nhost = "127.0.0.1"\n'
+    text = (
+        RECIPE.replace("agent.py:", f"{home}/agent.py:").replace("tasks/*", f"{home}/tasks/*")
+        + '\n[gateway]\nhost = "127.0.0.1"\n'
+    )
     (project / "recipe.toml").write_text(f'folder = "{home}/runs"\n' + text)
     recipe = load([project / "recipe.toml"], [f"task.should_accept={home}/agent.py:reward"], NO_CUDA).recipe
     assert (recipe.folder, recipe.task.agent, recipe.task.dataset) == (

@@ -52,7 +52,9 @@ def test_routes_are_replayed_where_the_engine_reports_them(tmp_path):
     assert resolved("trainer.routing_replay=off").trainer.routing_replay == "off"
     for engine in ("scripted", "vllm"):
         assert resolved(f"generation.engine={engine}").trainer.routing_replay == "off"
-        with pytest.raises(RecipeError, match=rf'found "on", but the engine {engine} reports no experts; set generation.engine to'):
+        with pytest.raises(
+            RecipeError, match=rf'found "on", but the engine {engine} reports no experts; set generation.engine to'
+        ):
             resolved(f"generation.engine={engine}", "trainer.routing_replay=on")
     elsewhere = ["generation.engine=sglang", 'generation.server.urls=["http://localhost:1"]']
     assert resolved(*elsewhere).trainer.routing_replay == "off"

@@ -30,7 +30,9 @@ from areal_bus.base import Stamp
 from areal_bus.nats import NatsBus
 from areal_bus.server import EmbeddedServer
 
-RESOLVED = load([ROOT / "recipes" / "gsm8k_grpo.toml"], ["profile=embedded", "run=a", "algorithm.group_size=2"], CudaDevices(0, "")).recipe
+RESOLVED = load(
+    [ROOT / "recipes" / "gsm8k_grpo.toml"], ["profile=embedded", "run=a", "algorithm.group_size=2"], CudaDevices(0, "")
+).recipe
 
 
 @pytest.fixture
@@ -97,7 +99,9 @@ async def test_a_run_that_was_restarted_from_scratch_in_its_folder_has_no_rows_o
     history = read_history(place)
     assert history.query("SELECT count(*) FROM actor") == [30]
     assert history.progress.last == len(others)
-    assert history.query("SELECT max(step) FROM step") == history.query("SELECT count(*) FROM step WHERE replaced IS NULL")
+    assert history.query("SELECT max(step) FROM step") == history.query(
+        "SELECT count(*) FROM step WHERE replaced IS NULL"
+    )
 
 
 async def test_a_folder_and_its_exported_log_are_shown_alike(place, tmp_path):

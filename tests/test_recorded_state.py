@@ -52,17 +52,30 @@ def trouble():
     numbers = {"loss": 0.25, "kl": float("inf")}
     roles = {"reward_worker": RoleLoad(workers=1, slots=1, busy=0.5, waiting=0.0)}
     load = LoadMeasured(seconds=2.0, trainer_waits=0.5, episodes=3.0, allowed=4, roles=roles, engine_full=True)
-    evaluation = {"tasks": 4, "failed": 1, "accuracy": 0.5, "mean_tokens": 3.0, "reward_metrics": {"parts": 0.5}, "sampled_by": {0: 12}}
+    evaluation = {
+        "tasks": 4,
+        "failed": 1,
+        "accuracy": 0.5,
+        "mean_tokens": 3.0,
+        "reward_metrics": {"parts": 0.5},
+        "sampled_by": {0: 12},
+    }
     refused = {"worker": "w", "session": "s", "episode": "0.0", "interaction": "i", "check": "routes", "cause": "c"}
     yield from (STARTED, published(0), ActorStarted(actor="trainer", process="trainer", pid=3))
-    yield from (ActorFailed(actor="trainer", process="trainer", reason="it ended"), WorkerJoined(worker="a", role="r", host="h"), load)
+    yield from (
+        ActorFailed(actor="trainer", process="trainer", reason="it ended"),
+        WorkerJoined(worker="a", role="r", host="h"),
+        load,
+    )
     yield from (
         EngineLost(worker="w", reason="gone"),
         CompletionRefused(**refused),
         LossEvaluated(weight_version=0, examples=2, metrics={"loss": 0.25}),
     )
     yield EvaluationCompleted(weight_version=0, mode="greedy", samples=({"output": "text"},), **evaluation)
-    yield BatchRefused(step=0, sequences=(RefusedSequence(episode="0.0", cause="c"),), trained_sequences=0, cause="all were refused")
+    yield BatchRefused(
+        step=0, sequences=(RefusedSequence(episode="0.0", cause="c"),), trained_sequences=0, cause="all were refused"
+    )
     yield StepCompleted(step=1, metrics=numbers, sequences_checksum="c")
     yield RunStalled(sentence="nothing happens", seconds=9.0)
 
@@ -80,7 +93,11 @@ def test_a_state_from_the_history_is_that_of_the_events(name):
         [],
         [exported("0.0", 0)],
         [exported("0.0", 0), TrajectoryDropped(episode="0.0", group="0", reason="stale"), exported("0.1", 0)],
-        [exported("0.0", 0), RunStalled(sentence="again", seconds=1.0), TrajectoryDropped(episode="0.0", group="0", reason="stale")],
+        [
+            exported("0.0", 0),
+            RunStalled(sentence="again", seconds=1.0),
+            TrajectoryDropped(episode="0.0", group="0", reason="stale"),
+        ],
     ],
 )
 def test_a_state_has_every_failure_and_whether_the_run_stalls(more):

@@ -73,7 +73,9 @@ def test_a_recording_cut_anywhere_gives_its_whole_entries_and_then_an_error(tmp_
         for cut in {start + 1, start + 3, start + 4, start + 5, end - 1}:
             path.write_bytes(whole[:cut])
             read: list[TapeEntry] = []
-            with pytest.raises(RecordingDamaged, match=rf"gate\.tape ends in the middle of an entry; the {count} entries before it"):
+            with pytest.raises(
+                RecordingDamaged, match=rf"gate\.tape ends in the middle of an entry; the {count} entries before it"
+            ):
                 read.extend(read_tape(path))
             assert [one.envelope.open(Happened).n for one in read if one.envelope] == list(range(count))
 
@@ -117,7 +119,10 @@ def test_a_frame_that_would_take_all_memory_is_refused_before_it_is_read(tmp_pat
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (128 << 20), hard))
     try:
-        with pytest.raises(RecordingDamaged, match="is not a recording" if place == "header" else "entry 2 announces 1,073,741,824 bytes"):
+        with pytest.raises(
+            RecordingDamaged,
+            match="is not a recording" if place == "header" else "entry 2 announces 1,073,741,824 bytes",
+        ):
             list(read_log(path))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

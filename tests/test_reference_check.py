@@ -14,7 +14,10 @@ def references(tmp_path, answers, held_out=0, **task):
     """The sentences about a dataset of these answers."""
     path = tmp_path / "rows.jsonl"
     path.write_text(
-        "".join(json.dumps({"question": f"question {number}", "answer": answer}) + "\n" for number, answer in enumerate(answers))
+        "".join(
+            json.dumps({"question": f"question {number}", "answer": answer}) + "\n"
+            for number, answer in enumerate(answers)
+        )
     )
     settings = TaskSettings(dataset=str(path), held_out=held_out, **task)
     return check_references(settings, open_dataset(str(path), seed=0, held_out=held_out))
@@ -39,14 +42,18 @@ def test_unreadable_references_are_played_with_a_sentence_where_the_recipe_allow
 
 
 def test_readable_references_are_counted_and_those_compared_as_text_only_named(tmp_path):
-    (sentence,) = references(tmp_path, ["18", r"\frac{1}{2}", "July 4", r"a \heartsuit \spadesuit b :: c"], reward="math")
+    (sentence,) = references(
+        tmp_path, ["18", r"\frac{1}{2}", "July 4", r"a \heartsuit \spadesuit b :: c"], reward="math"
+    )
     assert "math reads all 4 references of " in sentence
     assert sentence.endswith("1 are compared as text only: row 3, counted from 0")
 
 
 def test_held_out_rows_and_the_parts_of_a_sum_are_read_too(tmp_path):
     options = {"gsm8k": {"weight": 1.0}, "math": {"weight": 1.0}}
-    with pytest.raises(SetupError, match=r'2 of 3 references of .* cannot be read by task\.reward = "gsm8k".*rows 0, 2'):
+    with pytest.raises(
+        SetupError, match=r'2 of 3 references of .* cannot be read by task\.reward = "gsm8k".*rows 0, 2'
+    ):
         references(tmp_path, ["eighteen", "#### 18", "????"], held_out=1, reward="weighted", reward_options=options)
 
 

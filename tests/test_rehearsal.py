@@ -91,7 +91,11 @@ def test_a_task_is_played_with_its_own_answer_and_with_another(project, capsys):
     lines = out.partition("# ---- Rehearsal")[2].splitlines()[1:]
     assert re.fullmatch(r"# task tasks-(\d+) with the answer '\d+': reward 1, 1 model calls", lines[0])
     assert lines[1].endswith("with the answer 'I do not know.': reward 0, 1 model calls")
-    assert sorted(path.name for path in project.iterdir() if path.name != "__pycache__") == ["agent.py", "recipe.toml", "tasks.jsonl"]
+    assert sorted(path.name for path in project.iterdir() if path.name != "__pycache__") == [
+        "agent.py",
+        "recipe.toml",
+        "tasks.jsonl",
+    ]
 
 
 def test_an_agent_that_fails_on_one_of_the_answers_is_reported_and_not_refused(project, capsys):
@@ -151,7 +155,10 @@ def test_a_fault_far_down_in_the_data_is_named_with_its_line(project, capsys, ro
 
 def write_answers(project, lengths):
     """Rows whose right answers have these lengths in words, one token each."""
-    rows = [json.dumps({"question": f"{row} words?", "answer": " ".join(["word"] * length)}) for row, length in enumerate(lengths)]
+    rows = [
+        json.dumps({"question": f"{row} words?", "answer": " ".join(["word"] * length)})
+        for row, length in enumerate(lengths)
+    ]
     (project / "tasks.jsonl").write_text("\n".join(rows))
 
 
@@ -173,13 +180,16 @@ def rehearsed(limit, model=""):
 
 
 @pytest.mark.parametrize(
-    ("limit", "longer"), [(64, "100 of 100 right answers are longer than sampling.max_tokens = 64 (longest 97)"), (97, ""), (200, "")]
+    ("limit", "longer"),
+    [(64, "100 of 100 right answers are longer than sampling.max_tokens = 64 (longest 97)"), (97, ""), (200, "")],
 )
 def test_an_answer_that_the_limit_cuts_is_named_and_counted(project, limit, longer):
     write_answers(project, [97] * 400)
     lines = rehearsed(limit, write_tokenizer(project / "model"))
     reward = (
-        "reward 0, 1 model calls; the answer takes 97 tokens, sampling.max_tokens = 64 cuts it" if longer else "reward 1, 1 model calls"
+        "reward 0, 1 model calls; the answer takes 97 tokens, sampling.max_tokens = 64 cuts it"
+        if longer
+        else "reward 1, 1 model calls"
     )
     assert lines[0].endswith(reward)
     assert lines[2:] == ([longer] if longer else [])
@@ -204,7 +214,9 @@ def test_the_limit_of_a_call_itself_is_named(project):
     limited = AGENT.replace("messages=messages)", "messages=messages, max_tokens=20)")
     (project / "agent.py").write_text(limited)
     lines = rehearsed(64, write_tokenizer(project / "model"))
-    assert lines[0].endswith("reward 0, 1 model calls; the answer takes 97 tokens, the call's own limit or the context cuts it at 20")
+    assert lines[0].endswith(
+        "reward 0, 1 model calls; the answer takes 97 tokens, the call's own limit or the context cuts it at 20"
+    )
     assert rehearsed(64)[0].endswith(
         "cut after 20 bytes by the call's own limit: the tokenizer of the model is not here, and a byte counts as a token"
     )

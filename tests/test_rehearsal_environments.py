@@ -20,7 +20,10 @@ def lines_of(tmp_path, environment, python):
         f'[task]\nenvironment = "{environment}"\npython = "{python}"\nagent = ""\nreward = ""\nenvironment_tasks = 60\n'
         '[profiles.embedded]\ntask.dataset = ""\n'
     )
-    files, settings = [ROOT / "recipes" / "gsm8k_grpo.toml", recipe], ["profile=embedded", "task.dataset=", "task.held_out=2"]
+    files, settings = (
+        [ROOT / "recipes" / "gsm8k_grpo.toml", recipe],
+        ["profile=embedded", "task.dataset=", "task.held_out=2"],
+    )
     resolved = load(files, [*settings, "evaluation.tasks=2", f"folder={tmp_path}"], CudaDevices(0, "no CUDA device"))
     return list(rehearse(resolved.recipe))
 
@@ -35,9 +38,14 @@ def interpreter_of(library):
 def test_check_refuses_an_environment_that_does_not_exist(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     program = tmp_path / "python"
-    program.write_text("#!/bin/sh\necho 'environment error: NameNotFound: Environment `NoSuch` does not exist.' >&2\nexit 1\n")
+    program.write_text(
+        "#!/bin/sh\necho 'environment error: NameNotFound: Environment `NoSuch` does not exist.' >&2\nexit 1\n"
+    )
     program.chmod(0o755)
-    with pytest.raises(SetupError, match=r"task\.environment: gymnasium:NoSuch-v0 cannot be used with .*name an id that `gymnasium\.make`"):
+    with pytest.raises(
+        SetupError,
+        match=r"task\.environment: gymnasium:NoSuch-v0 cannot be used with .*name an id that `gymnasium\.make`",
+    ):
         lines_of(tmp_path, "gymnasium:NoSuch-v0", program)
 
 

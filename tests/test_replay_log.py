@@ -79,7 +79,9 @@ def test_a_recording_of_every_released_format_loads_and_replays(path):
 
 
 def test_the_present_format_has_a_recording():
-    assert LOG.is_file(), "a new format needs a recording: `areal-actors export` of a short run, as tests/recordings/log-N.xz"
+    assert LOG.is_file(), (
+        "a new format needs a recording: `areal-actors export` of a short run, as tests/recordings/log-N.xz"
+    )
 
 
 def test_other_settings_show_where_an_actor_would_have_decided_otherwise(log):
@@ -100,7 +102,11 @@ def test_a_log_with_another_message_a_lost_one_or_an_extra_one_differs(log):
     place = next(number for number, one in enumerate(log) if one.subject == BatchFormed.subject)
     batch = log[place].open(BatchFormed)
 
-    other = [*log[:place], sealed(log[place], msgspec.structs.replace(batch, trained_tokens=batch.trained_tokens + 1)), *log[place + 1 :]]
+    other = [
+        *log[:place],
+        sealed(log[place], msgspec.structs.replace(batch, trained_tokens=batch.trained_tokens + 1)),
+        *log[place + 1 :],
+    ]
     _, (found,) = replay(other, only=["batcher"])
     assert found.fields == {"trained_tokens": (batch.trained_tokens + 1, batch.trained_tokens)}
     assert (found.sequence, log[found.cause - 1].subject) == (place + 1, TrajectoryExported.subject)

@@ -46,7 +46,9 @@ def test_after_every_event_the_groups_in_flight_are_those_that_the_gate_counts()
             continue  # the gate has granted groups, which the log has a few events later
         gate, compared = actor.status(), compared + 1
         assert len(flying.groups) == gate["running"] + gate["complete"] + gate["in_batch"], envelope.sequence
-        exported = [all(one.phase in ("exported", "in batch") for one in group.values()) for group in flying.groups.values()]
+        exported = [
+            all(one.phase in ("exported", "in batch") for one in group.values()) for group in flying.groups.values()
+        ]
         assert sum(exported) == gate["complete"] + gate["in_batch"], envelope.sequence
         most = max(most, len(flying.groups))
     assert most == 12
@@ -79,7 +81,14 @@ def test_the_state_is_printed(capsys):
 
 
 def work(attempt, left):
-    return RunEpisode(episode="3.0", group="3", attempt=attempt, attempts_left=left, task=Task(id="t", data={}), sampling=SamplingParams())
+    return RunEpisode(
+        episode="3.0",
+        group="3",
+        attempt=attempt,
+        attempts_left=left,
+        task=Task(id="t", data={}),
+        sampling=SamplingParams(),
+    )
 
 
 def test_an_attempt_that_is_abandoned_begins_again_or_fails_and_a_dropped_group_leaves():
@@ -89,7 +98,10 @@ def test_an_attempt_that_is_abandoned_begins_again_or_fails_and_a_dropped_group_
     episode = flying.groups["3"]["3.0"]
     assert (episode.phase, episode.attempt, episode.calls) == ("not begun", 2, 0)
     counts = {"prompt_tokens": 5, "completion_tokens": 2, "finish_reason": "stop", "weight_version": 4}
-    calls = [InteractionRecorded(session="s", episode="3.0", interaction="i", attempt=attempt, **counts) for attempt in (1, 2)]
+    calls = [
+        InteractionRecorded(session="s", episode="3.0", interaction="i", attempt=attempt, **counts)
+        for attempt in (1, 2)
+    ]
     flying.receive(InteractionsRecorded(recorded=(calls[0],)), 2.5)
     assert (episode.phase, episode.calls) == ("not begun", 0)
     flying.receive(InteractionsRecorded(recorded=tuple(calls)), 2.5)

@@ -12,11 +12,22 @@ ACTORS = msgspec.structs.replace(
     **{name: Placement(process=name) for name in PROCESSES},
     rollout_worker=Placement(process="rollout_worker", count=2),
 )
-REST = ("task_source", "evaluator", "checkpointer", "metrics", "session_manager", "rollout_worker", "reward_worker", "inference_worker")
+REST = (
+    "task_source",
+    "evaluator",
+    "checkpointer",
+    "metrics",
+    "session_manager",
+    "rollout_worker",
+    "reward_worker",
+    "inference_worker",
+)
 
 
 def supervisor(restart, *children, max_restarts=2, window_seconds=10.0):
-    return SupervisorSettings(restart=restart, children=children, max_restarts=max_restarts, window_seconds=window_seconds)
+    return SupervisorSettings(
+        restart=restart, children=children, max_restarts=max_restarts, window_seconds=window_seconds
+    )
 
 
 def tree(root="one_for_one", learner="one_for_one", **budget):
@@ -62,7 +73,11 @@ def test_of_several_workers_only_the_dead_one_is_restarted():
 
 @pytest.mark.parametrize(
     ("root", "restarted"),
-    [("one_for_one", ("batcher", "trainer")), ("rest_for_one", ("batcher", "trainer", *REST_PROCESSES)), ("one_for_all", ALL)],
+    [
+        ("one_for_one", ("batcher", "trainer")),
+        ("rest_for_one", ("batcher", "trainer", *REST_PROCESSES)),
+        ("one_for_all", ALL),
+    ],
 )
 def test_a_supervisor_beyond_its_budget_fails_and_its_parent_decides(root, restarted):
     restarts = Restarts(tree(root), ACTORS)
@@ -74,7 +89,10 @@ def test_after_an_escalation_the_supervisor_has_its_whole_budget_again():
     restarts = Restarts(tree(), ACTORS)
     deaths = [restarts.decide_restart("trainer", float(now)).restart for now in range(5)]
     assert deaths == [("trainer",), ("trainer",), ("batcher", "trainer"), ("trainer",), ("trainer",)]
-    assert restarts.decide_restart("trainer", 5.0).give_up == "trainer died, and supervisor `run` allows more than 1 restarts in 10 s"
+    assert (
+        restarts.decide_restart("trainer", 5.0).give_up
+        == "trainer died, and supervisor `run` allows more than 1 restarts in 10 s"
+    )
 
 
 def test_deaths_longer_ago_than_the_window_are_forgiven():
@@ -88,11 +106,20 @@ def test_a_supervisor_without_restarts_gives_up_at_once_and_names_the_dead_proce
 
 
 def test_a_process_that_hosts_actors_of_several_supervisors_is_restarted_once():
-    actors = msgspec.structs.replace(ACTORS, batcher=Placement(process="control"), task_source=Placement(process="control"))
+    actors = msgspec.structs.replace(
+        ACTORS, batcher=Placement(process="control"), task_source=Placement(process="control")
+    )
     decision = Restarts(tree(learner="one_for_all"), actors).decide_restart("control", 0.0)
     assert decision.restart == ("control", "trainer")
 
 
 def test_the_tree_of_every_recipe_starts_every_process():
     from_defaults = Restarts({"run": supervisor("one_for_one", *ActorsSettings.__struct_fields__)}, ActorsSettings())
-    assert set(from_defaults.start_order()) == {"control", "gateway", "rollout_worker", "reward_worker", "inference_worker", "trainer"}
+    assert set(from_defaults.start_order()) == {
+        "control",
+        "gateway",
+        "rollout_worker",
+        "reward_worker",
+        "inference_worker",
+        "trainer",
+    }

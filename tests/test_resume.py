@@ -48,7 +48,9 @@ def assert_every_step_was_taken_once(events, steps):
     for event in of(events, WeightsPublished):
         checksums[event.weight_version].add(event.location.checksum)
     assert set(checksums) == set(range(steps + 1))
-    assert all(len(found) == 1 for found in checksums.values()), "a version that was made twice is the same to the last bit"
+    assert all(len(found) == 1 for found in checksums.values()), (
+        "a version that was made twice is the same to the last bit"
+    )
     assert of(events, RunFinished)[-1] == RunFinished(steps=steps)
 
 
@@ -64,8 +66,13 @@ async def test_a_killed_run_takes_the_steps_since_its_checkpoint_again_and_comes
     (resumed,) = of(events, RunResumed)
     reached = len(of(events[: events.index(resumed)], StepCompleted))
     published = [event.weight_version for event in of(events, WeightsPublished)]
-    assert published.count(reached) == 2 or published.count(reached + 1) == 2, "inference workers have to load them anew"
-    assert {(event.weight_version, event.mode) for event in of(events, EvaluationCompleted)} >= {(9, "sampled"), (9, "greedy")}
+    assert published.count(reached) == 2 or published.count(reached + 1) == 2, (
+        "inference workers have to load them anew"
+    )
+    assert {(event.weight_version, event.mode) for event in of(events, EvaluationCompleted)} >= {
+        (9, "sampled"),
+        (9, "greedy"),
+    }
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line["step"] for line in records if line["kind"] == "step.completed"]
     assert sorted(set(steps)) == list(range(1, 10))

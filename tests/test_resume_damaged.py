@@ -11,7 +11,15 @@ import pytest
 from support.live_run import LiveRun
 from test_resume import assert_every_step_was_taken_once, events_of, of
 
-from areal_actors.messages import CheckpointCommitted, CheckpointDamaged, DiskLow, RunFinished, RunResumed, StepCompleted, WeightsPublished
+from areal_actors.messages import (
+    CheckpointCommitted,
+    CheckpointDamaged,
+    DiskLow,
+    RunFinished,
+    RunResumed,
+    StepCompleted,
+    WeightsPublished,
+)
 from areal_actors.weights.folders import lock_path, shared_memory_path
 
 pytestmark = pytest.mark.long
@@ -64,7 +72,9 @@ async def test_a_killed_run_that_was_moved_and_whose_newest_checkpoint_is_damage
     assert not left.exists()
     events = await events_of(run)
     (damaged,) = of(events, CheckpointDamaged)
-    assert (damaged.step, damaged.weight_version) == tuple(int(path.name.removeprefix("step-")) for path in (newest, before))
+    assert (damaged.step, damaged.weight_version) == tuple(
+        int(path.name.removeprefix("step-")) for path in (newest, before)
+    )
     assert "trainer_state.pt has digest" in damaged.reason
     assert (run.folder / damaged.folder / "trainer_state.pt").exists()
     assert_every_step_was_taken_once(events, COUNT)
@@ -137,7 +147,11 @@ def disk(tmp_path):
     place = tmp_path / "disk"
     place.mkdir()
     mount = shutil.which("mount")
-    if os.geteuid() or mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=64m", "tmpfs", place], check=False).returncode:
+    if (
+        os.geteuid()
+        or mount is None
+        or subprocess.run([mount, "-t", "tmpfs", "-o", "size=64m", "tmpfs", place], check=False).returncode
+    ):
         pytest.skip("no disk can be mounted here")
     yield place
     subprocess.run([shutil.which("umount"), "-l", place], check=True)
@@ -155,7 +169,8 @@ def fill(disk, leave):
 
 
 @pytest.mark.parametrize(
-    ("settings", "leave", "words"), [("disk.min_free_mb=20", 15, "MiB are free on the disk"), ("disk.min_free_mb=0", 0, "is full")]
+    ("settings", "leave", "words"),
+    [("disk.min_free_mb=20", 15, "MiB are free on the disk"), ("disk.min_free_mb=0", 0, "is full")],
 )
 async def test_a_disk_that_fills_ends_the_run_with_a_sentence_and_tears_nothing(disk, settings, leave, words):
     run = LiveRun(disk, *STEPS, settings)

@@ -55,11 +55,18 @@ def test_a_checkpoint_to_go_back_to_must_be_kept_and_later_ones_are_set_aside(be
         (begun.checkpoints / name).mkdir()
     assert [checkpoint_to_resume(begun, name) for name in ("", "step-20", "40", "step-0")] == [-1, 20, 40, 0]
     for name in ("step-10", "best"):
-        with pytest.raises(SetupError, match=f"has no checkpoint '{name}'; kept: step-20, step-40. step-0 retrains all steps"):
+        with pytest.raises(
+            SetupError, match=f"has no checkpoint '{name}'; kept: step-20, step-40. step-0 retrains all steps"
+        ):
             checkpoint_to_resume(begun, name)
     set_later_aside(begun, -1)
     set_later_aside(begun, 20)
-    assert sorted(path.name for path in begun.checkpoints.iterdir()) == ["best", "left-step-40", "set-aside-step-60", "step-20"]
+    assert sorted(path.name for path in begun.checkpoints.iterdir()) == [
+        "best",
+        "left-step-40",
+        "set-aside-step-60",
+        "step-20",
+    ]
 
 
 def test_a_run_continues_under_its_own_recipe(begun, recipe):
@@ -67,14 +74,25 @@ def test_a_run_continues_under_its_own_recipe(begun, recipe):
 
 
 def test_settings_of_where_and_how_fast_may_change(begun, recipe):
-    changed, words = recipe_to_resume(begun, ["trainer.ranks=2", "watchdog.stall_seconds=9", "actors.trainer.process=learning"])
-    assert (changed.trainer.ranks, changed.watchdog.stall_seconds, changed.actors.trainer.process) == (2, 9.0, "learning")
-    assert msgspec.structs.replace(changed, trainer=recipe.trainer, watchdog=recipe.watchdog, actors=recipe.actors) == recipe
+    changed, words = recipe_to_resume(
+        begun, ["trainer.ranks=2", "watchdog.stall_seconds=9", "actors.trainer.process=learning"]
+    )
+    assert (changed.trainer.ranks, changed.watchdog.stall_seconds, changed.actors.trainer.process) == (
+        2,
+        9.0,
+        "learning",
+    )
+    assert (
+        msgspec.structs.replace(changed, trainer=recipe.trainer, watchdog=recipe.watchdog, actors=recipe.actors)
+        == recipe
+    )
     assert words == 'with trainer.ranks = 2, watchdog.stall_seconds = 9, actors.trainer.process = "learning"'
 
 
 def test_a_run_leaves_the_certificate_of_its_launch_if_asked(begun, recipe):
-    bus = msgspec.structs.replace(recipe.bus, host="127.0.0.1", tls=True, certificate="/launch/a.pem", certificate_key="/launch/a.key")
+    bus = msgspec.structs.replace(
+        recipe.bus, host="127.0.0.1", tls=True, certificate="/launch/a.pem", certificate_key="/launch/a.key"
+    )
     launched = msgspec.structs.replace(recipe, bus=bus)
     begun.keep(launched)
     assert recipe_to_resume(begun, [])[0] == launched

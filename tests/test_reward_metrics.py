@@ -44,7 +44,9 @@ def test_another_mapping_is_refused(value, complaint):
 
 
 async def test_metrics_come_from_the_process_of_the_reward(tmp_path):
-    (tmp_path / "rewards.py").write_text('def mine(task, output):\n    return {"reward": len(output), "lines": output.count(chr(10))}\n')
+    (tmp_path / "rewards.py").write_text(
+        'def mine(task, output):\n    return {"reward": len(output), "lines": output.count(chr(10))}\n'
+    )
     options = {"rewards.py:mine": {"weight": 0.5}, "gsm8k": {"weight": 2.0}}
     pool = RewardPool("weighted", 1, 20.0, tmp_path, options=options)
     try:

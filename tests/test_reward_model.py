@@ -9,7 +9,13 @@ import pytest
 import torch
 from support.clock import jumping_time
 from support.live_run import LiveRun
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
+)
 
 from areal_actors.core.errors import RewardError, SetupError
 from areal_actors.embedded.embedded_model import train_tokenizer, write_tokenizer
@@ -35,7 +41,13 @@ def written(folder, kind=Qwen3ForSequenceClassification, labels=1, **config):
     folder.mkdir()
     write_tokenizer(tokenizer, folder)
     torch.manual_seed(0)
-    shape = {**SHAPE, "vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 256, "initializer_range": 0.3, **config}
+    shape = {
+        **SHAPE,
+        "vocab_size": tokenizer.get_vocab_size(),
+        "max_position_embeddings": 256,
+        "initializer_range": 0.3,
+        **config,
+    }
     model = kind(Qwen3Config(num_labels=labels, **shape))
     model.save_pretrained(folder)
     return str(folder)
@@ -43,7 +55,9 @@ def written(folder, kind=Qwen3ForSequenceClassification, labels=1, **config):
 
 def without_template(folder):
     settings = Path(folder, "tokenizer_config.json")
-    settings.write_text(json.dumps({name: value for name, value in json.loads(settings.read_text()).items() if name != "chat_template"}))
+    settings.write_text(
+        json.dumps({name: value for name, value in json.loads(settings.read_text()).items() if name != "chat_template"})
+    )
     return folder
 
 
@@ -119,7 +133,8 @@ async def test_a_score_that_takes_too_long_fails_by_its_deadline(scorer, monkeyp
     with jumping_time():
         started = loop.time()
         with pytest.raises(
-            RewardError, match=r"^reward model:rm took more than 20 s; raise task\.reward_timeout_seconds .* \(task eggs-3\)$"
+            RewardError,
+            match=r"^reward model:rm took more than 20 s; raise task\.reward_timeout_seconds .* \(task eggs-3\)$",
         ):
             await scorer.score(TASK, "18")
         assert loop.time() - started == pytest.approx(20.0)
@@ -145,7 +160,8 @@ async def test_a_score_that_is_no_number_is_an_error_that_names_the_task(scorer,
 
 async def test_what_cannot_be_shown_to_the_model_is_an_error(scorer):
     with pytest.raises(
-        RewardError, match=r"has \d+ tokens, the reward model's context is 256; lower generation.max_model_len \(task eggs-3\)$"
+        RewardError,
+        match=r"has \d+ tokens, the reward model's context is 256; lower generation.max_model_len \(task eggs-3\)$",
     ):
         await scorer.score(TASK, "18 " * 300)
     with pytest.raises(RewardError, match="the task has neither `messages`, a list of tables, nor a `question`"):
@@ -171,7 +187,10 @@ async def test_a_score_without_waiting_caller_is_skipped(scorer):
 
 def test_a_conversation_of_several_messages_is_shown_as_it_was():
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]
-    assert conversation({"messages": messages, "question": "other"}, "18") == [*messages, {"role": "assistant", "content": "18"}]
+    assert conversation({"messages": messages, "question": "other"}, "18") == [
+        *messages,
+        {"role": "assistant", "content": "18"},
+    ]
 
 
 def test_only_a_trained_reward_model_is_served(tmp_path):

@@ -117,7 +117,9 @@ async def test_a_failure_is_an_error_with_the_names_of_reward_and_task(tmp_path,
 async def test_a_hung_reward_is_killed_and_its_place_is_taken(tmp_path, function):
     async with pool_of(tmp_path, function, timeout_seconds=0.5) as pool:
         started = time.monotonic()
-        with pytest.raises(RewardError, match=rf"^reward rewards.py:{function} hung for more than 0.5 s and was killed \(task eggs-3\)"):
+        with pytest.raises(
+            RewardError, match=rf"^reward rewards.py:{function} hung for more than 0.5 s and was killed \(task eggs-3\)"
+        ):
             await pool.score(TASK, "loop")
         assert time.monotonic() - started < 300
         if function == "loops":
@@ -131,7 +133,9 @@ async def test_a_process_that_dies_costs_its_own_score_only(tmp_path):
         scores = await asyncio.gather(*(pool.score(TASK, output) for output in outputs), return_exceptions=True)
         assert [score for score in scores if score == 1.0] == [1.0] * 4
         died = [score for score in scores if isinstance(score, RewardError)]
-        assert [str(error) for error in died] == ["reward rewards.py:dies ended its process with exit code 3 (task eggs-3)"] * 2
+        assert [str(error) for error in died] == [
+            "reward rewards.py:dies ended its process with exit code 3 (task eggs-3)"
+        ] * 2
 
 
 async def test_waiting_in_line_does_not_count_against_the_deadline(tmp_path):
@@ -176,7 +180,11 @@ def test_scoring_processes_do_not_outlive_a_killed_parent(tmp_path):
     )
     root = str(Path(__file__).parent.parent)
     program = subprocess.Popen(
-        [sys.executable, "-m", "program"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": root}, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "program"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": root},
+        stdout=subprocess.PIPE,
+        text=True,
     )
     with program:
         assert program.stdout.readline() == "1.0\n"

@@ -16,7 +16,13 @@ from areal_actors.rewards.judge_host import SpawnFailed
 from areal_bus.errors import BusError
 
 QUICK = (
-    *("warm_start.steps=1", "warm_start.tail_steps=0", "evaluation.tasks=0", "generation.engine=scripted", "sampling.max_tokens=16"),
+    *(
+        "warm_start.steps=1",
+        "warm_start.tail_steps=0",
+        "evaluation.tasks=0",
+        "generation.engine=scripted",
+        "sampling.max_tokens=16",
+    ),
     "steps=2",
 )
 PARTS = """

@@ -83,7 +83,9 @@ def read(tmp_path, monkeypatch):
 
     def read(text, *overrides):
         options.write_text(text)
-        return load([ROOT / "recipes/gsm8k_grpo.toml", options], ["profile=embedded", *overrides], CudaDevices(0, "none")).recipe
+        return load(
+            [ROOT / "recipes/gsm8k_grpo.toml", options], ["profile=embedded", *overrides], CudaDevices(0, "none")
+        ).recipe
 
     return read
 
@@ -148,8 +150,14 @@ def test_a_reward_model_is_looked_at_before_anything_starts(read, tmp_path):
     assert not has_tensors(recipe, "rollout_worker")
     for text, complaint in [
         (good + "task.reward_options.batch_token = 1", "`batch_token` is not a setting; did you mean `batch_tokens`?"),
-        (good + "profiles.embedded.generation.max_model_len = 4096", "found 4096, but the reward model reads at most 2048 tokens"),
-        (f'task.reward = "model:{model_folder(tmp_path / "llm", architectures=["Qwen3ForCausalLM"])}"', "whose model is Qwen3ForCausalLM"),
+        (
+            good + "profiles.embedded.generation.max_model_len = 4096",
+            "found 4096, but the reward model reads at most 2048 tokens",
+        ),
+        (
+            f'task.reward = "model:{model_folder(tmp_path / "llm", architectures=["Qwen3ForCausalLM"])}"',
+            "whose model is Qwen3ForCausalLM",
+        ),
         (f'task.reward = "model:{tmp_path}"', "but no config.json in that folder"),
     ]:
         with pytest.raises(RecipeError, match=re.escape(complaint)):

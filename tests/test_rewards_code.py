@@ -18,7 +18,9 @@ from areal_actors.rewards.python_tests import PythonTests, program_of
 from areal_actors.sandbox import Limits, programs, run_program, system_calls
 from areal_actors.sandbox.guest import ARCHITECTURES, seccomp_filter
 
-LINUX = pytest.mark.skipif(sys.platform != "linux" or os.uname().machine not in ARCHITECTURES, reason="the kernel shuts programs in")
+LINUX = pytest.mark.skipif(
+    sys.platform != "linux" or os.uname().machine not in ARCHITECTURES, reason="the kernel shuts programs in"
+)
 ADD = {"id": "add", "tests": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"]}
 DOUBLE = {"id": "double", "tests": [{"input": "21\n", "output": "42"}, {"input": "0", "output": "0\n\n"}]}
 
@@ -101,7 +103,12 @@ def test_what_honest_programs_do_they_may(program, printed):
 
 @pytest.mark.parametrize(
     "program",
-    ["while True: pass", "import time; time.sleep(600)", "import os, time; os.closerange(0, 99); time.sleep(600)", "input_ = 9**9**9"],
+    [
+        "while True: pass",
+        "import time; time.sleep(600)",
+        "import os, time; os.closerange(0, 99); time.sleep(600)",
+        "input_ = 9**9**9",
+    ],
 )
 def test_a_program_is_killed_when_its_time_is_up(program):
     started = time.monotonic()
@@ -119,7 +126,9 @@ def test_a_flood_of_output_is_cut_and_fails_the_program():
 
 def test_folders_of_killed_workers_are_removed_and_those_in_use_stay(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left, used, new, other = (tmp_path / name for name in ("areal-answer-left", "areal-answer-used", "areal-answer-new", "other"))
+    left, used, new, other = (
+        tmp_path / name for name in ("areal-answer-left", "areal-answer-used", "areal-answer-new", "other")
+    )
     for folder in (left, used, new, other):
         folder.mkdir()
         (folder / "answer").write_text("x")
@@ -174,16 +183,30 @@ def test_the_filter_allows_every_listed_call_and_forbids_the_rest(machine):
             elif operation == 0x06:
                 return operand
             else:
-                place += yes if {0x15: value == operand, 0x35: value >= operand, 0x45: bool(value & operand)}[operation] else no
+                place += (
+                    yes
+                    if {0x15: value == operand, 0x35: value >= operand, 0x45: bool(value & operand)}[operation]
+                    else no
+                )
 
     allowed = {numbers[which] for numbers in system_calls.ALLOWED.values() if numbers[which] >= 0}
     read, write, clone, kill, fcntl, prctl = ((0, 1, 56, 62, 72, 157), (63, 64, 220, 129, 25, 167))[which]
     assert {number for number in range(2000) if verdict(number) == 0x7FFF0000} == allowed | {fcntl, (302, 261)[which]}
     assert {number for number in range(2000) if verdict(number) == 0x50026} == {435}
-    assert {verdict(read), verdict(write), verdict(clone, 0x10000), verdict(kill, 42), verdict(prctl, 15)} == {0x7FFF0000}
-    assert {verdict(clone, 17), verdict(kill, 43), verdict(kill, 0xFFFFFFFF), verdict(0x40000000), verdict(prctl, 1)} == {0x50001}
+    assert {verdict(read), verdict(write), verdict(clone, 0x10000), verdict(kill, 42), verdict(prctl, 15)} == {
+        0x7FFF0000
+    }
+    assert {
+        verdict(clone, 17),
+        verdict(kill, 43),
+        verdict(kill, 0xFFFFFFFF),
+        verdict(0x40000000),
+        verdict(prctl, 1),
+    } == {0x50001}
     set_owner, set_signal, set_owner_ex, set_lease, notify = 8, 10, 15, 1024, 1026
-    assert {verdict(fcntl, 3, command) for command in (set_owner, set_signal, set_owner_ex, set_lease, notify)} == {0x50001}
+    assert {verdict(fcntl, 3, command) for command in (set_owner, set_signal, set_owner_ex, set_lease, notify)} == {
+        0x50001
+    }
     assert (verdict(fcntl, 3, 4, 0x800), verdict(fcntl, 3, 4, 0x2800)) == (0x7FFF0000, 0x50001)
     assert verdict(read, architecture=0x40000003) == 0x80000000
     assert len(code) < 4096
@@ -248,7 +271,8 @@ def test_the_program_of_an_answer(output, program):
 
 
 @pytest.mark.parametrize(
-    "tests", [None, [], "", " ", ["ok", ""], [1], {"input": "", "output": ""}, [{"input": ""}], [{"input": 1, "output": ""}]]
+    "tests",
+    [None, [], "", " ", ["ok", ""], [1], {"input": "", "output": ""}, [{"input": ""}], [{"input": 1, "output": ""}]],
 )
 def test_a_task_without_tests_is_an_error_that_names_it(tests):
     with pytest.raises(RewardError, match=r"^task add-7: `tests` must be a list of"):

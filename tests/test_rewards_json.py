@@ -12,7 +12,11 @@ from areal_actors.rewards.json_schema import JsonSchema
 
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}, "tags": {"type": "array", "maxItems": 2}},
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0},
+        "tags": {"type": "array", "maxItems": 2},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }
@@ -71,7 +75,10 @@ def test_a_schema_for_all_tasks_is_looked_at_before_anything_runs(tmp_path):
     path = tmp_path / "person.json"
     path.write_text(json.dumps(PERSON))
     assert resolve_reward("json_schema", options={"schema": str(path)})({}, ANN) == 1.0
-    for schema, complaint in [({"type": "tabel"}, "not a JSON schema"), (str(tmp_path / "none.json"), "none.json cannot be read")]:
+    for schema, complaint in [
+        ({"type": "tabel"}, "not a JSON schema"),
+        (str(tmp_path / "none.json"), "none.json cannot be read"),
+    ]:
         with pytest.raises(RecipeError, match=f"`task.reward_options.schema`: .*{complaint}"):
             resolve_reward("json_schema", options={"schema": schema})
 
@@ -83,7 +90,9 @@ def test_a_schema_of_true_or_false_accepts_all_or_nothing():
 def test_without_the_package_the_recipe_is_refused_with_the_name_of_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     json_schema.library.cache_clear()
-    with pytest.raises(RecipeError, match=r"`json_schema` needs the jsonschema package; pip install 'areal-actors\[rewards\]'"):
+    with pytest.raises(
+        RecipeError, match=r"`json_schema` needs the jsonschema package; pip install 'areal-actors\[rewards\]'"
+    ):
         resolve_reward("json_schema")
     monkeypatch.undo()
     json_schema.library.cache_clear()

@@ -60,7 +60,9 @@ def test_an_equal_answer_has_reward_1(truth, output, reward):
     assert RULE({"answer": truth}, output) == reward
 
 
-@pytest.mark.parametrize("truth", ["", " ", "????", r"\frac{", "this problem has no solution here", "####", None, True, ["18", "19"]])
+@pytest.mark.parametrize(
+    "truth", ["", " ", "????", r"\frac{", "this problem has no solution here", "####", None, True, ["18", "19"]]
+)
 def test_a_truth_that_cannot_be_read_is_an_error_that_names_the_task(truth):
     with pytest.raises(RewardError, match=r"^task eggs-3: `answer` must be an expression, or end with"):
         RULE({"id": "eggs-3", "answer": truth}, "#### 18")
@@ -138,7 +140,9 @@ async def test_it_scores_in_reward_processes():
 def test_without_the_package_the_recipe_is_refused_with_the_name_of_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
     math_equivalence.library.cache_clear()
-    with pytest.raises(RecipeError, match=r"`math` needs the math-verify package; pip install 'areal-actors\[rewards\]'"):
+    with pytest.raises(
+        RecipeError, match=r"`math` needs the math-verify package; pip install 'areal-actors\[rewards\]'"
+    ):
         resolve_reward("math")
     monkeypatch.undo()
     math_equivalence.library.cache_clear()
@@ -158,5 +162,7 @@ if GSM8K.exists():
     def test_solutions_of_gsm8k_are_right_for_their_own_task_and_wrong_for_another():
         rows = [json.loads(line) for line in GSM8K.read_text(encoding="utf-8").splitlines()[:300]]
         assert [row for row in rows if RULE(row, row["answer"]) != 1.0] == []
-        assert [row for row in rows if RULE(row, f"So it is \\boxed{{{row['answer'].rpartition('#### ')[2]}}}.") != 1.0] == []
+        assert [
+            row for row in rows if RULE(row, f"So it is \\boxed{{{row['answer'].rpartition('#### ')[2]}}}.") != 1.0
+        ] == []
         assert sum(RULE(row, rows[number - 1]["answer"]) for number, row in enumerate(rows)) / len(rows) < 0.02

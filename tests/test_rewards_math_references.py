@@ -11,7 +11,10 @@ from support.math_references import REFERENCES
 from areal_actors.rewards.math_equivalence import MathEquivalence
 
 RULE = MathEquivalence(seconds=10.0)
-GSM8K = Path(os.environ.get("AREAL_GSM8K", Path(__file__).parent.parent.parent / "shared" / "data" / "gsm8k")) / "test.jsonl"
+GSM8K = (
+    Path(os.environ.get("AREAL_GSM8K", Path(__file__).parent.parent.parent / "shared" / "data" / "gsm8k"))
+    / "test.jsonl"
+)
 
 RIGHT = [
     ("B", "Answer: **B**"),
@@ -291,7 +294,10 @@ def test_every_reference_equals_itself_in_a_box_in_a_tag_and_after_answer_and_no
         task = {"answer": truth}
         stated = [rf"So \boxed{{{truth}}}.", f"<answer>{truth}</answer>", f"Answer: {truth}"]
         missed = [rf"So \boxed{{{near}}}.", f"<answer>{near}</answer>", f"Answer: {near}"]
-        assert ([RULE(task, text) for text in stated], [RULE(task, text) for text in missed]) == ([1.0] * 3, [0.0] * 3), truth
+        assert ([RULE(task, text) for text in stated], [RULE(task, text) for text in missed]) == (
+            [1.0] * 3,
+            [0.0] * 3,
+        ), truth
 
 
 @pytest.mark.parametrize(("truth", "answer"), RIGHT)

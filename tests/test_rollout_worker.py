@@ -93,7 +93,9 @@ async def run_episode(send, agent, opened=OPENED, run=None, described=DESCRIBED)
     worker = RolloutWorker(agent, concurrency=1, timeout_seconds=TIMEOUT_SECONDS)
     answers = {OpenSession: open_session, DescribeSession: Answering(described)}
     messages = await send(worker, run or work("3.1", attempts_left=2), answers=answers)
-    assert {(question.work.episode, question.lease_seconds) for question in asked} == {("3.1", TIMEOUT_SECONDS + LEASE_GRACE_SECONDS)}
+    assert {(question.work.episode, question.lease_seconds) for question in asked} == {
+        ("3.1", TIMEOUT_SECONDS + LEASE_GRACE_SECONDS)
+    }
     return [message for message in messages if not isinstance(message, AgentReturned)]
 
 
@@ -132,7 +134,9 @@ async def test_held_out_episodes_have_slots_of_their_own(send):
     ended = {}
 
     async def run(one):
-        await send(worker, one, answers={OpenSession: Answering(OPENED), DescribeSession: Answering(SessionDescribed())})
+        await send(
+            worker, one, answers={OpenSession: Answering(OPENED), DescribeSession: Answering(SessionDescribed())}
+        )
         ended[getattr(one, "work", one).episode] = asyncio.get_running_loop().time() - started
 
     await asyncio.gather(*map(run, runs))
@@ -185,7 +189,9 @@ async def test_a_call_that_took_little_of_the_time_leaves_the_failure_with_the_a
 
 
 async def test_an_agent_that_gives_up_on_a_call_that_hangs_fails_by_what_the_call_waited_for(send):
-    (gone,) = await run_episode(send, Agent(AgentError("agent x raised APITimeoutError")), described=waiting(30.0, left=True))
+    (gone,) = await run_episode(
+        send, Agent(AgentError("agent x raised APITimeoutError")), described=waiting(30.0, left=True)
+    )
     assert gone.reason == "engine"
     assert gone.detail.startswith("its model call had waited 30 s for inference_worker-0")
     assert gone.detail.endswith("when the agent left it; then the agent failed: agent x raised APITimeoutError")
@@ -194,7 +200,10 @@ async def test_an_agent_that_gives_up_on_a_call_that_hangs_fails_by_what_the_cal
 @pytest.mark.parametrize("agent", [AgentError("agent x raised APIConnectionError"), "hang"])
 async def test_a_gateway_that_is_gone_or_has_lost_the_session_is_the_reason(send, agent):
     (gone,) = await run_episode(send, Agent(agent), described=NoResponder("no process serves session.describe"))
-    assert (gone.reason, "does not answer (no process serves session.describe); then the agent failed" in gone.detail) == ("gateway", True)
+    assert (
+        gone.reason,
+        "does not answer (no process serves session.describe); then the agent failed" in gone.detail,
+    ) == ("gateway", True)
     for status, reason in ((404, "there is no session 's'"), (503, "the gateway is reading the run's log; retry")):
         lost = SessionDescribed(refused=Refusal(status=status, reason=reason))
         (gone,) = await run_episode(send, Agent(agent), described=lost)
@@ -206,7 +215,9 @@ async def test_an_agent_that_fails_when_another_worker_has_its_episode_ends_noth
     assert await run_episode(send, Agent(AgentError("agent x raised: 410")), described=taken) == []
 
 
-@pytest.mark.parametrize("over", [SessionDescribed(refused=Refusal(status=410, reason="over")), SessionDescribed(state="abandoned")])
+@pytest.mark.parametrize(
+    "over", [SessionDescribed(refused=Refusal(status=410, reason="over")), SessionDescribed(state="abandoned")]
+)
 async def test_an_agent_that_fails_because_its_episode_has_ended_ends_nothing_again(send, over):
     assert await run_episode(send, Agent(AgentError("agent x raised: 410")), described=over) == []
 
@@ -241,7 +252,9 @@ async def test_without_a_gateway_the_episode_is_abandoned_by_name(send):
 
 
 @pytest.mark.parametrize("missed", [NoReply("session.open: no reply"), SessionOpened(leaving=True)])
-async def test_a_gateway_that_does_not_answer_or_leaves_is_asked_again_until_another_process_has_taken_it_over(send, missed):
+async def test_a_gateway_that_does_not_answer_or_leaves_is_asked_again_until_another_process_has_taken_it_over(
+    send, missed
+):
     answers = [missed, missed, OPENED]
 
     def open_session(_):
@@ -250,7 +263,9 @@ async def test_a_gateway_that_does_not_answer_or_leaves_is_asked_again_until_ano
         return answer
 
     worker = RolloutWorker(Agent(AgentResult(reward=1.0)), concurrency=1, timeout_seconds=TIMEOUT_SECONDS)
-    *_, scored = await send(worker, work("3.1"), answers={OpenSession: open_session, DescribeSession: Answering(DESCRIBED)})
+    *_, scored = await send(
+        worker, work("3.1"), answers={OpenSession: open_session, DescribeSession: Answering(DESCRIBED)}
+    )
     assert (scored.session, answers) == ("s", [])
 
 

@@ -78,7 +78,11 @@ def differences(trainer, rows):
 
 
 def gradients(trainer):
-    return {name: parameter.grad.clone() for name, parameter in trainer._model.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in trainer._model.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 def test_a_shape_is_read_from_the_configuration_and_fixes_the_bytes_of_a_position(folder):
@@ -93,9 +97,14 @@ def test_a_shape_is_read_from_the_configuration_and_fixes_the_bytes_of_a_positio
 
 def test_routes_of_another_model_are_refused():
     assert ROUTES.fault(bytes(8), 2) is None
-    assert str(ROUTES.fault(bytes(7))) == "routes: 7 bytes; a multiple of 4 was expected, for 2 layers with 2 experts each"
+    assert (
+        str(ROUTES.fault(bytes(7))) == "routes: 7 bytes; a multiple of 4 was expected, for 2 layers with 2 experts each"
+    )
     assert str(ROUTES.fault(bytes(12), 2)) == "routes: 3 positions; at most 2 were expected"
-    assert str(ROUTES.fault(bytes([0, 1, 2, 3, 4, 5, 8, 7]))) == "routes: expert 8 at position 1; the model's experts are 0 to 7"
+    assert (
+        str(ROUTES.fault(bytes([0, 1, 2, 3, 4, 5, 8, 7])))
+        == "routes: expert 8 at position 1; the model's experts are 0 to 7"
+    )
 
 
 def test_replay_of_its_own_choice_changes_nothing(folder):
@@ -133,7 +142,10 @@ def test_experts_have_the_weights_of_the_trainers_router_and_its_gradient(folder
     shares = (block.gate.weight @ hidden.T).T.gather(1, chosen).softmax(-1)
     expected = torch.stack(
         [
-            sum(share * one_expert(block.experts, int(expert), token) for share, expert in zip(own, chosen[place], strict=True))
+            sum(
+                share * one_expert(block.experts, int(expert), token)
+                for share, expert in zip(own, chosen[place], strict=True)
+            )
             for place, (own, token) in enumerate(zip(shares, hidden, strict=True))
         ]
     )
@@ -164,7 +176,11 @@ def test_a_prefix_is_shared_as_far_as_its_routes_are_the_same(folder):
         return batch
 
     assert computed(rows).computed_tokens == computed(rows, routes=None).computed_tokens
-    assert computed(rows).computed_tokens + 6 <= computed(apart).computed_tokens < sum(len(row.token_ids) - 1 for row in rows)
+    assert (
+        computed(rows).computed_tokens + 6
+        <= computed(apart).computed_tokens
+        < sum(len(row.token_ids) - 1 for row in rows)
+    )
     batch = computed(apart)
     assert sorted(batch.token_ids[0].tolist()) != sorted(computed(rows).token_ids[0].tolist())
     unshared = make_trainer(folder, prefix_sharing="off")
@@ -173,7 +189,9 @@ def test_a_prefix_is_shared_as_far_as_its_routes_are_the_same(folder):
     assert not torch.allclose(trainer.logp(apart), trainer.logp(rows), atol=1e-3)
 
 
-@pytest.mark.parametrize("settings", [{"prefix_sharing": "off"}, {"recompute_activations": True}, {"microbatch_tokens": 40}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"prefix_sharing": "off"}, {"recompute_activations": True}, {"microbatch_tokens": 40}], ids=str
+)
 def test_every_layout_of_micro_batches_trains_the_same(folder, settings):
     optimizer = OptimizerSettings(name="sgd", lr=0.1)
     plain = make_trainer(folder, optimizer=optimizer)
@@ -214,7 +232,8 @@ def test_the_check_compares_tokens_before_which_all_experts_are_of_their_version
                 row,
                 logprobs=np.where(begun, old.logprobs, row.logprobs),
                 versions=np.where(begun, old.versions, 1).astype(np.int32),
-                routes=old.routes[: (cut - 1) * ROUTES.position_bytes] + row.routes[(cut - 1) * ROUTES.position_bytes :],
+                routes=old.routes[: (cut - 1) * ROUTES.position_bytes]
+                + row.routes[(cut - 1) * ROUTES.position_bytes :],
             )
         )
     assert own_mismatch(mixed, later) > 0

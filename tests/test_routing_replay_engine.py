@@ -53,7 +53,10 @@ async def running(folder, settings=SETTINGS):
 async def completed(engine, prompt, sampling, **more):
     """Token ids and routes of a completion, by chunk."""
     chunks = [chunk async for chunk in engine.generate("request", prompt, sampling, **more)]
-    return [prompt + [token for chunk in chunks for token in chunk.columns.ids_array().tolist()], *(chunk.routes for chunk in chunks)]
+    return [
+        prompt + [token for chunk in chunks for token in chunk.columns.ids_array().tolist()],
+        *(chunk.routes for chunk in chunks),
+    ]
 
 
 @pytest.mark.parametrize("batch_invariant", ["off", "on"])
@@ -73,7 +76,9 @@ async def test_parts_of_a_stream_report_the_positions_since_the_last_one(folder,
         ids, *parts = await completed(engine, prompt, SamplingParams(max_tokens=6, seed=2), stream=True, routes_from=2)
         assert b"".join(parts) == plain_routes(models[0], ids)[2 * SIZE :]
         assert [len(part) // SIZE for part in parts] == [5] + [1] * (len(parts) - 1)
-        rest, routes = await completed(engine, ids[:-2], SamplingParams(max_tokens=2, seed=2), resumed_tokens=2, routes_from=len(ids) - 4)
+        rest, routes = await completed(
+            engine, ids[:-2], SamplingParams(max_tokens=2, seed=2), resumed_tokens=2, routes_from=len(ids) - 4
+        )
         assert routes == plain_routes(models[0], rest)[(len(ids) - 4) * SIZE :]
 
 
@@ -81,7 +86,9 @@ async def test_a_prompt_that_continues_a_kept_prefix_reports_its_experts(folder,
     async with running(folder) as engine:
         first, _ = await completed(engine, prompt_of(MIN_PREFIX + 8), SamplingParams(max_tokens=6), routes_from=0)
         engine.take_counters()
-        second, routes = await completed(engine, first + prompt_of(5, seed=1), SamplingParams(max_tokens=6), routes_from=0)
+        second, routes = await completed(
+            engine, first + prompt_of(5, seed=1), SamplingParams(max_tokens=6), routes_from=0
+        )
         assert engine.take_counters().cached_tokens >= MIN_PREFIX
         assert routes == plain_routes(models[0], second)
 
@@ -90,10 +97,15 @@ async def test_new_weights_change_the_experts_of_later_positions_only(folder, mo
     """Positions have the experts of their first computation, although the KV cache is computed again."""
     async with running(folder) as engine:
         prompt = prompt_of(MIN_PREFIX + 3)
-        stream = engine.generate("request", prompt, SamplingParams(max_tokens=CONTEXT - len(prompt), seed=3), stream=True, routes_from=0)
+        stream = engine.generate(
+            "request", prompt, SamplingParams(max_tokens=CONTEXT - len(prompt), seed=3), stream=True, routes_from=0
+        )
         parts = [await anext(stream) for _ in range(3)]
         await engine.load_weights(published, 1)
-        other = [chunk async for chunk in engine.generate("other", prompt, SamplingParams(max_tokens=3, seed=4), routes_from=0)]
+        other = [
+            chunk
+            async for chunk in engine.generate("other", prompt, SamplingParams(max_tokens=3, seed=4), routes_from=0)
+        ]
         parts += [chunk async for chunk in stream]
     ids = prompt + [token for chunk in parts for token in chunk.columns.ids_array().tolist()]
     versions = [version for chunk in parts for version in chunk.columns.versions_array().tolist()]
@@ -125,7 +137,10 @@ def test_an_engine_that_reports_no_experts_is_refused_if_they_are_required(folde
     )
     settings = GenerationSettings(engine="mine.py:Engine")
     engine_factory(settings, {}, tmp_path, EnginePlace(routes="auto"))(folder)
-    with pytest.raises(SetupError, match=r'routing_replay = "on": the engine mine.py:Engine reports no experts; set generation.engine to'):
+    with pytest.raises(
+        SetupError,
+        match=r'routing_replay = "on": the engine mine.py:Engine reports no experts; set generation.engine to',
+    ):
         engine_factory(settings, {}, tmp_path, EnginePlace(routes="on"))(folder)
 
 
@@ -142,10 +157,14 @@ async def test_a_servers_routes_are_those_of_blocks_with_experts_and_of_kept_tok
     completion.add(SegmentPart([8, 9], [-1.0, -1.0]), 0)
     assert completion.lacks_routes(since=3)
     reported = [[[1, 2], [99, 99], [3, 4]], [[5, 6], [99, 99], [7, 0]], [[2, 1], [99, 99], [4, 3]]]
-    completion.add_routes(b"".join(number.to_bytes(4, "little") for row in reported for block in row for number in block))
+    completion.add_routes(
+        b"".join(number.to_bytes(4, "little") for row in reported for block in row for number in block)
+    )
     assert completion.routed == 4
     assert not completion.lacks_routes(since=3)
     assert completion.chunk().routes == bytes([1, 2, 3, 4, 5, 6, 7, 0, 2, 1, 4, 3])
     completion.add(SegmentPart([tokenizer.stop_ids[0], 11, 12], [-1.0] * 3, finish_reason="abort"), 1)
-    completion.add_routes(b"".join(number.to_bytes(4, "little") for row in reported for block in row for number in block))
+    completion.add_routes(
+        b"".join(number.to_bytes(4, "little") for row in reported for block in row for number in block)
+    )
     assert completion.chunk().routes == bytes([1, 2, 3, 4])

@@ -33,7 +33,9 @@ def routes(start: int, end: int) -> bytes:
 
 
 def choice(prompt_ids, prefix: int = 0, **more) -> Choice:
-    prompt = Prompt(token_ids=pack_ids(prompt_ids), suffix_ids=pack_ids(prompt_ids[prefix:]), prefix="s-0" if prefix else "")
+    prompt = Prompt(
+        token_ids=pack_ids(prompt_ids), suffix_ids=pack_ids(prompt_ids[prefix:]), prefix="s-0" if prefix else ""
+    )
     options = {"routes": ROUTES, "logprobs": False, "published": PublishedVersions(1), **more}
     return Choice("s-1", 0, prompt, SamplingParams(max_tokens=9), letters(), (), stream=True, **options)
 
@@ -151,7 +153,13 @@ class ReportingEngine(FixedTextEngine):
 def of_a_mixture(folder):
     """A gateway before a mixture of experts."""
     (folder / "toy").mkdir()
-    config = {"model_type": "qwen3_moe", "num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [1]}
+    config = {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 3,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "mlp_only_layers": [1],
+    }
     (folder / "toy" / "config.json").write_text(json.dumps(config))
     return begun(GatewayHarness(run_folder=folder, records_routes=True))
 

@@ -52,9 +52,18 @@ def alone(model, batch):
 @pytest.fixture(scope="module")
 def ranks(model, batch, tmp_path_factory):
     more = {"recomputed": {"recompute_activations": True}}
-    cases = [Case(name=str(layout), layout=layout, model=model, settings={"optimizer": OPTIMIZER}, steps=(0,)) for layout in LAYOUTS]
+    cases = [
+        Case(name=str(layout), layout=layout, model=model, settings={"optimizer": OPTIMIZER}, steps=(0,))
+        for layout in LAYOUTS
+    ]
     cases += [
-        Case(name=f"{name} {layout}", layout=layout, model=model, settings={"optimizer": OPTIMIZER} | settings, steps=(0,))
+        Case(
+            name=f"{name} {layout}",
+            layout=layout,
+            model=model,
+            settings={"optimizer": OPTIMIZER} | settings,
+            steps=(0,),
+        )
         for name, settings in more.items()
         for layout in [(2, 1, 2), (1, 1, 2, 2)]
     ]

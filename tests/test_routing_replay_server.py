@@ -51,7 +51,9 @@ async def serving(genuine):
 
 async def completed(engine, prompt, sampling, *, stream=False, routes_from=0):
     """Token ids, columns and routes of a completion."""
-    chunks = [chunk async for chunk in engine.generate("request", prompt, sampling, stream=stream, routes_from=routes_from)]
+    chunks = [
+        chunk async for chunk in engine.generate("request", prompt, sampling, stream=stream, routes_from=routes_from)
+    ]
     ids = prompt + [token for chunk in chunks for token in chunk.columns.ids_array().tolist()]
     return ids, chunks, b"".join(chunk.routes for chunk in chunks)
 
@@ -59,10 +61,14 @@ async def completed(engine, prompt, sampling, *, stream=False, routes_from=0):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_server_reports_what_a_plain_forward_chooses(genuine, stream):
     async with serving(genuine) as engine:
-        wanted = [completed(engine, prompt_of(length), SamplingParams(max_tokens=8), stream=stream) for length in (3, 9, 20)]
+        wanted = [
+            completed(engine, prompt_of(length), SamplingParams(max_tokens=8), stream=stream) for length in (3, 9, 20)
+        ]
         for ids, _, routes in await asyncio.gather(*wanted):
             assert routes == plain_routes(genuine.models[0], ids, ROUTES)
-        ids, _, routes = await completed(engine, prompt_of(9), SamplingParams(max_tokens=4), stream=stream, routes_from=5)
+        ids, _, routes = await completed(
+            engine, prompt_of(9), SamplingParams(max_tokens=4), stream=stream, routes_from=5
+        )
         assert routes == plain_routes(genuine.models[0], ids, ROUTES)[5 * SIZE :]
         (plain,) = await chunks_of(engine, prompt_of(5), SamplingParams(max_tokens=2))
         assert plain.routes == b""
@@ -98,13 +104,21 @@ async def test_new_weights_change_the_experts_of_later_positions_only(genuine):
 
 async def test_a_trainer_that_replays_has_the_servers_log_probabilities(genuine):
     async with serving(genuine) as engine:
-        answers = await asyncio.gather(*(completed(engine, prompt_of(8, seed), SamplingParams(max_tokens=12)) for seed in range(6)))
+        answers = await asyncio.gather(
+            *(completed(engine, prompt_of(8, seed), SamplingParams(max_tokens=12)) for seed in range(6))
+        )
     rows = []
     for group, (ids, chunks, routes) in enumerate(answers):
         sampled = np.arange(len(ids)) >= 8
-        logprobs = np.concatenate([np.zeros(8), *(chunk.columns.logprobs_array() for chunk in chunks)]).astype(np.float32)
+        logprobs = np.concatenate([np.zeros(8), *(chunk.columns.logprobs_array() for chunk in chunks)]).astype(
+            np.float32
+        )
         versions = np.where(sampled, 0, -1).astype(np.int32)
-        rows.append(TrainingSequence(np.array(ids), sampled, logprobs, versions, group, float(group % 2), truncated=False, routes=routes))
+        rows.append(
+            TrainingSequence(
+                np.array(ids), sampled, logprobs, versions, group, float(group % 2), truncated=False, routes=routes
+            )
+        )
     metrics = make_trainer(genuine.folder).step(rows)
     assert metrics["train_infer_logprob_diff_max"] < EXACT
     assert metrics["routing_replayed"] == 1.0

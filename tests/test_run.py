@@ -83,8 +83,13 @@ async def test_a_run_ends_with_everything_in_its_place(live):
     log = await run.log()
     steps = [event for _, event in log if isinstance(event, StepCompleted)]
     assert [event.step for event in steps] == [1, 2, 3]
-    assert all(event.metrics["train_infer_logprob_diff_max"] < 1e-4 and event.metrics["parity_tokens"] > 0 for event in steps)
-    assert all(event.metrics["mismatch_kl_k3/inference_worker-0"] < 1e-6 and event.metrics["vetoed_frac"] == 0 for event in steps)
+    assert all(
+        event.metrics["train_infer_logprob_diff_max"] < 1e-4 and event.metrics["parity_tokens"] > 0 for event in steps
+    )
+    assert all(
+        event.metrics["mismatch_kl_k3/inference_worker-0"] < 1e-6 and event.metrics["vetoed_frac"] == 0
+        for event in steps
+    )
     assert not [event for _, event in log if isinstance(event, EngineMismatch)]
     assert [event for _, event in log if isinstance(event, RunFinished)] == [RunFinished(steps=3)]
     assert {(event.weight_version, event.mode) for _, event in log if isinstance(event, EvaluationCompleted)} == {
@@ -101,7 +106,13 @@ async def test_a_run_ends_with_everything_in_its_place(live):
     assert model.generate(**tokenizer("1 + 1 =", return_tensors="pt"), max_new_tokens=2).shape[-1] > 2
     assert (run.folder / "reward.png").read_bytes().startswith(b"\x89PNG")
     kinds = {json.loads(line)["kind"] for line in (run.folder / "metrics.jsonl").read_text().splitlines()}
-    assert {"run.started", "step.completed", "evaluation.completed", "checkpoint.committed", "engine.throughput"} <= kinds
+    assert {
+        "run.started",
+        "step.completed",
+        "evaluation.completed",
+        "checkpoint.committed",
+        "engine.throughput",
+    } <= kinds
 
 
 async def test_any_process_may_be_killed_and_the_final_step_count_is_exact(live):
@@ -181,7 +192,9 @@ async def test_an_interrupted_run_saves_a_checkpoint_and_leaves_no_process(live)
         assert await run.ended() == 130, run.output()
     assert "Ctrl-C: a checkpoint is saved, then the run ends; Ctrl-C again ends it without one" in run.output()
     log = await run.log()
-    assert not [event for _, event in log if isinstance(event, EpisodeAbandoned)], "nobody sees what he uses fail because the run is over"
+    assert not [event for _, event in log if isinstance(event, EpisodeAbandoned)], (
+        "nobody sees what he uses fail because the run is over"
+    )
     saved = [event for _, event in log if isinstance(event, CheckpointCommitted)]
     assert len(saved) == 1
     assert AutoModelForCausalLM.from_pretrained(run.folder / saved[0].folder) is not None
@@ -216,7 +229,13 @@ async def test_an_agent_that_fails_ends_the_run_with_its_reason_and_trains_nothi
     body, reason, words = AGENTS[name]
     agent = tmp_path / "agent.py"
     agent.write_text(f"class Agent:\n  async def run(self, task, *, base_url, api_key):\n{body}\n")
-    run = live("steps=2", f"task.agent={agent}:Agent", "task.timeout_seconds=1", "task.retries=1", "watchdog.max_failures_in_a_row=8")
+    run = live(
+        "steps=2",
+        f"task.agent={agent}:Agent",
+        "task.timeout_seconds=1",
+        "task.retries=1",
+        "watchdog.max_failures_in_a_row=8",
+    )
     assert await run.ended() == 1
     assert words in run.output()
     log = await run.log()

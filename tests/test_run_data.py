@@ -40,7 +40,9 @@ def live(tmp_path):
 
 
 async def test_a_run_on_solved_tasks_saves_what_it_has_and_ends_with_a_sentence(live):
-    run = live("1.0", "steps=9", "evaluation.tasks=0", "batcher.dynamic_sampling=true", "batcher.max_filtered_batches=2")
+    run = live(
+        "1.0", "steps=9", "evaluation.tasks=0", "batcher.dynamic_sampling=true", "batcher.max_filtered_batches=2"
+    )
     assert await run.ended() == 1, run.output()
     log = [event for _, event in await run.log()]
     (finished,) = (event for event in log if isinstance(event, RunFinished))
@@ -79,7 +81,11 @@ async def test_a_run_on_a_parquet_file_trains_groups_with_signal_and_keeps_its_b
     assert len(trained) == 16
     assert all(rewards[str(number)] == {0.0, 1.0} for number in trained)
 
-    evaluations = {event.weight_version: event for event in log if isinstance(event, EvaluationCompleted) and event.mode == "sampled"}
+    evaluations = {
+        event.weight_version: event
+        for event in log
+        if isinstance(event, EvaluationCompleted) and event.mode == "sampled"
+    }
     assert set(evaluations[0].sampled_by) == {0}
     assert set(evaluations[4].sampled_by) == {4}
     best = [event for event in log if isinstance(event, BestCheckpointChosen)][-1]

@@ -41,7 +41,10 @@ except SetupError as error:
 @contextmanager
 def holding(folder, when=0.0, *words):
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder), str(when), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(folder), str(when), *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         yield process
@@ -54,11 +57,17 @@ def holding(folder, when=0.0, *words):
 
 def test_of_several_that_start_in_the_same_moment_one_runs_and_the_others_name_it(tmp_path):
     when = time.time() + 4
-    with holding(tmp_path / "a", when) as one, holding(tmp_path / "a", when) as two, holding(tmp_path / "a", when) as three:
+    with (
+        holding(tmp_path / "a", when) as one,
+        holding(tmp_path / "a", when) as two,
+        holding(tmp_path / "a", when) as three,
+    ):
         first_lines = {process.pid: process.stdout.readline().strip() for process in (one, two, three)}
         (first,) = (pid for pid, line in first_lines.items() if line == "held")
         refused = {line for line in first_lines.values() if line != "held"}
-        assert refused == {f"run 'a' is running (process {first}); stop it first, or give this one another name: run=NAME"}
+        assert refused == {
+            f"run 'a' is running (process {first}); stop it first, or give this one another name: run=NAME"
+        }
 
 
 def test_the_lock_ends_with_its_holder_although_a_child_lives_on(tmp_path):

@@ -12,7 +12,14 @@ from collections import Counter
 import psutil
 import pytest
 
-from areal_actors.messages import ActorFailed, BatchFormed, BusRestarted, CheckpointCommitted, RunFinished, StepCompleted
+from areal_actors.messages import (
+    ActorFailed,
+    BatchFormed,
+    BusRestarted,
+    CheckpointCommitted,
+    RunFinished,
+    StepCompleted,
+)
 from areal_actors.weights.folders import shared_memory_path
 from areal_bus.server import find_binary
 
@@ -40,7 +47,13 @@ async def assert_whole(run, steps):
     assert await run.ended() == 0, run.output()
     events = [event for _, event in await run.log()]
     assert [event.step for event in events if isinstance(event, StepCompleted)] == list(range(1, steps + 1))
-    members = Counter(member.episode for event in events if isinstance(event, BatchFormed) for group in event.groups for member in group)
+    members = Counter(
+        member.episode
+        for event in events
+        if isinstance(event, BatchFormed)
+        for group in event.groups
+        for member in group
+    )
     assert set(members.values()) == {1}
     assert [event for event in events if isinstance(event, RunFinished)] == [RunFinished(steps=steps)]
     assert run.processes_left() == []

@@ -15,7 +15,9 @@ from areal_actors.embedded.sampling import SampledTokens, Sampler, filter_probab
 CPU = torch.device("cpu")
 
 
-def drawn(logits: torch.Tensor, sampling: SamplingParams, seed: int = 0, sampled: tuple[int, ...] = ()) -> SampledTokens:
+def drawn(
+    logits: torch.Tensor, sampling: SamplingParams, seed: int = 0, sampled: tuple[int, ...] = ()
+) -> SampledTokens:
     """A draw in each row of the same request."""
     processors = [LogitsProcessor.of(sampling, None, logits.shape[1], CPU, sampled) for _ in logits]
     return Sampler([sampling] * len(logits), CPU, processors).sample(logits.clone(), uniforms(seed, len(logits)))
@@ -42,7 +44,9 @@ def test_top_k_and_top_p_keep_the_fewest_most_likely_tokens() -> None:
         (0.7, 2**31, 0.5, [1, 3]),
         (1.0, 2**31, 1.0, [1]),
     ):
-        result = filter_probabilities(probabilities, torch.tensor([[top_p]]), torch.tensor([[float(top_k)]]), torch.tensor([[min_p]]))
+        result = filter_probabilities(
+            probabilities, torch.tensor([[top_p]]), torch.tensor([[float(top_k)]]), torch.tensor([[min_p]])
+        )
         assert result.nonzero()[:, 1].tolist() == kept
         assert torch.equal(result[result > 0], probabilities[result > 0])
 
@@ -108,7 +112,11 @@ def test_rows_without_a_wish_draw_as_if_they_were_alone() -> None:
 def test_the_most_likely_tokens_are_returned_in_order_where_requested() -> None:
     torch.manual_seed(0)
     logits = torch.randn(3, 30)
-    wishes = [SamplingParams(top_logprobs=2, temperature=0.5), SamplingParams(), SamplingParams(top_logprobs=5, logit_bias={7: -100})]
+    wishes = [
+        SamplingParams(top_logprobs=2, temperature=0.5),
+        SamplingParams(),
+        SamplingParams(top_logprobs=5, logit_bias={7: -100}),
+    ]
     processors = [LogitsProcessor.of(wish, None, 30, CPU, ()) for wish in wishes]
     draws = Sampler(wishes, CPU, processors).sample(logits.clone(), uniforms(0, 3))
     assert draws.top is not None
@@ -149,8 +157,13 @@ def test_rows_that_are_processed_in_blocks_draw_as_they_do_together(
     monkeypatch: pytest.MonkeyPatch, temperatures: tuple[float, ...]
 ) -> None:
     numbers = np.random.default_rng(0)
-    logits, uniform = torch.from_numpy(numbers.normal(size=(23, 50)).astype(np.float32)) * 3, numbers.random(23, dtype=np.float32)
-    sampler = Sampler([SamplingParams(temperature=temperatures[row % len(temperatures)]) for row in range(23)], torch.device("cpu"))
+    logits, uniform = (
+        torch.from_numpy(numbers.normal(size=(23, 50)).astype(np.float32)) * 3,
+        numbers.random(23, dtype=np.float32),
+    )
+    sampler = Sampler(
+        [SamplingParams(temperature=temperatures[row % len(temperatures)]) for row in range(23)], torch.device("cpu")
+    )
     together = sampler.sample(logits.clone(), uniform)
     monkeypatch.setattr(sampling_module, "BLOCK_ENTRIES", 4 * 50 + 1)
     in_blocks = sampler.sample(logits.clone(), uniform)

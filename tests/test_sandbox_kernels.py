@@ -65,7 +65,9 @@ ESCAPES = (
 
 @pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock to take away")
 def test_without_landlock_a_program_reaches_files_and_nothing_else_and_check_prints_that():
-    done = subprocess.run([sys.executable, "-c", WITHOUT_LANDLOCK], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LANDLOCK], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
+    )
     reached, sentences = json.loads(done.stdout.splitlines()[-1])
     assert set(reached) <= FILES, reached
     assert "reads outside" in reached, "Landlock was taken away"
@@ -73,7 +75,9 @@ def test_without_landlock_a_program_reaches_files_and_nothing_else_and_check_pri
 
 
 def test_check_prints_what_programs_still_can_do():
-    sentences = describe_reward(resolve_reward("weighted", options={"python_tests": {"weight": 1.0}, "gsm8k": {"weight": 1.0}}))
+    sentences = describe_reward(
+        resolve_reward("weighted", options={"python_tests": {"weight": 1.0}, "gsm8k": {"weight": 1.0}})
+    )
     assert len(sentences) == 2
     assert "what they still can do" in sentences[0] or "run" in sentences[0]
     assert "assert f(x)" in sentences[1]
@@ -106,8 +110,20 @@ async def test_a_run_takes_every_step_while_one_program_of_ten_tries_to_get_out(
     file.write_text(CODE)
     forgeries = [program for program, _ in FORGERIES.values()]
     run = live(
-        *("warm_start.steps=1", "warm_start.tail_steps=0", "evaluation.tasks=0", "generation.engine=scripted", "sampling.max_tokens=20"),
-        *("steps=5", "algorithm.group_size=10", "trainer.batch_size=2", "staleness_gate.max_concurrent=4", "task.held_out=0"),
+        *(
+            "warm_start.steps=1",
+            "warm_start.tail_steps=0",
+            "evaluation.tasks=0",
+            "generation.engine=scripted",
+            "sampling.max_tokens=20",
+        ),
+        *(
+            "steps=5",
+            "algorithm.group_size=10",
+            "trainer.batch_size=2",
+            "staleness_gate.max_concurrent=4",
+            "task.held_out=0",
+        ),
         *(f"task.dataset={data}", "task.reward=python_tests", f"task.agent={file}:Agent"),
         f"task.agent_options={{escapes={json.dumps([*ESCAPES, *forgeries[:5]])}}}",
     )

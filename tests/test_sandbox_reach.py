@@ -18,7 +18,9 @@ from areal_actors.sandbox import Limits, programs, run_python
 from areal_actors.sandbox.guest import ARCHITECTURES
 from areal_actors.sandbox.tool import LONGEST_OUTPUT
 
-LINUX = pytest.mark.skipif(sys.platform != "linux" or os.uname().machine not in ARCHITECTURES, reason="the kernel shuts programs in")
+LINUX = pytest.mark.skipif(
+    sys.platform != "linux" or os.uname().machine not in ARCHITECTURES, reason="the kernel shuts programs in"
+)
 
 
 @pytest.fixture
@@ -32,7 +34,9 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[reach.Sur
 async def test_nothing_of_the_run_or_the_machine_is_reached_from_the_sandbox(there: reach.Surroundings) -> None:
     printed = {name: await reach.in_the_sandbox(code) for name, code in reach.deeds(there).items()}
     assert {name: words for name, words in printed.items() if reach.reached(words)} == {}
-    assert reach.documented() == dict.fromkeys(printed, "no"), "python tests/support/sandbox_reach.py writes the table anew"
+    assert reach.documented() == dict.fromkeys(printed, "no"), (
+        "python tests/support/sandbox_reach.py writes the table anew"
+    )
     assert not (there.folder.path / "planted").exists()
 
 
@@ -51,7 +55,9 @@ async def test_a_program_that_fills_the_disk_is_ended_with_an_error(seconds: flo
 
 
 async def test_the_event_loop_continues_while_programs_run() -> None:
-    running = [asyncio.create_task(run_python("import time; time.sleep(1)", limits=Limits(seconds=20))) for _ in range(3)]
+    running = [
+        asyncio.create_task(run_python("import time; time.sleep(1)", limits=Limits(seconds=20))) for _ in range(3)
+    ]
     beats = 0
     while not all(task.done() for task in running):
         await asyncio.sleep(0.01)
@@ -63,7 +69,9 @@ async def test_the_event_loop_continues_while_programs_run() -> None:
 async def test_cancelling_the_call_kills_the_program_at_once() -> None:
     running = asyncio.create_task(run_python("import time; time.sleep(600)", limits=Limits(seconds=600)))
     until = time.monotonic() + 300
-    while not (children := [child for child in psutil.Process().children() if "sandbox/guest" in " ".join(child.cmdline())]):
+    while not (
+        children := [child for child in psutil.Process().children() if "sandbox/guest" in " ".join(child.cmdline())]
+    ):
         assert time.monotonic() < until
         await asyncio.sleep(0.01)
     running.cancel()

@@ -23,8 +23,14 @@ RECIPE = Path(__file__).parent.parent / "recipes" / "gsm8k_grpo.toml"
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("reward_worker.min=3", "reward_worker.max=2"), "`autoscale.reward_worker.max`: found 2, but autoscale.reward_worker.min = 3"),
-        (("enabled=true",), "`autoscale.enabled`: found true, but no role has bounds; write autoscale.rollout_worker.max"),
+        (
+            ("reward_worker.min=3", "reward_worker.max=2"),
+            "`autoscale.reward_worker.max`: found 2, but autoscale.reward_worker.min = 3",
+        ),
+        (
+            ("enabled=true",),
+            "`autoscale.enabled`: found true, but no role has bounds; write autoscale.rollout_worker.max",
+        ),
         (("rollout_worker.max=-1",), "autoscale.rollout_worker.max"),
         (("trainer.max=2",), "autoscale.trainer"),
     ],
@@ -65,7 +71,9 @@ def test_bounds_that_do_not_fit_the_run_are_refused(word, complaint):
         ),
         (
             ("actors.rollout_worker.count=2",),
-            ["actors.rollout_worker.count = 2 is as many as autoscale.rollout_worker.max allows: no decision can add one"],
+            [
+                "actors.rollout_worker.count = 2 is as many as autoscale.rollout_worker.max allows: no decision can add one"
+            ],
         ),
         (("hosts.rollout_worker.count=1",), []),
         (("hosts.rollout_worker.count=2", "autoscale.enabled=false"), []),
@@ -75,14 +83,19 @@ def test_bounds_that_leave_no_room_are_noted_before_anything_is_started(words, n
     scaled = ["profile=embedded", "autoscale.enabled=true", "autoscale.rollout_worker.max=2", *words]
     recipe = load_recipe([RECIPE], scaled, pretended_cuda("0")).recipe
     assert list(exhausted_bounds(recipe)) == notices
-    assert [line for line in plan(recipe) if line.startswith("autoscale")] == [f"autoscale   {notice}" for notice in notices]
+    assert [line for line in plan(recipe) if line.startswith("autoscale")] == [
+        f"autoscale   {notice}" for notice in notices
+    ]
     main(["launch", str(RECIPE), *scaled, "--on", "slurm", "--dry-run"])
     assert capsys.readouterr().err == "".join(f"autoscale: {notice}\n" for notice in notices)
 
 
 def settings(least=0, most=4, *, enabled=True, cooldown=0.0):
     return AutoscaleSettings(
-        enabled=enabled, window_seconds=WINDOW, cooldown_seconds=cooldown, reward_worker=WorkerBounds(min=least, max=most)
+        enabled=enabled,
+        window_seconds=WINDOW,
+        cooldown_seconds=cooldown,
+        reward_worker=WorkerBounds(min=least, max=most),
     )
 
 
@@ -127,11 +140,15 @@ def test_nothing_is_decided_unless_it_is_enabled_and_the_role_is_scaled():
 
 
 def test_the_bounds_hold():
-    assert Story(settings(most=3)).windows(short(1, 0.9), short(1, 0.9), short(2, 0.8), short(2, 0.8), *[short(3, 0.6)] * 5) == [
+    assert Story(settings(most=3)).windows(
+        short(1, 0.9), short(1, 0.9), short(2, 0.8), short(2, 0.8), *[short(3, 0.6)] * 5
+    ) == [
         (1, 2),
         (2, 3),
     ]
-    assert Story(settings(least=3)).windows(ample(1), *[ample(3)] * 9) == [(1, 3)], "and the smallest number is reached at once"
+    assert Story(settings(least=3)).windows(ample(1), *[ample(3)] * 9) == [(1, 3)], (
+        "and the smallest number is reached at once"
+    )
 
 
 def test_the_cooldown_and_the_start_of_workers_are_waited_for():

@@ -176,7 +176,12 @@ def test_the_plan_has_what_decisions_may_add(settings, most):
 
 
 def test_an_added_host_has_what_a_worker_of_its_role_has():
-    hosts = ("hosts.rollout_worker.count=1", "hosts.rollout_worker.workers=2", "hosts.rollout_worker.cpus=7", "hosts.wait_seconds=5")
+    hosts = (
+        "hosts.rollout_worker.count=1",
+        "hosts.rollout_worker.workers=2",
+        "hosts.rollout_worker.cpus=7",
+        "hosts.wait_seconds=5",
+    )
     place = next(place for place in plan(*BOUNDS, *hosts).added if place.name == "rollout_worker")
     assert (place.cpus, place.words) == (4, ("--role", "rollout_worker", "--wait", "5"))
 
@@ -200,7 +205,9 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., tuple[ScaledHosts, LocalWor
 
     def start(command: LocalCommand) -> subprocess.Popen[bytes]:
         words = [sys.executable, "-c", PARENT, str(tmp_path / "done")]
-        process = subprocess.Popen(words, env={**os.environ, **holder(command)}, stdout=subprocess.PIPE, start_new_session=True)
+        process = subprocess.Popen(
+            words, env={**os.environ, **holder(command)}, stdout=subprocess.PIPE, start_new_session=True
+        )
         assert process.stdout is not None
         with process.stdout:
             assert process.stdout.readline() == b"engine\n"
@@ -275,7 +282,9 @@ def test_what_is_to_start_and_to_leave_is_written_for_a_program_which_reports_en
         "print(hosts.ended_of([first, second]))\n"
     )
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, input="reward_worker-added-0\n", capture_output=True, text=True, check=True, timeout=SECONDS)
+    done = subprocess.run(
+        command, input="reward_worker-added-0\n", capture_output=True, text=True, check=True, timeout=SECONDS
+    )
     assert done.stdout.splitlines() == [
         "start reward_worker-added-0 reward_worker",
         "start rollout_worker-added-1 rollout_worker",

@@ -21,7 +21,15 @@ from areal_actors.display.phases import Phases
 from areal_actors.display.view import RunView
 from areal_actors.display.warnings import attention
 from areal_actors.folder.phase_times import keep_times, usual_times
-from areal_actors.messages import EngineStarting, RunFinished, RunStarted, StepCompleted, TrainerProgress, WeightsLoaded, WeightsPublished
+from areal_actors.messages import (
+    EngineStarting,
+    RunFinished,
+    RunStarted,
+    StepCompleted,
+    TrainerProgress,
+    WeightsLoaded,
+    WeightsPublished,
+)
 from areal_actors.recipe.recipe import Recipe
 
 PUBLISHED = WeightsPublished(weight_version=0, location=story.LOCATION)
@@ -30,7 +38,9 @@ LOADED = WeightsLoaded(worker="inference_worker-0", weight_version=0, checksum="
 
 def screen(view, columns, lines, **options):
     view.fills_screen = True
-    console = Console(width=columns, height=lines, file=io.StringIO(), force_terminal=True, color_system=None, **options)
+    console = Console(
+        width=columns, height=lines, file=io.StringIO(), force_terminal=True, color_system=None, **options
+    )
     console.print(Screen(view))
     return console.file.getvalue().splitlines()
 
@@ -66,7 +76,9 @@ def test_a_large_screen_draws_the_rewards_over_the_steps():
 def test_bars_differ_in_shape_not_in_colour():
     assert [bar(done, 10, 10) for done in (0, 3, 10, 12)] == ["░" * 10, "███░░░░░░░", "█" * 10, "█" * 10]
     assert bar(0, 0, 4) == "░░░░"
-    assert "240/600  ████████░░░░░░░░░░░░" in shown(view_of(story.sealed(story.STARTED), story.warming(240)), 80).replace("600 ", "600  ")
+    assert "240/600  ████████░░░░░░░░░░░░" in shown(
+        view_of(story.sealed(story.STARTED), story.warming(240)), 80
+    ).replace("600 ", "600  ")
 
 
 def test_a_chart_stands_on_zero_and_averages_what_is_too_long():
@@ -77,7 +89,9 @@ def test_a_chart_stands_on_zero_and_averages_what_is_too_long():
 
 
 def test_an_encoding_without_bars_gets_letters_that_it_has():
-    console = Console(width=80, file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), force_terminal=True, color_system=None)
+    console = Console(
+        width=80, file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), force_terminal=True, color_system=None
+    )
     console.print(a_run())
     console.file.seek(0)
     assert "40/40  ####################" in console.file.read()
@@ -172,7 +186,9 @@ def test_phases_end_with_the_first_step_and_with_the_run():
     begun = [(story.STARTED, 0), (warm_start(3), 2)]
     assert phases_of(*begun, (StepCompleted(step=1, metrics={}, sequences_checksum=""), 9)).current == {}
     assert phases_of(*begun, (RunFinished(steps=0, error="interrupted"), 9)).current == {}
-    assert list(phases_of(*begun, (RunStarted(recipe={}, profile="", reason="", folder=""), 9)).current) == ["start of the processes"]
+    assert list(phases_of(*begun, (RunStarted(recipe={}, profile="", reason="", folder=""), 9)).current) == [
+        "start of the processes"
+    ]
 
 
 def recipe_of(model):
@@ -207,6 +223,8 @@ def test_places_of_rollout_workers_that_leave_engines_idle_are_mentioned(places,
         view.receive(story.stepped(step))
     view.receive(story.beat("rollout_worker-0", "rollout_worker", handling={"RunEpisode": 4}))
     event = story.throughput("generation", 399, 1.0).open(story.Throughput)
-    view.state.throughputs.append(type(event)(**{**{f: getattr(event, f) for f in event.__struct_fields__}, "concurrent": running}))
+    view.state.throughputs.append(
+        type(event)(**{**{f: getattr(event, f) for f in event.__struct_fields__}, "concurrent": running})
+    )
     expected = f"all 4 places of the rollout workers are taken, and engines run {running} of 64 completions"
     assert any(sentence.startswith(expected) for sentence in attention(view.state)) is mentioned

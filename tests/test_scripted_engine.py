@@ -18,19 +18,26 @@ async def test_the_scripted_engine_is_deterministic_and_stamps_versions_at_token
         slept.append(seconds)
         await asyncio.sleep(0)
 
-    engine = ScriptedEngine(lambda prompt, seed: [(prompt[0] + seed + index, -0.5) for index in range(6)], token_seconds=0.01, sleep=sleep)
+    engine = ScriptedEngine(
+        lambda prompt, seed: [(prompt[0] + seed + index, -0.5) for index in range(6)], token_seconds=0.01, sleep=sleep
+    )
     stream = engine.generate("a", [10], SamplingParams(max_tokens=4, seed=2), stream=True)
     chunks = [await anext(stream)]
     await engine.load_weights(WeightsLocation(folder="", checksum="", model=""), 1)
     chunks += [chunk async for chunk in stream]
-    assert b"".join(chunk.columns.token_ids for chunk in chunks) == TokenColumns.of([12, 13, 14, 15], [0] * 4, [0] * 4).token_ids
+    assert (
+        b"".join(chunk.columns.token_ids for chunk in chunks)
+        == TokenColumns.of([12, 13, 14, 15], [0] * 4, [0] * 4).token_ids
+    )
     assert [span.weight_version for chunk in chunks for span in chunk.columns.versions] == [0, 1, 1, 1]
     assert [chunk.finish_reason for chunk in chunks] == ["", "", "", "length"]
     assert slept == [0.01] * 4
     assert (engine.take_counters().tokens, engine.take_counters().tokens) == (4, 0)
 
     hashed = ScriptedEngine()
-    first, again, other = [[chunk async for chunk in hashed.generate("b", [1, 2], SamplingParams(seed=seed))] for seed in (0, 0, 1)]
+    first, again, other = [
+        [chunk async for chunk in hashed.generate("b", [1, 2], SamplingParams(seed=seed))] for seed in (0, 0, 1)
+    ]
     assert first == again != other
     assert first[0].finish_reason == "stop"
     with pytest.raises(RequestError, match="1000"):

@@ -108,5 +108,7 @@ def test_seeds_are_whole_numbers_that_json_keeps_exactly_and_choices_count_on_fr
 
 
 def test_the_order_of_a_bias_s_entries_does_not_matter():
-    one, other = (msgspec.structs.replace(HOW, logit_bias=dict(order)) for order in ([(1, 2.0), (3, 4.0)], [(3, 4.0), (1, 2.0)]))
+    one, other = (
+        msgspec.structs.replace(HOW, logit_bias=dict(order)) for order in ([(1, 2.0), (3, 4.0)], [(3, 4.0), (1, 2.0)])
+    )
     assert call_digest(b"", one) == call_digest(b"", other) != call_digest(b"", HOW)

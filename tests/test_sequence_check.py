@@ -40,10 +40,22 @@ def span(version, start, end):
 ROW_FAULTS = {
     "nan": (with_columns(turn(), logprobs=logprobs(-1, -1, math.nan, -1)), 3, "log-probability at token 3: nan"),
     "positive": (with_columns(turn(), logprobs=logprobs(-1, 0.5, -1, -1)), 2, "log-probability at token 2: 0.5"),
-    "minus infinite": (with_columns(turn(), logprobs=logprobs(-1, -math.inf, -1, -1)), 2, "log-probability at token 2: -inf"),
+    "minus infinite": (
+        with_columns(turn(), logprobs=logprobs(-1, -math.inf, -1, -1)),
+        2,
+        "log-probability at token 2: -inf",
+    ),
     "id": (with_columns(turn(), token_ids=pack_ids([97, 98, 99, 128])), 4, "vocabulary at token 4: id 128"),
-    "id of the prompt": (msgspec.structs.replace(turn(), prompt_suffix=pack_ids([500])), 0, "vocabulary at token 0: id 500"),
-    "newer": (turn(version=4), 1, "weight version at token 1: weight version 4; the trainer's weights are of version 3"),
+    "id of the prompt": (
+        msgspec.structs.replace(turn(), prompt_suffix=pack_ids([500])),
+        0,
+        "vocabulary at token 0: id 500",
+    ),
+    "newer": (
+        turn(version=4),
+        1,
+        "weight version at token 1: weight version 4; the trainer's weights are of version 3",
+    ),
     "long": (turn(text="a" * 12), -1, "context: 13 tokens; the model's context has 12"),
 }
 TRAJECTORY_FAULTS = {
@@ -52,15 +64,30 @@ TRAJECTORY_FAULTS = {
         "column lengths: in interaction a: 4 token ids",
     ),
     "half an id": (trajectory("0.1", with_columns(turn(), token_ids=b"12345", logprobs=b"12345")), "column lengths"),
-    "gap": (trajectory("0.1", with_columns(turn(), versions=(span(1, 0, 2), span(2, 3, 4)))), "version spans at token 2: in interaction a"),
+    "gap": (
+        trajectory("0.1", with_columns(turn(), versions=(span(1, 0, 2), span(2, 3, 4)))),
+        "version spans at token 2: in interaction a",
+    ),
     "negative": (trajectory("0.1", with_columns(turn(), versions=(span(-1, 0, 4),))), "weight version at token 0"),
     "huge": (trajectory("0.1", with_columns(turn(), versions=(span(2**40, 0, 4),))), "weight version at token 0"),
-    "empty": (trajectory("0.1", msgspec.structs.replace(turn(), completion=TokenColumns())), "empty: interaction a has no sampled token"),
-    "no interaction": (msgspec.structs.replace(trajectory("0.1"), interactions=()), "empty: the trajectory has no interaction"),
+    "empty": (
+        trajectory("0.1", msgspec.structs.replace(turn(), completion=TokenColumns())),
+        "empty: interaction a has no sampled token",
+    ),
+    "no interaction": (
+        msgspec.structs.replace(trajectory("0.1"), interactions=()),
+        "empty: the trajectory has no interaction",
+    ),
     "reward": (trajectory("0.1", turn(), reward=math.nan), "reward: reward nan"),
     "reward of a call": (trajectory("0.1", msgspec.structs.replace(turn(), reward=math.inf)), "reward: reward inf"),
-    "circle": (trajectory("0.1", turn("a", parent="b"), turn("b", parent="a"), turn("c", parent="b")), "conversation tree"),
-    "half a prompt": (trajectory("0.1", msgspec.structs.replace(turn(), prompt_suffix=b"123")), "3 bytes of prompt ids"),
+    "circle": (
+        trajectory("0.1", turn("a", parent="b"), turn("b", parent="a"), turn("c", parent="b")),
+        "conversation tree",
+    ),
+    "half a prompt": (
+        trajectory("0.1", msgspec.structs.replace(turn(), prompt_suffix=b"123")),
+        "3 bytes of prompt ids",
+    ),
 }
 
 
@@ -90,8 +117,13 @@ def test_a_trajectory_of_which_no_rows_can_be_made_is_left_out_whole(name):
 
 def test_only_the_rows_that_hold_the_poison_are_left_out_of_a_trajectory():
     bad = with_columns(turn("b", prompt="!"), logprobs=logprobs(-1, -1, math.nan, -1))
-    found = sequences_of(trajectory("0.0", turn("a"), bad, turn("c", text="x", parent="a")), credit=Credit(style="individual"))
-    assert [row.token_ids.tolist() for row in found.sequences] == [[63, 97, 98, 99, 100], [63, 97, 98, 99, 100, 63, 120]]
+    found = sequences_of(
+        trajectory("0.0", turn("a"), bad, turn("c", text="x", parent="a")), credit=Credit(style="individual")
+    )
+    assert [row.token_ids.tolist() for row in found.sequences] == [
+        [63, 97, 98, 99, 100],
+        [63, 97, 98, 99, 100, 63, 120],
+    ]
     assert [(one.sequence, one.token) for one in found.refused] == [(1, 3)]
 
 
@@ -105,7 +137,9 @@ def test_what_can_be_trained_is_trained_as_it_is():
 
 async def test_the_batcher_lets_an_empty_trajectory_of_an_older_log_pass(send):
     """Nothing poisonous enters the log any more, but an older log is resumed too."""
-    made = [trajectory(f"0.{number}", msgspec.structs.replace(turn(), completion=TokenColumns())) for number in range(2)]
+    made = [
+        trajectory(f"0.{number}", msgspec.structs.replace(turn(), completion=TokenColumns())) for number in range(2)
+    ]
     batcher = Batcher(BatcherConfig(exit_policy="keep"), group_size=2, batch_size=1, max_staleness=1, steps=2)
     batcher.assembler.weights_published(0)
     emitted = await send(batcher, *(TrajectoryExported(trajectory=one) for one in made))

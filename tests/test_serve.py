@@ -17,7 +17,13 @@ from areal_actors.core.devices import CudaDevices
 from areal_actors.recipe.load import load
 
 ROOT = Path(__file__).parent.parent
-SMALL = ("profile=embedded", "warm_start.steps=40", "warm_start.tail_steps=10", "staleness_gate.max_concurrent=2", "algorithm.group_size=1")
+SMALL = (
+    "profile=embedded",
+    "warm_start.steps=40",
+    "warm_start.tail_steps=10",
+    "staleness_gate.max_concurrent=2",
+    "algorithm.group_size=1",
+)
 
 AGENT = """
 import sys
@@ -86,7 +92,11 @@ def test_an_agent_with_the_openai_sdk_from_its_session_to_its_rows(tmp_path):
         script = tmp_path / "agent.py"
         script.write_text(AGENT)
         done = subprocess.run(
-            [sys.executable, str(script), root, admin, str(ROOT)], capture_output=True, text=True, timeout=300, check=False
+            [sys.executable, str(script), root, admin, str(ROOT)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
         assert done.returncode == 0, done.stderr + output.read_text()
         assert done.stdout.startswith("done ")
@@ -108,7 +118,16 @@ def test_an_online_run_trains_on_what_agents_outside_bring(tmp_path):
     tasks.write_text("".join(f'{{"question": "{n} + 3 =", "answer": "{n + 3}"}}\n' for n in range(4)))
     settings = ("trainer.batch_size=2", "staleness_gate.max_concurrent=4", "steps=2", "algorithm.group_size=4")
     output = tmp_path / "run.txt"
-    command = [sys.executable, "-m", "areal_actors", "run", "recipes/online.toml", f"folder={tmp_path}", *SMALL[:3], *settings]
+    command = [
+        sys.executable,
+        "-m",
+        "areal_actors",
+        "run",
+        "recipes/online.toml",
+        f"folder={tmp_path}",
+        *SMALL[:3],
+        *settings,
+    ]
     with output.open("wb") as file:
         run = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
     try:
@@ -119,7 +138,9 @@ def test_an_online_run_trains_on_what_agents_outside_bring(tmp_path):
             time.sleep(0.05)
         root = re.search(r"external agents: (http://\S+),", output.read_text())[1]
         admin = (tmp_path / "online/admin_key").read_text()
-        played = subprocess.run([sys.executable, "agents/online_script.py", root, admin, str(tasks)], cwd=ROOT, timeout=300, check=False)
+        played = subprocess.run(
+            [sys.executable, "agents/online_script.py", root, admin, str(tasks)], cwd=ROOT, timeout=300, check=False
+        )
         assert played.returncode == 0
         assert run.wait(300) == 0, output.read_text()
     finally:
@@ -144,4 +165,8 @@ def _served(serving, output):
 def _left(folder):
     """Processes that still live."""
     running = psutil.process_iter(["cmdline", "status"])
-    return [process.pid for process in running if str(folder) in " ".join(process.info["cmdline"] or []) and process.pid != os.getpid()]
+    return [
+        process.pid
+        for process in running
+        if str(folder) in " ".join(process.info["cmdline"] or []) and process.pid != os.getpid()
+    ]

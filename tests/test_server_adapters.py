@@ -83,7 +83,9 @@ async def test_completions_in_flight_continue_under_the_next_adapter(genuine: Ge
     async with serving(genuine, 0) as engine:
 
         async def sampled(number: int) -> TokenColumns:
-            return joined(await chunks_of(engine, [*PROMPT, 20 + number], SamplingParams(max_tokens=80), stream=number % 2 == 0))
+            return joined(
+                await chunks_of(engine, [*PROMPT, 20 + number], SamplingParams(max_tokens=80), stream=number % 2 == 0)
+            )
 
         async def versions_rose(version: int) -> bool:
             tasks = [asyncio.create_task(sampled(number)) for number in range(8)]

@@ -60,7 +60,9 @@ def genuine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     models = {version: random_qwen(version, head_dim=32) for version in (0, 1, 2)}
     folder = save(models[0], tmp_path_factory.mktemp("model"))
     weights = tmp_path_factory.mktemp("weights")
-    versions = {number: write_weights(model.state_dict(), weights / f"v{number}", folder) for number, model in models.items()}
+    versions = {
+        number: write_weights(model.state_dict(), weights / f"v{number}", folder) for number, model in models.items()
+    }
     with ExitStack() as stack:
         if request.param in RECORDED:
             process, url = None, served(stack, RecordedServer(RECORDINGS / f"{name}.json.gz"))
@@ -105,7 +107,9 @@ async def serving(genuine: Genuine, version: int = 0) -> AsyncIterator[HttpEngin
 
 
 @genuine_only
-@pytest.mark.parametrize("case", [case for case in CASES if case.__name__ not in SEEDED | PAUSED], ids=lambda case: case.__name__)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.__name__ not in SEEDED | PAUSED], ids=lambda case: case.__name__
+)
 async def test_a_server_keeps_the_contract(harness: EngineHarness, case) -> None:
     if RECORDS:
         pytest.skip("what stands before the server to record it does not stream")
@@ -132,7 +136,9 @@ async def test_a_server_keeps_the_contract(harness: EngineHarness, case) -> None
     ),
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_log_probabilities_are_those_of_the_plain_model_whatever_alters_the_choice(genuine: Genuine, sampling, stream) -> None:
+async def test_log_probabilities_are_those_of_the_plain_model_whatever_alters_the_choice(
+    genuine: Genuine, sampling, stream
+) -> None:
     async with serving(genuine) as engine:
         columns = joined(await chunks_of(engine, PROMPT, sampling, stream=stream))
         genuine.assert_exact(columns)
@@ -186,7 +192,9 @@ async def test_a_stop_string_ends_a_completion_with_its_last_token(genuine: Genu
         (free,) = await chunks_of(engine, PROMPT, SamplingParams(max_tokens=12, temperature=0))
         ids = free.columns.ids_array().tolist()
         # A byte that is a character by itself, at its first place.
-        place = next(place for place, token in enumerate(ids) if (text := engine.tokenizer.decode([token])).isascii() and text)
+        place = next(
+            place for place, token in enumerate(ids) if (text := engine.tokenizer.decode([token])).isascii() and text
+        )
         stop = engine.tokenizer.decode([ids[place]])
         (stopped,) = await chunks_of(engine, PROMPT, SamplingParams(max_tokens=12, temperature=0, stop=(stop,)))
         assert stopped.columns.ids_array().tolist() == ids[: ids.index(ids[place]) + 1]
@@ -210,7 +218,9 @@ async def test_completions_in_flight_continue_under_new_weights_and_every_token_
     async with serving(genuine) as engine:
 
         async def sampled(number: int) -> TokenColumns:
-            return joined(await chunks_of(engine, [*PROMPT, 20 + number], SamplingParams(max_tokens=80), stream=number % 2 == 0))
+            return joined(
+                await chunks_of(engine, [*PROMPT, 20 + number], SamplingParams(max_tokens=80), stream=number % 2 == 0)
+            )
 
         async def versions_rose() -> bool:
             """Returns True if a completion has tokens of both weights: a fast server may have ended all of them before the update."""
@@ -243,7 +253,10 @@ async def test_completions_wait_while_the_engine_sleeps_and_continue_under_the_n
     """On a CPU the servers obey, and keep their memory."""
     async with serving(genuine) as engine:
         for version in (1, 2):
-            tasks = [asyncio.create_task(chunks_of(engine, [*PROMPT, 20 + number], SamplingParams(max_tokens=60))) for number in range(4)]
+            tasks = [
+                asyncio.create_task(chunks_of(engine, [*PROMPT, 20 + number], SamplingParams(max_tokens=60)))
+                for number in range(4)
+            ]
             await until_it_runs(engine, *tasks)
             assert await engine.release_memory() == 0
             tasks.append(asyncio.create_task(chunks_of(engine, [*PROMPT, 24], SamplingParams(max_tokens=5))))
@@ -261,12 +274,18 @@ async def test_sglang_drops_its_cache_by_an_order_of_its_own_after_the_weights()
     class Server(ServerClient):
         async def post(self, path, body, seconds=None):
             sent.append((path.partition("?")[0], body.get("flush_cache")))
-            return (400, "Timed out waiting for idle state.") if "flush" in path and len(sent) > 2 else (200, {"success": True})
+            return (
+                (400, "Timed out waiting for idle state.")
+                if "flush" in path and len(sent) > 2
+                else (200, {"success": True})
+            )
 
     server = Server("sglang", "http://127.0.0.1:1")
     await DIALECTS["sglang"]().load(server, "/weights", 3, 5)
     assert sent == [("/update_weights_from_disk", False), ("/flush_cache", None)]
-    with pytest.raises(EngineUnavailable, match=r"did not drop its prefix cache for weight version 3 \(400\): Timed out"):
+    with pytest.raises(
+        EngineUnavailable, match=r"did not drop its prefix cache for weight version 3 \(400\): Timed out"
+    ):
         await DIALECTS["sglang"]().load(server, "/weights", 3, 5)
 
 
@@ -329,7 +348,9 @@ async def test_a_server_reports_what_waits_and_how_much_of_its_kv_cache_is_used(
     async with serving(genuine) as engine, asyncio.timeout(600):
         prompts, seen = [[*PROMPT, 30 + number] for number in range(40)], []
         while not any(usage.waiting for usage in seen):  # on a busy machine a round may end before its first report
-            tasks = [asyncio.create_task(chunks_of(engine, prompt, SamplingParams(max_tokens=80))) for prompt in prompts]
+            tasks = [
+                asyncio.create_task(chunks_of(engine, prompt, SamplingParams(max_tokens=80))) for prompt in prompts
+            ]
             while not all(task.done() for task in tasks):
                 seen.append(await engine.dialect.usage(engine._server))
             await asyncio.gather(*tasks)

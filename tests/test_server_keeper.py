@@ -35,7 +35,12 @@ async def kept(folder: Path, settings: RestartSettings | None = None) -> AsyncIt
 @asynccontextmanager
 async def joined(keeper: ServerKeeper, retry_for_seconds: float = 30.0) -> AsyncIterator[NatsBus]:
     bus = await NatsBus.connect(
-        keeper.server.url, "test", name="tester", token=keeper.server.token, kinds=KINDS, retry_for_seconds=retry_for_seconds
+        keeper.server.url,
+        "test",
+        name="tester",
+        token=keeper.server.token,
+        kinds=KINDS,
+        retry_for_seconds=retry_for_seconds,
     )
     try:
         yield bus
@@ -56,7 +61,9 @@ async def stop(pid: int) -> None:
     """Stop a process, and wait until none of its threads runs any more."""
     os.kill(pid, signal.SIGSTOP)
     threads = Path(f"/proc/{pid}/task")
-    await until(lambda: all(thread.joinpath("stat").read_text().rpartition(") ")[2][0] in "tT" for thread in threads.iterdir()))
+    await until(
+        lambda: all(thread.joinpath("stat").read_text().rpartition(") ")[2][0] in "tT" for thread in threads.iterdir())
+    )
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -86,7 +93,9 @@ async def test_a_killed_server_is_started_again_where_clients_find_it(tmp_path: 
         assert not keeper.failed.done()
 
 
-async def test_a_server_that_is_killed_while_it_starts_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_is_killed_while_it_starts_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     binary = tmp_path / "dies-twice"
     binary.write_text(
         f"#!/bin/sh\necho >> {tmp_path}/starts\n[ $(wc -l < {tmp_path}/starts) -gt $(cat {tmp_path}/deaths) ] || kill -9 $$\n"
@@ -167,7 +176,10 @@ async def test_a_server_that_cannot_be_started_again_is_given_up_at_once(
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
     folder.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(folder)], check=False).returncode:
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(folder)], check=False).returncode
+    ):
         pytest.skip("a small disk needs root")
     try:
         yield folder
@@ -202,7 +214,9 @@ async def test_a_full_disk_is_named_at_once_and_after_it_is_freed_everything_is_
             assert await bus.publish(Happened(n=2), stamp()) > 1
 
 
-async def test_a_disk_that_was_full_for_a_moment_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_was_full_for_a_moment_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("areal_bus.server_keeper._MIN_FREE_BYTES", 0)
     monkeypatch.setattr("areal_bus.server_keeper.PROBE_SECONDS", 5.0)
     with small_disk(tmp_path / "disk") as disk:

@@ -27,14 +27,17 @@ pytestmark = pytest.mark.timeout(1900)
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("engine", "weights"), [*((engine, "folder") for engine in SERVER_ENGINES), ("sglang", "delta"), ("vllm", "broadcast")]
+    ("engine", "weights"),
+    [*((engine, "folder") for engine in SERVER_ENGINES), ("sglang", "delta"), ("vllm", "broadcast")],
 )
 async def test_a_run_whose_server_is_killed_takes_every_step_once_and_trains_tokens_of_several_versions(
     live, engine: str, weights: str
 ) -> None:
     if not (ROOT / ".environments" / engine / "bin" / "python").exists():
         pytest.skip(f"`just environments {engine}` makes the environment")
-    run = live("steps=24", f"generation.engine={engine}", "sampling.max_tokens=64", f"generation.server.weights={weights}")
+    run = live(
+        "steps=24", f"generation.engine={engine}", "sampling.max_tokens=64", f"generation.server.weights={weights}"
+    )
     async with run.listening():
         await run.until(StepCompleted, 4, seconds=900)
         signal_all(server_processes(run.process.pid), signal.SIGKILL)
@@ -45,7 +48,12 @@ async def test_a_run_whose_server_is_killed_takes_every_step_once_and_trains_tok
     assert not [event for event in log if isinstance(event, ActorFailed)]
     parities = [event.metrics["train_infer_logprob_diff_max"] for event in log if isinstance(event, StepCompleted)]
     assert max(parities) < EXACT
-    calls = [turn.completion for event in log if isinstance(event, TrajectoryExported) for turn in event.trajectory.interactions]
+    calls = [
+        turn.completion
+        for event in log
+        if isinstance(event, TrajectoryExported)
+        for turn in event.trajectory.interactions
+    ]
     assert any(len(columns.versions) > 1 for columns in calls), "weights arrived in mid-completion"
     loaded = [event for event in log if isinstance(event, WeightsLoaded)]
     assert {weights} <= {event.channel for event in loaded} <= {weights, "broadcast"}

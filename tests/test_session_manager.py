@@ -383,4 +383,7 @@ async def test_a_model_without_a_chat_template_is_an_answer_and_not_the_end_of_e
     await manager.ready()
     opened = await manager.open()
     (answer,) = await manager.chat(opened.session, "a")
-    assert (answer.error_status, answer.error) == (503, "the model has no chat template: add chat_template.jinja to its folder")
+    assert (answer.error_status, answer.error) == (
+        503,
+        "the model has no chat template: add chat_template.jinja to its folder",
+    )

@@ -15,7 +15,9 @@ def session(name="s", episode="0.0", *, attempt=1, attempts_left=0, key="", expi
 
 
 def turn(identifier):
-    return ConversationTurn(interaction=interaction(identifier, "x"), answer={}, prompt=Prompt(token_ids=b"", suffix_ids=b""))
+    return ConversationTurn(
+        interaction=interaction(identifier, "x"), answer={}, prompt=Prompt(token_ids=b"", suffix_ids=b"")
+    )
 
 
 ACTIONS = sorted({action for row in TRANSITIONS.values() for action in row})
@@ -57,7 +59,9 @@ def test_a_reward_without_an_interaction_is_that_of_the_last_completed_one():
     assert active.set_reward("a", 0.5, 4.0).set_reward("a", 0.75, 4.0).rewards == {"a": 0.75}
 
 
-@pytest.mark.parametrize(("turns", "named", "complaint"), [((), "", "it has none"), (("a", "b"), "c", "'c'; it has a, b")])
+@pytest.mark.parametrize(
+    ("turns", "named", "complaint"), [((), "", "it has none"), (("a", "b"), "c", "'c'; it has a, b")]
+)
 def test_a_reward_for_an_unknown_interaction_is_refused_and_names_those_there_are(turns, named, complaint):
     active = session().begin_call(1.0)
     for identifier in turns:

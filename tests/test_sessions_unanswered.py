@@ -27,7 +27,11 @@ def test_the_last_request_without_an_answer_is_the_session_s_failure():
 def test_an_unused_session_is_lost_or_was_left_because_of_the_engine(failure, reason):
     session = SESSION.engine_failed(b"one", failure) if failure else SESSION
     end = expired_event(session)
-    assert (end.reason, end.detail.endswith("session s was not used for 10 s"), end.detail.startswith(failure)) == (reason, True, True)
+    assert (end.reason, end.detail.endswith("session s was not used for 10 s"), end.detail.startswith(failure)) == (
+        reason,
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])

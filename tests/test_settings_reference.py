@@ -82,7 +82,10 @@ def test_explain_describes_settings_and_tables(capsys):
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("trainer.microbatch_token", "`trainer.microbatch_token` is not a setting; did you mean `trainer.microbatch_tokens`?"),
+        (
+            "trainer.microbatch_token",
+            "`trainer.microbatch_token` is not a setting; did you mean `trainer.microbatch_tokens`?",
+        ),
         ("trainr", "`trainr` is not a setting"),
     ],
 )

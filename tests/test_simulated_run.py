@@ -39,7 +39,11 @@ def test_completions_share_the_engine_and_keep_the_versions_that_sampled_them(si
     assert decoder.next_end() == 9.5, "one token more, alone"
     decoder.advance(9.5)
     assert decoder.take_ended() == [2]
-    assert [decoder.versions(number, tokens) for number, tokens in enumerate((2, 4, 3))] == [[0, 0], [0, 0, 1, 1], [1, 1, 1]]
+    assert [decoder.versions(number, tokens) for number, tokens in enumerate((2, 4, 3))] == [
+        [0, 0],
+        [0, 0, 1, 1],
+        [1, 1, 1],
+    ]
 
 
 def test_the_ideal_is_the_time_of_the_steps_where_answers_take_none(simulated):

@@ -83,7 +83,9 @@ def test_every_seed_keeps_the_invariants(first):
             for check in INVARIANTS:
                 check(simulation, outcome)
         except Exception as error:
-            raise AssertionError(f"seed {seed}, {simulation.batcher}, max_staleness {simulation.max_staleness}") from error
+            raise AssertionError(
+                f"seed {seed}, {simulation.batcher}, max_staleness {simulation.max_staleness}"
+            ) from error
 
 
 def every_step_is_trained_once_and_published(simulation: Simulation, outcome: Outcome) -> None:
@@ -149,7 +151,9 @@ def the_entry_bound_is_never_exceeded(simulation: Simulation, outcome: Outcome) 
 def no_group_is_trained_in_part(simulation: Simulation, outcome: Outcome) -> None:
     exported = {event.trajectory.episode for event in opened(outcome, TrajectoryExported)}
     lost = {
-        event.work.episode for event in opened(outcome, EpisodeAbandoned) if event.work.purpose == "train" and event.work.attempts_left == 0
+        event.work.episode
+        for event in opened(outcome, EpisodeAbandoned)
+        if event.work.purpose == "train" and event.work.attempts_left == 0
     }
     for batch in opened(outcome, BatchFormed):
         assert len(batch.groups) == BATCH or (simulation.batcher.dynamic_batch and batch.groups)
@@ -205,7 +209,9 @@ def only_groups_with_signal_are_trained_and_only_others_are_filtered(simulation:
     filtered = {event.group for event in opened(outcome, TrajectoryDropped) if event.reason == "filtered"}
     assert not filtered & with_signal
     if simulation.batcher.dynamic_sampling:
-        assert {str(number) for batch in opened(outcome, BatchFormed) for number in batch.group_numbers()} <= with_signal
+        assert {
+            str(number) for batch in opened(outcome, BatchFormed) for number in batch.group_numbers()
+        } <= with_signal
     else:
         assert not filtered
     counted = sum(batch.filtered_groups for batch in opened(outcome, BatchFormed))
@@ -221,7 +227,11 @@ def an_evaluation_lists_the_versions_that_sampled_it(simulation: Simulation, out
     done = list(opened(outcome, EvaluationCompleted))
     assert len({(event.weight_version, event.mode) for event in done}) == len(done)
     for event in done:
-        mine = [one for one in opened(outcome, EpisodeEvaluated) if one.work.group == f"evaluation-{event.weight_version}-{event.mode}"]
+        mine = [
+            one
+            for one in opened(outcome, EpisodeEvaluated)
+            if one.work.group == f"evaluation-{event.weight_version}-{event.mode}"
+        ]
         assert sum(event.sampled_by.values()) == sum(one.completion_tokens for one in mine)
         if event.weight_version in {0, simulation.steps}:
             assert set(event.sampled_by) <= {event.weight_version}
@@ -277,7 +287,9 @@ def log_digest(outcome: Outcome) -> str:
     digest = hashlib.blake2b()
     for envelope in outcome.log:
         body = b"" if envelope.subject == ActorStarted.subject else envelope.body
-        digest.update(repr((envelope.subject, envelope.id, envelope.sender, envelope.cause, envelope.time)).encode() + body)
+        digest.update(
+            repr((envelope.subject, envelope.id, envelope.sender, envelope.cause, envelope.time)).encode() + body
+        )
     return digest.hexdigest()
 
 
@@ -289,11 +301,18 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another():
 
 
 def oldest_trained(outcome: Outcome) -> int:
-    return max(int((step - row.versions[row.loss_mask]).max()) for step, rows in enumerate(outcome.trainer.rows) for row in rows)
+    return max(
+        int((step - row.versions[row.loss_mask]).max())
+        for step, rows in enumerate(outcome.trainer.rows)
+        for row in rows
+    )
 
 
 def test_without_the_exit_door_some_seed_exceeds_the_bound():
-    kept = [Simulation(seed=seed, max_staleness=1, batcher=BatcherConfig(exit_policy="keep"), kills=0).run() for seed in range(10)]
+    kept = [
+        Simulation(seed=seed, max_staleness=1, batcher=BatcherConfig(exit_policy="keep"), kills=0).run()
+        for seed in range(10)
+    ]
     assert max(map(oldest_trained, kept)) > 1
 
 

@@ -37,10 +37,14 @@ def mkdocs() -> list[str]:
     for python in (str(MKDOCS), os.environ.get("AREAL_MKDOCS_PYTHON", ""), sys.executable):
         if (
             Path(python).is_file()
-            and not subprocess.run([python, "-c", "import material, mkdocs"], capture_output=True, check=False).returncode
+            and not subprocess.run(
+                [python, "-c", "import material, mkdocs"], capture_output=True, check=False
+            ).returncode
         ):
             return [python, "-m", "mkdocs"]
-    pytest.skip("mkdocs-material is not installed: `just environments docs`, or AREAL_MKDOCS_PYTHON names an interpreter that has it")
+    pytest.skip(
+        "mkdocs-material is not installed: `just environments docs`, or AREAL_MKDOCS_PYTHON names an interpreter that has it"
+    )
 
 
 def test_every_page_is_in_the_nav_once_and_the_nav_names_existing_files():
@@ -65,7 +69,9 @@ def test_every_link_leads_to_a_file_and_every_anchor_to_a_heading(page):
         target = (page.parent / name).resolve() if name else page
         assert target.exists(), f"{page.name}: {name} does not exist"
         if anchor:
-            assert anchor in site.anchors(target.read_text(encoding="utf-8")), f"{page.name}: {target.name} has no heading #{anchor}"
+            assert anchor in site.anchors(target.read_text(encoding="utf-8")), (
+                f"{page.name}: {target.name} has no heading #{anchor}"
+            )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -107,7 +113,11 @@ def test_every_setting_of_the_page_exists(name):
         assert len(rows) == 3
         text = "\n".join(row[1] for table in rows for row in table)
     named = [setting for code in CODE.findall(text) for setting in SETTING.findall(code.partition("=")[0].strip())]
-    mentioned = {setting for setting in named if setting.partition(".")[0] in tables and not setting.endswith((".md", ".py", ".txt"))}
+    mentioned = {
+        setting
+        for setting in named
+        if setting.partition(".")[0] in tables and not setting.endswith((".md", ".py", ".txt"))
+    }
     assert mentioned
     assert mentioned - known == set()
 
@@ -127,7 +137,9 @@ def test_every_metric_of_the_page_is_written_by_the_code():
     assert len(named) >= 20
     for name in named:
         prefix, _, suffix = name.rpartition("_")
-        assert f'"{name}"' in source or (parts.get(prefix) == suffix and f'"{prefix}"' in source), f"no metric is named {name}"
+        assert f'"{name}"' in source or (parts.get(prefix) == suffix and f'"{prefix}"' in source), (
+            f"no metric is named {name}"
+        )
 
 
 # ------------------------------------------------------------ the site
@@ -136,7 +148,16 @@ def test_every_metric_of_the_page_is_written_by_the_code():
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_site_is_built_without_a_warning_and_loads_nothing_from_other_hosts(tmp_path):
-    command = [*mkdocs(), "build", "--strict", "--quiet", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(tmp_path)]
+    command = [
+        *mkdocs(),
+        "build",
+        "--strict",
+        "--quiet",
+        "--config-file",
+        str(ROOT / "mkdocs.yml"),
+        "--site-dir",
+        str(tmp_path),
+    ]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     ended = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=500, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -78,7 +78,9 @@ def test_an_exception_in_a_pass_refuses_its_batch_and_leaves_weights_and_optimiz
     def fail(*_):
         raise RuntimeError("The size of tensor a (40) must match the size of tensor b (256)")
 
-    refused = pytest.raises(UntrainableBatch, match=r"RuntimeError: The size of tensor a .* \(test_skipped_steps.py:\d+\)")
+    refused = pytest.raises(
+        UntrainableBatch, match=r"RuntimeError: The size of tensor a .* \(test_skipped_steps.py:\d+\)"
+    )
     hook = next(trainer._model.parameters()).register_hook(fail)
     with refused:
         trainer.step(sequences)
@@ -121,5 +123,9 @@ def test_an_update_that_is_not_finite_is_left_out_of_a_step_that_has_others(fold
 def test_the_limits_of_a_model_are_read_from_its_folder(folder, tmp_path):
     trainer = make_trainer(folder)
     config = trainer._model.config
-    assert trainer.limits == sequence_limits(folder) == SequenceLimits(vocabulary=config.vocab_size, context=config.max_position_embeddings)
+    assert (
+        trainer.limits
+        == sequence_limits(folder)
+        == SequenceLimits(vocabulary=config.vocab_size, context=config.max_position_embeddings)
+    )
     assert sequence_limits(str(tmp_path)) == SequenceLimits()

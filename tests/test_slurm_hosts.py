@@ -63,7 +63,9 @@ def test_a_job_is_submitted_as_outside_of_the_job_of_the_run(commands: Commands)
 
 
 @pytest.mark.parametrize(("listed", "signalled"), [("12", True), ("7", False)], ids=["runs", "waited in the queue"])
-def test_a_job_that_leaves_is_cancelled_in_the_queue_or_gets_sigterm(commands: Commands, listed: str, signalled: bool) -> None:  # noqa: FBT001
+def test_a_job_that_leaves_is_cancelled_in_the_queue_or_gets_sigterm(
+    commands: Commands, listed: str, signalled: bool
+) -> None:  # noqa: FBT001
     log = commands(sbatch="echo 12", scancel="", squeue=f"echo {listed}")
     _, starter = hosts()
     starter.leave(starter.start("rollout_worker"))
@@ -104,7 +106,10 @@ def test_a_refusal_is_written_and_the_follower_goes_on(
     commands(sbatch="echo 'no such partition' >&2; exit 1")
     scaled, starter = hosts()
     scaled.apply(ScaleChange(role="rollout_worker", before=1, workers=2))
-    assert "autoscale: no rollout_worker is started: sbatch failed with status 1: no such partition" in capsys.readouterr().err
+    assert (
+        "autoscale: no rollout_worker is started: sbatch failed with status 1: no such partition"
+        in capsys.readouterr().err
+    )
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SetupError, match="sbatch is not on the PATH"):
         starter.start("rollout_worker")

@@ -117,7 +117,9 @@ async def test_where_neither_the_beginning_nor_a_snapshot_is_left_the_error_has_
     bus = await log_of(9)
     write(store, 20, 2)
     await bus.trim(6)
-    with pytest.raises(EventsTrimmed, match=r"begins at event 6.*event 2 does not belong to this log.*restore the run folder"):
+    with pytest.raises(
+        EventsTrimmed, match=r"begins at event 6.*event 2 does not belong to this log.*restore the run folder"
+    ):
         await restore(bus, store, "summing", Summing())
     write(store, 50, 5)
     assert (await restore(bus, store, "summing", fold := Summing())).after == 5

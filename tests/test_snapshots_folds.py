@@ -62,7 +62,9 @@ async def fold(actor: Actor, log, *, replayed=True):
     emitted = []
     for envelope in log:
         if (kind := BY_SUBJECT[envelope.subject]) in actor.handlers:
-            emitted += [message async for message in actor.receive(envelope.open(kind), LogContext(envelope, replayed=replayed))]
+            emitted += [
+                message async for message in actor.receive(envelope.open(kind), LogContext(envelope, replayed=replayed))
+            ]
     return emitted
 
 
@@ -121,14 +123,18 @@ def comparable(state):
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_living_actor_s_snapshot_is_what_a_replay_of_the_log_up_to_there_comes_to(seed, monkeypatch):
     log, taken, make = await run_recorded(seed, monkeypatch)
-    assert {"staleness_gate-0", "task_source-0", "batcher-0", "evaluator-0", "session_manager-0", "trainer-0"} <= set(taken)
+    assert {"staleness_gate-0", "task_source-0", "batcher-0", "evaluator-0", "session_manager-0", "trainer-0"} <= set(
+        taken
+    )
     for name, states in taken.items():
         replayed = make[name]()
         for envelope in log:
             await fold(replayed, [envelope])
             if (state := states.get(envelope.sequence)) is not None:
                 found = msgspec.msgpack.decode(state, type=replayed.state_type)
-                assert comparable(found) == comparable(copied(replayed)), f"seed {seed}, {name} after event {envelope.sequence}"
+                assert comparable(found) == comparable(copied(replayed)), (
+                    f"seed {seed}, {name} after event {envelope.sequence}"
+                )
                 if isinstance(found, GatewayState):
                     assert set(found.book.finished) >= set(replayed.registry.snapshot().finished)
 
@@ -139,7 +145,10 @@ async def test_an_actor_restored_anywhere_has_the_output_and_state_of_one_that_r
     dice = random.Random(seed)
     for name, states in taken.items():
         for cut in sorted(dice.sample(sorted(states), min(CUTS, len(states)))):
-            whole, again = make[name](), restored(make[name], msgspec.msgpack.decode(states[cut], type=make[name]().state_type))
+            whole, again = (
+                make[name](),
+                restored(make[name], msgspec.msgpack.decode(states[cut], type=make[name]().state_type)),
+            )
             await fold(whole, log[:cut])
             replayed = isinstance(whole, Trainer)  # which would take real steps
             tail = log[cut:]
@@ -196,7 +205,10 @@ async def test_the_episode_log_writes_the_same_lines_from_any_place_on(seed, tmp
 
 def sealed(*events):
     """A log of these events."""
-    made = [Envelope.seal(event, Stamp(id=f"e{n}", sender="test", time=float(n)), "test") for n, event in enumerate(events, start=1)]
+    made = [
+        Envelope.seal(event, Stamp(id=f"e{n}", sender="test", time=float(n)), "test")
+        for n, event in enumerate(events, start=1)
+    ]
     return [msgspec.structs.replace(envelope, sequence=n) for n, envelope in enumerate(made, start=1)]
 
 
@@ -253,10 +265,15 @@ async def test_the_example_source_draws_the_same_from_any_place_on():
         RunResumed(recipe={}, reason="", folder=""),
         *(StepCompleted(step=step, metrics={}, sequences_checksum="") for step in (5, 6)),
     ]
-    emitted = await same_from_everywhere(lambda: ExampleSource(examples=12, seed=3, batch_size=4, steps=7), sealed(*events))
+    emitted = await same_from_everywhere(
+        lambda: ExampleSource(examples=12, seed=3, batch_size=4, steps=7), sealed(*events)
+    )
     assert sum(map(len, emitted)) == 7
 
 
 async def test_the_metrics_actor_has_nothing_to_keep(tmp_path: Path):
-    events = sealed(RunStarted(recipe={}, profile="", reason="", folder=""), StepCompleted(step=1, metrics={}, sequences_checksum=""))
+    events = sealed(
+        RunStarted(recipe={}, profile="", reason="", folder=""),
+        StepCompleted(step=1, metrics={}, sequences_checksum=""),
+    )
     await same_from_everywhere(lambda: Metrics(tmp_path / "metrics.jsonl"), events)

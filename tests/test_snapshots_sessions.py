@@ -28,20 +28,31 @@ GROUP = 2
 
 def gateway():
     made = SessionManager(
-        GatewaySettings(), lambda _: letters(), secret=b"secret", max_model_len=400, serve_http=False, capacity=ExternalCapacity(GROUP)
+        GatewaySettings(),
+        lambda _: letters(),
+        secret=b"secret",
+        max_model_len=400,
+        serve_http=False,
+        capacity=ExternalCapacity(GROUP),
     )
     made.external.caught_up = True
     return made
 
 
 def work(episode):
-    return RunEpisode(episode=episode, group=episode.partition(".")[0], task=Task(id="t", data={}), sampling=SamplingParams())
+    return RunEpisode(
+        episode=episode, group=episode.partition(".")[0], task=Task(id="t", data={}), sampling=SamplingParams()
+    )
 
 
 def exported(episode):
-    turn = Interaction(id="i", prompt_suffix=b"", completion=TokenColumns.of([1], [0.0], [0]), finish_reason="stop", reward=1.0)
+    turn = Interaction(
+        id="i", prompt_suffix=b"", completion=TokenColumns.of([1], [0.0], [0]), finish_reason="stop", reward=1.0
+    )
     group = episode.partition(".")[0]
-    return TrajectoryExported(trajectory=Trajectory(episode=episode, group=group, attempt=1, task="t", reward=1.0, interactions=(turn,)))
+    return TrajectoryExported(
+        trajectory=Trajectory(episode=episode, group=group, attempt=1, task="t", reward=1.0, interactions=(turn,))
+    )
 
 
 def ended(episode, *, well):
@@ -82,9 +93,15 @@ async def lived(send, dice):
             taken.append(copied(actor))
 
     for _ in range(60):
-        what, number, well = dice.choice(["grant", "start", "start", "end", "end", "lose"]), dice.randrange(6), dice.random() < 0.5
+        what, number, well = (
+            dice.choice(["grant", "start", "start", "end", "end", "lose"]),
+            dice.randrange(6),
+            dice.random() < 0.5,
+        )
         if what == "grant":
-            await receive(CapacityGranted(first_group=actor.external.slots.capacity.granted, groups=1, weight_version=0))
+            await receive(
+                CapacityGranted(first_group=actor.external.slots.capacity.granted, groups=1, weight_version=0)
+            )
         elif what == "start":
             emitted = await send(actor, StartSession(task=f"task-{number % 3}"))
             if isinstance(emitted[0], SessionStarted):

@@ -25,7 +25,9 @@ def free(ledger: Ledger, *, config=CONFIG, batch_size=2, steps=100):
         (2, 100, 2, 4, "none"),
     ],
 )
-def test_with_the_first_weights_the_smallest_bound_limits_the_start(max_staleness, max_concurrent, steps, groups, bound):
+def test_with_the_first_weights_the_smallest_bound_limits_the_start(
+    max_staleness, max_concurrent, steps, groups, bound
+):
     config = StalenessGateConfig(max_staleness=max_staleness, max_concurrent=max_concurrent)
     assert free(Ledger(group_size=2, weight_version=0), config=config, steps=steps) == (groups, bound)
 
@@ -124,7 +126,11 @@ class Life:
         assert (groups > 0) == (bound == "none")
         first = self.ledger.granted
         self.ledger = self.ledger.grant(groups)
-        self.open += [(number, f"{number}.{member}") for number in range(first, first + groups) for member in range(self.ledger.group_size)]
+        self.open += [
+            (number, f"{number}.{member}")
+            for number in range(first, first + groups)
+            for member in range(self.ledger.group_size)
+        ]
         assert len(self.ledger.running) <= self.config.max_concurrent
         assert self.ledger.ahead() <= (self.config.max_staleness + 1) * self.batch_size
         assert self.ledger.trained + self.ledger.ahead() <= self.steps * self.batch_size
@@ -169,7 +175,9 @@ class Life:
     max_staleness=st.integers(1, 3),
     steps=st.integers(1, 6),
 )
-def test_every_slot_comes_back_once_and_no_bound_is_exceeded_whatever_the_order(seed, group_size, batch_size, max_staleness, steps):
+def test_every_slot_comes_back_once_and_no_bound_is_exceeded_whatever_the_order(
+    seed, group_size, batch_size, max_staleness, steps
+):
     life = Life(seed, group_size, batch_size, max_staleness, steps).run()
     left = {*life.ledger.running, *life.ledger.complete, *life.ledger.in_batch}
     assert sorted([*life.back, *left]) == list(range(life.ledger.granted))

@@ -45,12 +45,16 @@ async def test_an_exported_trajectory_frees_no_slot_until_weights_advance(send):
 
 async def test_a_run_that_continues_is_granted_what_it_was_refused_while_it_stopped(send):
     actor = gate()
-    assert groups(await send(actor, published(0), RunStopping(reason="ctrl-c"), abandoned("3.0"), abandoned("4.0"))) == [8]
+    assert groups(
+        await send(actor, published(0), RunStopping(reason="ctrl-c"), abandoned("3.0"), abandoned("4.0"))
+    ) == [8]
     assert groups(await send(actor, RunResumed(recipe={}, reason="", folder="runs/mine"))) == [2]
 
 
 async def test_grants_are_numbered_without_gap_and_carry_the_version(send):
-    emitted = await send(gate(), published(0), *(exported(f"{n}.0") for n in range(4)), batch(0, 0, 1, 2, 3), published(1))
+    emitted = await send(
+        gate(), published(0), *(exported(f"{n}.0") for n in range(4)), batch(0, 0, 1, 2, 3), published(1)
+    )
     assert [(grant.first_group, grant.groups, grant.weight_version) for grant in emitted] == [(0, 8, 0), (8, 4, 1)]
 
 
@@ -117,7 +121,9 @@ async def test_a_group_that_the_filter_dropped_is_drawn_again_under_another_numb
 
 async def test_smaller_batches_leave_no_more_groups_to_grant_after_the_last_step(send):
     actor = gate(steps=2, batch_size=2, max_staleness=0)
-    emitted = await send(actor, loaded("a", 0), published(0), exported("0.0"), batch(0, 0), published(1), loaded("a", 1))
+    emitted = await send(
+        actor, loaded("a", 0), published(0), exported("0.0"), batch(0, 0), published(1), loaded("a", 1)
+    )
     assert [grant.groups for grant in emitted] == [2, 1]
     assert groups(await send(actor, exported("1.0"), batch(1, 1), published(2), loaded("a", 2), exported("2.0"))) == []
 

@@ -12,7 +12,13 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from areal_actors.core.errors import SetupError
 from areal_actors.embedded.decoders import ModelDecoder, SlotDecoder, load_model
 from areal_actors.embedded.fused_decoder import FusedDecoder
-from areal_actors.embedded.start_check import PROBE_TOKENS, check_decoder, make_decoder, probe_ids, sampled_logprob_difference
+from areal_actors.embedded.start_check import (
+    PROBE_TOKENS,
+    check_decoder,
+    make_decoder,
+    probe_ids,
+    sampled_logprob_difference,
+)
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
@@ -62,12 +68,18 @@ def test_massive_activations_on_tokens_that_no_text_contains_refuse_no_model(fol
     assert special.difference < special.allowed, "the bound is that of the text it is measured on"
 
 
-def test_a_difference_beyond_rounding_is_a_finding_and_a_larger_one_a_refusal(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_beyond_rounding_is_a_finding_and_a_larger_one_a_refusal(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = load_model(folder, SETTINGS)
     decode = FusedDecoder.decode
     for error, refused in ((0.0, False), (0.004, False), (5.0, True)):
         ramp = torch.linspace(-1, 1, model.config.vocab_size) * error
-        monkeypatch.setattr(FusedDecoder, "decode", lambda self, token_ids, positions, ramp=ramp: decode(self, token_ids, positions) + ramp)
+        monkeypatch.setattr(
+            FusedDecoder,
+            "decode",
+            lambda self, token_ids, positions, ramp=ramp: decode(self, token_ids, positions) + ramp,
+        )
         if refused:
             with pytest.raises(SetupError, match="the most that is accepted"):
                 make_decoder(model, 4, CONTEXT, PROBE)
@@ -76,21 +88,33 @@ def test_a_difference_beyond_rounding_is_a_finding_and_a_larger_one_a_refusal(fo
 
 
 @pytest.mark.parametrize("kind", [FusedDecoder, ModelDecoder])
-@pytest.mark.parametrize(("layers", "matrices", "embeddings"), [(2, 1.0, 4.5), (28, 1.0, 1.0), (28, 1.5, 4.5), (28, 3.0, 3.0)])
+@pytest.mark.parametrize(
+    ("layers", "matrices", "embeddings"), [(2, 1.0, 4.5), (28, 1.0, 1.0), (28, 1.5, 4.5), (28, 3.0, 3.0)]
+)
 def test_many_layers_in_bfloat16_are_accepted_and_one_wrong_position_is_not(
     kind: type[SlotDecoder], layers: int, matrices: float, embeddings: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For models from flat to very sharp: freshly made weights times these factors."""
     torch.manual_seed(0)
-    shape = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
-    config = Qwen3Config(**shape, vocab_size=4096, num_hidden_layers=layers, max_position_embeddings=CONTEXT, tie_word_embeddings=True)
+    shape = {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+    }
+    config = Qwen3Config(
+        **shape, vocab_size=4096, num_hidden_layers=layers, max_position_embeddings=CONTEXT, tie_word_embeddings=True
+    )
     model = Qwen3ForCausalLM(config).to(torch.bfloat16).eval().requires_grad_(False)
     for name, parameter in model.named_parameters():
         parameter.mul_(embeddings if "embed" in name else matrices)
     sound = check_decoder(kind(model, 4, CONTEXT), model, PROBE)
     assert sound.difference < sound.allowed
     decode = kind.decode
-    monkeypatch.setattr(kind, "decode", lambda self, token_ids, positions: decode(self, token_ids, np.maximum(positions - 1, 0)))
+    monkeypatch.setattr(
+        kind, "decode", lambda self, token_ids, positions: decode(self, token_ids, np.maximum(positions - 1, 0))
+    )
     wrong = check_decoder(kind(model, 4, CONTEXT), model, PROBE)
     assert wrong.difference > wrong.refused
 

@@ -20,7 +20,9 @@ TWO = (
     trajectory("0.0", interaction("a", "1234", 3, 4, 5, 5, prompt="QQ"), reward=1.0),
     trajectory("1.0", interaction("b", "56", 5, 5, finish_reason="length"), reward=0.0),
 )
-FORMED = msgspec.structs.replace(batch(5, 0, 1), trained_trajectories=2, trained_tokens=6, dropped_trajectories=1, dropped_tokens=7)
+FORMED = msgspec.structs.replace(
+    batch(5, 0, 1), trained_trajectories=2, trained_tokens=6, dropped_trajectories=1, dropped_tokens=7
+)
 
 
 def test_staleness_is_counted_from_the_version_that_trains():
@@ -42,7 +44,9 @@ def test_shares_lengths_and_rewards():
 
 @pytest.mark.parametrize("style", ["concat", "individual"])
 def test_an_episode_counts_once_and_so_does_each_of_its_tokens_however_many_rows_it_became(style):
-    second = msgspec.structs.replace(interaction("c", "777", 4, prompt="!", finish_reason="length"), parent="a", prefix="a")
+    second = msgspec.structs.replace(
+        interaction("c", "777", 4, prompt="!", finish_reason="length"), parent="a", prefix="a"
+    )
     long = msgspec.structs.replace(TWO[0], interactions=(*TWO[0].interactions, second))
     credit = Credit(style=style)
     made = [row for group, one in enumerate((long, TWO[1])) for row in sequences_of(one, group, 4, credit)]

@@ -20,7 +20,9 @@ TOKEN_SECONDS = 0.01
 
 def chunk(token: int, finish_reason: str = "") -> TokenChunk:
     columns = TokenColumns.of([token], [-float(token)], [token // 4])
-    return TokenChunk(columns=columns, top_ids=bytes([token]) * 4, top_logprobs=bytes([token]) * 4, finish_reason=finish_reason)
+    return TokenChunk(
+        columns=columns, top_ids=bytes([token]) * 4, top_logprobs=bytes([token]) * 4, finish_reason=finish_reason
+    )
 
 
 async def engine(waits: Sequence[float], *, ends: bool = True) -> AsyncGenerator[TokenChunk, None]:
@@ -48,7 +50,9 @@ def test_chunks_are_joined_in_order_with_all_columns():
     assert 1 < len(found) < 8
     ids = [token for one in found for token in one.columns.ids_array().tolist()]
     assert ids == list(range(20))
-    assert [value for one in found for value in one.columns.logprobs_array().tolist()] == [-float(token) for token in range(20)]
+    assert [value for one in found for value in one.columns.logprobs_array().tolist()] == [
+        -float(token) for token in range(20)
+    ]
     assert [version for one in found for version in one.columns.versions_array()] == [token // 4 for token in range(20)]
     assert b"".join(one.top_ids for one in found) == b"".join(bytes([token]) * 4 for token in range(20))
     assert b"".join(one.top_logprobs for one in found) == b"".join(bytes([token]) * 4 for token in range(20))

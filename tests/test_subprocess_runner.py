@@ -102,14 +102,22 @@ async def test_what_an_agent_may_return(tmp_path, head, returned, expected):
         ("return float('nan')", "returned nan: a reward must be finite"),
         ("return {'a': '1'}", r"returned \{'a': '1'\}: a reward must be a real number"),
         ("return 10 ** 400", "returned 1000.*: a reward must be a real number"),
-        ("print('on the way'); print('in trouble', file=sys.stderr); return 1 / 0", "; it last printed:\non the way\nin trouble"),
+        (
+            "print('on the way'); print('in trouble', file=sys.stderr); return 1 / 0",
+            "; it last printed:\non the way\nin trouble",
+        ),
         ("os._exit(3)", "agent mine.py:Agent ended its process with exit status 3$"),
-        ("print('help', flush=True); os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV; it last printed:\nhelp"),
+        (
+            "print('help', flush=True); os.kill(os.getpid(), signal.SIGSEGV)",
+            "was killed by SIGSEGV; it last printed:\nhelp",
+        ),
         ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL .the system kills so when memory runs out"),
         ("os.execvp('sleep', ['sleep', '100'])", "closed its control socket"),
     ],
 )
-async def test_whatever_goes_wrong_is_an_error_with_its_name_and_the_next_episode_runs(tmp_path, monkeypatch, body, complaint):
+async def test_whatever_goes_wrong_is_an_error_with_its_name_and_the_next_episode_runs(
+    tmp_path, monkeypatch, body, complaint
+):
     monkeypatch.setattr(agent_process, "END_SECONDS", 0.02 if "closed" in complaint else 60.0)
     async with serving(tmp_path, f"if task.get('good'): return 1\n{body}") as runner:
         with pytest.raises(AgentError, match=complaint):
@@ -201,7 +209,9 @@ async def test_processes_stay_warm_and_a_client_made_once_is_used_again(tmp_path
         "        self.calls += 1\n"
         "        return self.calls\n"
     )
-    runner = SubprocessRunner(AgentProgram(agent="mine.py:Agent", root=str(tmp_path), options={"start": 10}), processes=1)
+    runner = SubprocessRunner(
+        AgentProgram(agent="mine.py:Agent", root=str(tmp_path), options={"start": 10}), processes=1
+    )
     await runner.start()
     assert [(await episode(runner)).reward for _ in range(3)] == [11.0, 12.0, 13.0]
     await runner.close()
@@ -274,7 +284,9 @@ async def test_an_agent_may_have_an_interpreter_of_its_own_in_which_nothing_of_o
         except ImportError:
             return sys.prefix
     """
-    assert await result(tmp_path, body, python=str(tmp_path / "env/bin/python")) == AgentResult(output=str(tmp_path / "env"))
+    assert await result(tmp_path, body, python=str(tmp_path / "env/bin/python")) == AgentResult(
+        output=str(tmp_path / "env")
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,7 +294,11 @@ async def test_an_agent_may_have_an_interpreter_of_its_own_in_which_nothing_of_o
     [
         ({"agent": "mine.py:Agnet"}, AgentError, "has no `Agnet`; did you mean `Agent`?"),
         ({"agent": "none.py:Agent"}, AgentError, "`none.py:Agent`: there is no file"),
-        ({"options": {"depth": 1}}, AgentError, r"agent mine.py:Agent takes \(\): got an unexpected keyword argument 'depth'"),
+        (
+            {"options": {"depth": 1}},
+            AgentError,
+            r"agent mine.py:Agent takes \(\): got an unexpected keyword argument 'depth'",
+        ),
         ({"python": "/no/python"}, SetupError, "task.python: cannot start /no/python: No such file or directory"),
         ({"python": "/bin/false"}, AgentError, "agent mine.py:Agent ended its process with exit status 1"),
     ],
@@ -386,7 +402,10 @@ async def test_a_program_in_any_language_prints_its_result_as_the_last_line(tmp_
         ("true", "printed nothing; print"),
         ("echo '{\"score\": 1}'", 'printed `{"score": 1}`; print'),
         ('echo \'{"reward": 1, "output": "a"}\'', "printed `{.*}`; print"),
-        ('echo \'{"reward": null, "a": 1}\'; echo no >&2; exit 7', "ended its process with exit status 7; it last printed:\n(.*\n)?no"),
+        (
+            'echo \'{"reward": null, "a": 1}\'; echo no >&2; exit 7',
+            "ended its process with exit status 7; it last printed:\n(.*\n)?no",
+        ),
         ("kill -SEGV $$", "was killed by SIGSEGV"),
         ('echo \'{"reward": "high"}\'', "printed `.*high.*`; print"),
     ],

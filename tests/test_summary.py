@@ -99,7 +99,9 @@ def test_a_run_that_ended_early_has_a_reason_and_no_invented_numbers():
 async def test_a_summary_is_read_from_the_log_and_left_in_the_folder(tmp_path):
     bus = MemoryBus("gsm8k-grpo")
     for envelope in story.whole_run():
-        await bus.publish(envelope.open(BY_SUBJECT[envelope.subject]), Stamp(id=envelope.id, sender="s", time=envelope.time))
+        await bus.publish(
+            envelope.open(BY_SUBJECT[envelope.subject]), Stamp(id=envelope.id, sender="s", time=envelope.time)
+        )
     throughputs = [busy("generation", 0.0, 4.0), busy("training", 2.0, 4.0)]
     lines = [{"time": 1.0, "kind": "engine.throughput", **msgspec.to_builtins(one)} for one in throughputs]
     lines.append({"time": 1.0, "kind": "step.completed", "step": 1, "metrics": {"loss": None}})
@@ -116,19 +118,24 @@ async def test_a_summary_is_read_from_the_log_and_left_in_the_folder(tmp_path):
 def test_the_picture_is_drawn_for_any_run(tmp_path):
     draw_curves(state_of(*story.whole_run()), tmp_path / "whole.png")
     draw_curves(state_of(story.sealed(story.STARTED)), tmp_path / "empty.png")
-    draw_curves(state_of(story.sealed(story.STARTED), story.stepped(1), story.evaluated(0, 0.5)), tmp_path / "short.png")
+    draw_curves(
+        state_of(story.sealed(story.STARTED), story.stepped(1), story.evaluated(0, 0.5)), tmp_path / "short.png"
+    )
     whole, empty = imread(tmp_path / "whole.png"), imread(tmp_path / "empty.png")
     assert (whole != 1).mean() > (empty != 1).mean() * 1.2
 
 
 def test_the_best_checkpoint_is_named_with_what_made_it_the_best():
-    chosen = BestCheckpointChosen(folder="runs/r/checkpoints/step-10", step=10, weight_version=11, metric="greedy", value=0.625)
+    chosen = BestCheckpointChosen(
+        folder="runs/r/checkpoints/step-10", step=10, weight_version=11, metric="greedy", value=0.625
+    )
     text = printed(summary(state_of(story.sealed(story.STARTED), story.stepped(1), story.sealed(chosen)), []))
     assert "best checkpoint step 10, greedy 0.625 on held-out data: runs/r/checkpoints/step-10" in text
 
 
 @pytest.mark.parametrize(
-    ("training", "share"), [([], 0.0), ([(5, 0)], 0.0), ([(0, 10)], 1.0), ([(0, 1), (3, 1)], 0.5), ([(100, 1), (109, 1)], 0.2)]
+    ("training", "share"),
+    [([], 0.0), ([(5, 0)], 0.0), ([(0, 10)], 1.0), ([(0, 1), (3, 1)], 0.5), ([(100, 1), (109, 1)], 0.2)],
 )
 def test_the_trainer_s_share_is_of_the_time_from_its_first_step_to_its_last(training, share):
     throughputs = [busy("generation", 0, 200), *(busy("training", *one) for one in training)]

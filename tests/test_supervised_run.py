@@ -39,7 +39,11 @@ SMALL = (
     *("run=gsm8k-grpo", "profile=embedded", "warm_start.steps=0", "warm_start.tail_steps=0"),
     *("evaluation.tasks=16", "evaluation.every_steps=4", "trainer.batch_size=4"),
 )
-LEARNS = {"sft": "trainer.optimizer.lr=3e-3", "dpo": "trainer.optimizer.lr=1e-3", "reward_model": "trainer.optimizer.lr=3e-3"}
+LEARNS = {
+    "sft": "trainer.optimizer.lr=3e-3",
+    "dpo": "trainer.optimizer.lr=1e-3",
+    "reward_model": "trainer.optimizer.lr=3e-3",
+}
 """Settings of an untrained model, for a few steps."""
 
 
@@ -48,7 +52,9 @@ def live(tmp_path):
     runs = []
 
     def start(recipe, *settings):
-        run = LiveRun(tmp_path / f"runs{len(runs)}", *SMALL, *settings, recipe=ROOT / "recipes" / f"{recipe}.toml", small=False)
+        run = LiveRun(
+            tmp_path / f"runs{len(runs)}", *SMALL, *settings, recipe=ROOT / "recipes" / f"{recipe}.toml", small=False
+        )
         runs.append(run)
         return run
 
@@ -74,7 +80,9 @@ def scores_by_hand(folder: Path, examples):
     for example in examples:
         chosen, rejected = sequences_of_example(example, 0, tokenizer, scored=True)
         with torch.no_grad():
-            scores = [float(model(input_ids=torch.from_numpy(row.token_ids[:-1])[None]).logits) for row in (chosen, rejected)]
+            scores = [
+                float(model(input_ids=torch.from_numpy(row.token_ids[:-1])[None]).logits) for row in (chosen, rejected)
+            ]
         margins.append(scores[0] - scores[1])
     return sum(margins) / len(margins)
 
@@ -139,7 +147,9 @@ async def test_the_control_process_may_be_killed_and_the_weights_come_out_the_sa
     log = await run.log()
     assert {event.process for _, event in log if isinstance(event, ActorFailed)} == {"control"}
     assert [event.step for _, event in log if isinstance(event, StepCompleted)] == list(range(1, 41))
-    ours, theirs = (load_file(each.folder / "checkpoints" / "step-40" / "model.safetensors") for each in (run, undisturbed))
+    ours, theirs = (
+        load_file(each.folder / "checkpoints" / "step-40" / "model.safetensors") for each in (run, undisturbed)
+    )
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 

@@ -28,7 +28,11 @@ class Ended:
 
 @pytest.fixture
 async def supervisor(tmp_path):
-    recipe = load([ROOT / "recipes" / "gsm8k_grpo.toml"], ["profile=embedded", "watchdog.stop_seconds=0.5"], CudaDevices(0, "none")).recipe
+    recipe = load(
+        [ROOT / "recipes" / "gsm8k_grpo.toml"],
+        ["profile=embedded", "watchdog.stop_seconds=0.5"],
+        CudaDevices(0, "none"),
+    ).recipe
 
     async def publish(event):
         published.append(event)
@@ -53,7 +57,10 @@ async def test_a_process_is_killed_by_its_id_and_not_whatever_has_its_name_now(s
     supervisor.kill("trainer", process.pid, "no heartbeat of trainer-0 for 21 s")
     assert supervisor.alive() == {}, "it is not looked at again while it dies"
     assert await process.wait() == -signal.SIGKILL
-    assert reason_of_end(supervisor.folder, "trainer", -9, supervisor.children["trainer"].killed) == "no heartbeat of trainer-0 for 21 s"
+    assert (
+        reason_of_end(supervisor.folder, "trainer", -9, supervisor.children["trainer"].killed)
+        == "no heartbeat of trainer-0 for 21 s"
+    )
 
 
 async def test_a_process_that_ignores_sigterm_is_killed_after_stop_seconds(supervisor):
@@ -83,11 +90,18 @@ async def test_the_same_failure_at_two_starts_in_a_row_ends_the_run(supervisor, 
 async def test_two_starts_without_progress_end_the_run_and_a_life_between_them_does_not(supervisor):
     stuck = Child("trainer", Ended(-signal.SIGKILL), killed="trainer-0 did not start: its process 12 is sleeping")
     late = Child("trainer", Ended(-signal.SIGKILL), killed="no heartbeat of trainer-0 for 21 s")
-    assert [supervisor._fails_again(child, child.killed) for child in (stuck, late, stuck, stuck)] == [False, False, False, True]
+    assert [supervisor._fails_again(child, child.killed) for child in (stuck, late, stuck, stuck)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 async def test_of_a_crash_outside_the_actors_only_the_error_is_reported(supervisor):
-    supervisor.folder.output_of("trainer").write_text("Traceback (most recent call last):\n  File x\nImportError: libtorch.so\n")
+    supervisor.folder.output_of("trainer").write_text(
+        "Traceback (most recent call last):\n  File x\nImportError: libtorch.so\n"
+    )
     assert reason_of_end(supervisor.folder, "trainer", 1) == "ended with status 1: ImportError: libtorch.so"
     failure = supervisor.folder.failure_of("trainer")
     with supervisor.folder.output_of("trainer").open("a") as output:

@@ -30,7 +30,10 @@ NESTED = {
             "properties": {
                 "stops": {
                     "type": "array",
-                    "items": {"type": "object", "properties": {"zip": {"type": "string"}, "nights": {"type": "integer"}}},
+                    "items": {
+                        "type": "object",
+                        "properties": {"zip": {"type": "string"}, "nights": {"type": "integer"}},
+                    },
                 },
                 "tags": {"type": "array", "items": {"type": "string"}},
                 "notes": {"type": "object"},
@@ -88,7 +91,9 @@ def test_an_answer_in_channels_is_reasoning_then_text_or_calls():
     answer = read_by(form, f"{thought} to=user<|message|>Hello.")
     assert (answer.reasoning, answer.text) == ("Let me think.", "Hello.")
     call = '<x:calls>\n<x:invoke name="weather">\n<x:parameter name="city">Rome</x:parameter>\n</x:invoke>\n</x:calls>'
-    answer = read_by(form, f"{thought} to=weather<|message|>{call}<|eom|><|start|>assistant to=weather<|message|>{call}")
+    answer = read_by(
+        form, f"{thought} to=weather<|message|>{call}<|eom|><|start|>assistant to=weather<|message|>{call}"
+    )
     assert (answer.reasoning, answer.text) == ("Let me think.", "")
     assert [json.loads(read.arguments) for read in answer.tool_calls] == [{"city": "Rome"}] * 2
 

@@ -89,13 +89,19 @@ async def test_what_is_lost_while_the_run_stops_is_tried_again_when_it_continues
     lost = abandoned("3.0", attempts_left=2)
     assert await send(actor, RunStopping(reason="ctrl-c"), lost, lost) == []
     resumed = RunResumed(recipe={}, reason="", folder="runs/mine")
-    assert [(run.episode, run.attempt, run.attempts_left) for run in await send(actor, resumed, resumed)] == [("3.0", 2, 1)]
+    assert [(run.episode, run.attempt, run.attempts_left) for run in await send(actor, resumed, resumed)] == [
+        ("3.0", 2, 1)
+    ]
     assert [run.attempt for run in await send(actor, abandoned("3.0", attempt=2, attempts_left=1))] == [3]
 
 
 def resumed(published, **queued):
     return RunResumed(
-        recipe={}, reason="", folder="", queued={f"3.{name[1:]}": attempt for name, attempt in queued.items()}, published=published
+        recipe={},
+        reason="",
+        folder="",
+        queued={f"3.{name[1:]}": attempt for name, attempt in queued.items()},
+        published=published,
     )
 
 
@@ -103,15 +109,21 @@ async def test_what_the_queue_of_work_has_lost_is_published_again_when_the_run_c
     actor = source(retries=2)
     await send(actor, GROUP_3, abandoned("3.1", attempts_left=2))
     again = await send(actor, resumed({"task_source": 2}, _0=1))
-    assert [(run.episode, run.group, run.attempt, run.attempts_left, run.task.id) for run in again] == [("3.1", "3", 2, 1, "task-3")]
+    assert [(run.episode, run.group, run.attempt, run.attempts_left, run.task.id) for run in again] == [
+        ("3.1", "3", 2, 1, "task-3")
+    ]
     assert await send(actor, resumed({"task_source": 3}, _0=1, _1=2)) == []
-    assert [run.episode for run in await send(actor, resumed({"task_source": 3}, _1=1))] == ["3.0", "3.1"], "an earlier attempt is none"
+    assert [run.episode for run in await send(actor, resumed({"task_source": 3}, _1=1))] == ["3.0", "3.1"], (
+        "an earlier attempt is none"
+    )
 
 
 async def test_what_is_published_anyway_or_follows_from_the_log_is_not_lost(send):
     actor = source()
     await send(actor, GROUP_3, EpisodeScored(work=work("3.0"), session="s", reward=1.0))
-    assert await send(actor, resumed({"task_source": 0})) == [], "granted after what it had acknowledged: handling that again publishes it"
+    assert await send(actor, resumed({"task_source": 0})) == [], (
+        "granted after what it had acknowledged: handling that again publishes it"
+    )
     assert await send(actor, RunResumed(recipe={}, reason="", folder="")) == [], "the queue was not inspected"
     assert [run.episode for run in await send(actor, resumed({"task_source": 1}))] == ["3.1"], "a score is in the log"
 
@@ -138,7 +150,10 @@ async def test_what_has_permanently_ended_is_forgotten_and_never_tried_again(sen
     actor = source()
     await send(actor, CapacityGranted(first_group=0, groups=4, weight_version=0))
     await send(
-        actor, abandoned("0.0", attempts_left=1), abandoned("0.0", attempt=2), TrajectoryDropped(episode="0.1", group="0", reason="stale")
+        actor,
+        abandoned("0.0", attempts_left=1),
+        abandoned("0.0", attempt=2),
+        TrajectoryDropped(episode="0.1", group="0", reason="stale"),
     )
     assert set(actor.attempts.latest) == {"1.0", "1.1", "2.0", "2.1", "3.0", "3.1"}
     await send(actor, abandoned("2.1", attempts_left=1), batch(0, 1, 2, members=2))
@@ -185,9 +200,14 @@ async def test_killed_in_mid_epoch_and_started_again_it_draws_what_the_first_wou
         train = open_dataset(str(tmp_path / "rows.jsonl"), seed=5, held_out=0).train
         return TaskSource(train, group_size=1, sampling=SAMPLING, retries=1)
 
-    log = [CapacityGranted(first_group=first, groups=groups, weight_version=0) for first, groups in ((0, 3), (3, 6), (9, 1), (10, 11))]
+    log = [
+        CapacityGranted(first_group=first, groups=groups, weight_version=0)
+        for first, groups in ((0, 3), (3, 6), (9, 1), (10, 11))
+    ]
     whole = await send(fresh(), *log)
-    assert [sorted(run.task.id for run in whole[7 * epoch : 7 * epoch + 7]) for epoch in range(3)] == [[f"rows-{n}" for n in range(7)]] * 3
+    assert [sorted(run.task.id for run in whole[7 * epoch : 7 * epoch + 7]) for epoch in range(3)] == [
+        [f"rows-{n}" for n in range(7)]
+    ] * 3
     for killed_after in range(len(log)):
         first, second = fresh(), fresh()
         emitted = await send(first, *log[:killed_after])

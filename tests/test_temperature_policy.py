@@ -24,7 +24,9 @@ async def test_what_is_evaluated_may_be_sampled_at_any_temperature(send):
     ("policy", "sampled", "recorded", "ignored"), [("recipe", 1.0, None, ("temperature",)), ("as_asked", 0.5, 0.5, ())]
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_another_temperature_is_sampled_and_recorded_by_the_recipe_s_policy(send, policy, sampled, recorded, ignored, stream):
+async def test_another_temperature_is_sampled_and_recorded_by_the_recipe_s_policy(
+    send, policy, sampled, recorded, ignored, stream
+):
     manager = await Manager(send, settings=GatewaySettings(temperature_policy=policy)).ready()
     opened = await manager.open()
     answers = [
@@ -50,8 +52,16 @@ async def test_a_server_without_training_samples_at_any_temperature(send):
 @pytest.mark.parametrize(
     ("asked", "policy", "complaint"),
     [
-        (0.0, "error", r"'temperature' is 0, but this run trains at 0.8: leave it out, or set gateway.temperature_policy='as_asked'"),
-        (0.0, "as_asked", r"'temperature' is 0, but tokens are trained at 0.1 to 10: .* gateway.temperature_policy='recipe'"),
+        (
+            0.0,
+            "error",
+            r"'temperature' is 0, but this run trains at 0.8: leave it out, or set gateway.temperature_policy='as_asked'",
+        ),
+        (
+            0.0,
+            "as_asked",
+            r"'temperature' is 0, but tokens are trained at 0.1 to 10: .* gateway.temperature_policy='recipe'",
+        ),
         (0.09, "as_asked", r"'temperature' is 0.09, but tokens are trained at 0.1 to 10"),
         (20.0, "as_asked", r"'temperature' is 20, but tokens are trained at 0.1 to 10"),
     ],

@@ -20,7 +20,9 @@ sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 import chat_templates
 from template_trial import READ, REJECTED, UNREAD, WITHOUT_TOOLS, try_template
 
-HERMES = chat_template(*CHATML, f'⏎{FOR_CALLS}<tool_call>⏎{{"name": "{{{{ it.name }}}}", "arguments": {JSON}}}⏎</tool_call>{END}')
+HERMES = chat_template(
+    *CHATML, f'⏎{FOR_CALLS}<tool_call>⏎{{"name": "{{{{ it.name }}}}", "arguments": {JSON}}}⏎</tool_call>{END}'
+)
 FENCE = (
     "<|tool_call_start|>⏎```python⏎"
     f"{FOR_CALLS}{{{{ it.name }}}}({{% for key, value in it.arguments.items() %}}{{{{ key }}}}={{{{ value | tojson }}}}"
@@ -34,9 +36,7 @@ OPEN_ID = (
     f'⏎<tool_calls>[{FOR_CALLS}{{"name": "{{{{ it.name }}}}", "arguments": {{{{ it.arguments | string }}}}, "id": "{{{{ call.id }}}}}}'
     f"{COMMA}{END}]</tool_calls>"
 )
-NO_ARGUMENTS = (
-    f'{FOR_CALLS}<tool_call>{{"name": "{{{{ it.name }}}}", "arguments": {{% if it.arguments %}}{JSON}{{% endif %}}}}</tool_call>{END}'
-)
+NO_ARGUMENTS = f'{FOR_CALLS}<tool_call>{{"name": "{{{{ it.name }}}}", "arguments": {{% if it.arguments %}}{JSON}{{% endif %}}}}</tool_call>{END}'
 TYPED = "⏎<tool_call>⏎{{ message.tool_calls | tojson(indent=2) }}⏎</tool_call>"
 WITHOUT_CALLS = "{{ raise_exception('no calls') if message.tool_calls }}"
 LISTED = "{{ tools | tojson }}"
@@ -46,7 +46,11 @@ DESCRIBED = {
     "id without its quote": (OPEN_ID, 'Write <tool_calls>[{"name": …}]</tool_calls>. ' + LISTED, "<tool_calls>"),
     "no arguments": (NO_ARGUMENTS, LISTED, "<tool_call>"),
     "calls with their type": (TYPED, "{{ '<tool_call>\\n[…]' }}" + LISTED, "<tool_call>"),
-    "<toolcall>": ("", "<extra_id_1>{% for tool in tools %}<tool> {{ tool | tojson }} </tool>{% endfor %}", "<toolcall>"),
+    "<toolcall>": (
+        "",
+        "<extra_id_1>{% for tool in tools %}<tool> {{ tool | tojson }} </tool>{% endfor %}",
+        "<toolcall>",
+    ),
 }
 """Calls as a template renders them, how it describes them, and the delimiter by which they are read."""
 IN_SYSTEM = (
@@ -75,7 +79,9 @@ def test_calls_that_a_template_renders_with_mistakes_are_written_as_it_describes
 def test_tools_that_a_template_takes_in_its_system_message_are_put_there():
     template, support = support_of(IN_SYSTEM)
     assert (support.format, support.error, support.lists_tools) == ("learned", "", True)
-    tools = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}]
+    tools = [
+        {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
+    ]
     question = {"role": "user", "content": "u"}
     assert json.dumps(tools[0]["function"]["name"]) in template.render([question], tools)
     own = template.render([{"role": "system", "content": "Be brief."}, question], tools)
@@ -127,7 +133,9 @@ def test_templates_of_folders_and_archives_are_found_once(tmp_path, capsys, monk
     (folder / "one").mkdir(parents=True)
     (folder / "a.jinja").write_text(HERMES)
     (folder / "kernel.jinja").write_text("{{ tiles }}")
-    config = {"chat_template": [{"name": "default", "template": HERMES}, {"name": "tool_use", "template": HERMES + " "}]}
+    config = {
+        "chat_template": [{"name": "default", "template": HERMES}, {"name": "tool_use", "template": HERMES + " "}]
+    }
     (folder / "one" / "tokenizer_config.json").write_text(json.dumps(config))
     with zipfile.ZipFile(tmp_path / "pack-1.0-py3-none-any.whl", "w") as archive:
         archive.writestr("pack/b.jinja", HERMES + "\n")

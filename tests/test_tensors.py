@@ -57,7 +57,10 @@ def test_a_row_whose_last_token_is_not_trained_keeps_its_other_tokens():
 
 def test_a_token_has_the_temperature_of_its_call():
     calls = (SequenceCall(start=1, end=3, reward=0.0, temperature=0.5), SequenceCall(start=4, end=5, reward=0.0))
-    rows = [msgspec.structs.replace(row([1], [2, 3, 4, 5], mask=[False, True, True, False, True]), calls=calls), row([6], [7])]
+    rows = [
+        msgspec.structs.replace(row([1], [2, 3, 4, 5], mask=[False, True, True, False, True]), calls=calls),
+        row([6], [7]),
+    ]
     plain, (mixed,) = make_micro_batches(rows, [1], 100, CPU)[0], make_micro_batches(rows, [0, 1], 100, CPU)
     assert plain.temperatures is None
     assert (mixed.labels.tolist(), mixed.temperatures.nan_to_num(nan=-1).tolist()) == ([2, 3, 5, 7], [0.5, 0.5, -1, -1])
@@ -90,7 +93,11 @@ def test_under_any_budget_every_trained_token_is_scored_once_by_its_own_context(
         assert batch.token_ids.numel() <= budget or len(batch.token_ids) == 1
         width = batch.token_ids.shape[1]
         for place, label, index, logp in zip(
-            batch.positions.tolist(), batch.labels.tolist(), rows_in(batch, rows), logprobs[batch.token_index.numpy()].tolist(), strict=True
+            batch.positions.tolist(),
+            batch.labels.tolist(),
+            rows_in(batch, rows),
+            logprobs[batch.token_index.numpy()].tolist(),
+            strict=True,
         ):
             context = batch.token_ids[place // width, : place % width + 1]
             found.append((index, tuple(context.tolist()), label, logp))
@@ -122,7 +129,8 @@ def families(groups, members):
     rng = np.random.default_rng(2)
     prompts = [rng.integers(1, 99, 20) for _ in range(groups)]
     return [
-        row(prompts[index % groups], rng.integers(1, 99, rng.integers(1, 12)), group=index % groups) for index in range(groups * members)
+        row(prompts[index % groups], rng.integers(1, 99, rng.integers(1, 12)), group=index % groups)
+        for index in range(groups * members)
     ]
 
 
@@ -150,7 +158,9 @@ def test_shared_tokens_are_computed_once_within_any_budget(budget):
     assert sorted(found) == sorted(wanted)
     assert sum(batch.sequence_tokens for batch in batches) == sum(len(each.token_ids) - 1 for each in rows)
     if budget == 10_000:
-        assert sum(batch.computed_tokens for batch in batches) == 5 * 20 + sum(int(each.loss_mask.sum()) - 1 for each in rows)
+        assert sum(batch.computed_tokens for batch in batches) == 5 * 20 + sum(
+            int(each.loss_mask.sum()) - 1 for each in rows
+        )
 
 
 def test_without_sharing_padding_is_all_that_is_computed_beside_the_rows():
@@ -163,7 +173,10 @@ def with_one_system_prompt(groups, members, system=64):
     draw = np.random.default_rng(3)
     common = draw.integers(1, 99, system)
     prompts = [np.concatenate([common, draw.integers(1, 99, 10)]) for _ in range(groups)]
-    return [row(prompts[at // members], draw.integers(1, 99, draw.integers(5, 12)), group=at // members) for at in range(groups * members)]
+    return [
+        row(prompts[at // members], draw.integers(1, 99, draw.integers(5, 12)), group=at // members)
+        for at in range(groups * members)
+    ]
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -173,13 +186,19 @@ def test_groups_with_one_system_prompt_share_it_within_any_budget(budget, togeth
     batches = make_micro_batches(rows, range(24), budget, CPU, whole_groups=together, sharing="on")
     held = [{rows[index].group for index in rows_in(batch, rows)} for batch in batches]
     found = sorted(pair for batch in batches for pair in zip(rows_in(batch, rows), batch.labels.tolist(), strict=True))
-    assert found == sorted((index, token) for index, each in enumerate(rows) for token in each.token_ids[each.loss_mask].tolist())
+    assert found == sorted(
+        (index, token) for index, each in enumerate(rows) for token in each.token_ids[each.loss_mask].tolist()
+    )
     own = sum(int(each.loss_mask.sum()) - 1 for each in rows) + 6 * 10
     for batch, groups in zip(batches, held, strict=True):
         assert batch.computed_tokens <= budget or len(groups) == 1
     if budget >= 200:
         # A row's first token or two may be those of another row of its group by chance.
-        assert own + 64 * len(batches) - 2 * len(rows) <= sum(batch.computed_tokens for batch in batches) <= own + 64 * len(batches)
+        assert (
+            own + 64 * len(batches) - 2 * len(rows)
+            <= sum(batch.computed_tokens for batch in batches)
+            <= own + 64 * len(batches)
+        )
     if budget == 10_000:
         assert len(batches) == 1
 

@@ -56,7 +56,11 @@ async def client(folder, tmp_path):
         ({"Origin": "https://example.org"}, 403, "requests of web pages are refused; found one of https://example.org"),
         ({"Origin": "null"}, 403, "requests of web pages are refused"),
         ({"Host": "example.org:8423"}, 403, "found the host example.org"),
-        ({"Content-Type": "text/plain"}, 415, "the content type of a body is application/json or application/x-protobuf; found text/plain"),
+        (
+            {"Content-Type": "text/plain"},
+            415,
+            "the content type of a body is application/json or application/x-protobuf; found text/plain",
+        ),
         ({"Content-Type": "application/x-www-form-urlencoded"}, 415, "the content type of a body"),
     ],
 )
@@ -79,7 +83,10 @@ def test_off_the_loopback_interface_the_key_is_needed():
     assert access.key.startswith("tml-")
     for headers in ({}, {"X-API-Key": "tml-local"}, {"X-API-Key": ""}, {"X-API-Key": "tml-ü"}):
         status, reason = access.refuse(make_mocked_request("GET", "/", headers={"Host": "gpu7:8423", **headers}))
-        assert (status, reason) == (401, "the key is not the one that `areal-actors tinker` has printed: set TINKER_API_KEY to it")
+        assert (status, reason) == (
+            401,
+            "the key is not the one that `areal-actors tinker` has printed: set TINKER_API_KEY to it",
+        )
     for headers in ({"X-API-Key": access.key}, {"Authorization": f"Bearer {access.key}"}):
         assert access.refuse(make_mocked_request("GET", "/", headers={"Host": "gpu7:8423", **headers})) is None
 
@@ -102,7 +109,9 @@ async def test_a_page_in_a_genuine_browser_changes_nothing(client, tmp_path):
     try:
         address = f"http://127.0.0.1:{runner.addresses[0][1]}/"
         words = [CHROMIUM, *OPTIONS, f"--user-data-dir={tmp_path}/profile", address]
-        process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL)
+        process = await asyncio.create_subprocess_exec(
+            *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
         output, _ = await process.communicate()
     finally:
         await runner.cleanup()
@@ -125,7 +134,9 @@ async def test_requests_beyond_reason_are_refused_before_anything_is_made(client
 @pytest.mark.parametrize("path", ["create_session", "forward_backward", "retrieve_future"])
 @pytest.mark.parametrize("data", [b"{", b"[]", b"\xff", b'{"a":' * 100_000, WRONG_TYPES])
 async def test_json_that_cannot_be_read_is_400_with_the_reason(client, path, data):
-    async with client.http.post(f"{client.root}/api/v1/{path}", data=data, headers={"Content-Type": "application/json"}) as answer:
+    async with client.http.post(
+        f"{client.root}/api/v1/{path}", data=data, headers={"Content-Type": "application/json"}
+    ) as answer:
         text = await answer.text()
         assert answer.status == 400, text
         assert json.loads(text)["detail"]

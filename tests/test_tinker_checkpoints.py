@@ -17,7 +17,9 @@ RUN = "5f3c8a52:train:0"
 def run_record(name=RUN, minutes=0):
     time = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minutes)
     lora = LoraRequest(rank=8)
-    return TrainingRunRecord(training_run_id=name, base_model="m", folder="/m", lora=lora, user_metadata={"a": "b"}, last_request_time=time)
+    return TrainingRunRecord(
+        training_run_id=name, base_model="m", folder="/m", lora=lora, user_metadata={"a": "b"}, last_request_time=time
+    )
 
 
 @pytest.fixture
@@ -42,7 +44,12 @@ def test_a_checkpoint_is_found_by_its_path(store):
     assert (record.tinker_path, record.checkpoint_id) == (f"tinker://{RUN}/weights/000020", "weights/000020")
     assert (record.checkpoint_type, record.size_bytes, record.expires_at) == ("training", 7, None)
     run, kind, folder = store.folder(record.tinker_path)
-    assert (run.base_model, run.lora.rank, kind, (folder / "model.safetensors").read_bytes()) == ("m", 8, "weights", b"12345")
+    assert (run.base_model, run.lora.rank, kind, (folder / "model.safetensors").read_bytes()) == (
+        "m",
+        8,
+        "weights",
+        b"12345",
+    )
 
 
 def test_names_of_checkpoints_are_file_names_and_are_taken_once(store):
@@ -138,7 +145,9 @@ def test_a_damaged_checkpoint_can_be_deleted_and_a_damaged_run_is_named(store):
     assert store.runs() == []
 
 
-@pytest.mark.parametrize("path", ["weights/a", "tinker://a/b", f"tinker://{RUN}/weights/..", f"tinker://{RUN}/other/a", "tinker://a/b/c/d"])
+@pytest.mark.parametrize(
+    "path", ["weights/a", "tinker://a/b", f"tinker://{RUN}/weights/..", f"tinker://{RUN}/other/a", "tinker://a/b/c/d"]
+)
 def test_a_path_of_another_form_is_refused(store, path):
     with pytest.raises(RequestError, match="is no path of a checkpoint"):
         store.folder(path)

@@ -52,7 +52,12 @@ async def test_a_request_that_runs_has_no_result_yet():
 
 @pytest.mark.parametrize(
     ("error", "category"),
-    [(RequestError("no"), "user"), (CheckpointError("no"), "user"), (RuntimeError("no"), "server"), (ValueError("no"), "server")],
+    [
+        (RequestError("no"), "user"),
+        (CheckpointError("no"), "user"),
+        (RuntimeError("no"), "server"),
+        (ValueError("no"), "server"),
+    ],
 )
 async def test_a_failure_is_a_result_with_its_category(error, category):
     kept = Futures()

@@ -64,7 +64,13 @@ class Server:
             "OMP_NUM_THREADS": "1",
         }
         done = subprocess.run(
-            [str(PYTHON), *command], cwd=self.state, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+            [str(PYTHON), *command],
+            cwd=self.state,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
         )
         assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
         return done.stdout
@@ -100,7 +106,10 @@ def boxed(task: dict[str, str]) -> str:
 def write_datasets(state: Path, examples: int, tasks: int) -> None:
     """The two datasets that the loops load by name, as folders where they run: chats with worked answers, and word problems."""
     example = [("user", BOX_QUESTION + BOX_REQUEST), ("assistant", BOX_SOLUTION)]
-    chats = [[*example, ("user", task["question"] + BOX_REQUEST), ("assistant", boxed(task))] for task in rows("train", examples, seed=1)]
+    chats = [
+        [*example, ("user", task["question"] + BOX_REQUEST), ("assistant", boxed(task))]
+        for task in rows("train", examples, seed=1)
+    ]
     messages = [{"messages": [{"role": role, "content": content} for role, content in chat]} for chat in chats]
     write_lines(state / "HuggingFaceH4" / "no_robots" / "train.jsonl", messages)
     folder = state / "openai" / "gsm8k"

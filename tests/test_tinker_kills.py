@@ -32,7 +32,19 @@ def folder(tmp_path_factory):
 @asynccontextmanager
 async def server(folder, state):
     """A client of a server, which is killed at the end, and the server's process."""
-    words = ("tinker", "--model", str(folder), "--name", "Qwen/Qwen3-8B", "--state", str(state), "--device", "cpu", "--port", "0")
+    words = (
+        "tinker",
+        "--model",
+        str(folder),
+        "--name",
+        "Qwen/Qwen3-8B",
+        "--state",
+        str(state),
+        "--device",
+        "cpu",
+        "--port",
+        "0",
+    )
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "areal_actors", *words), stdout=asyncio.subprocess.PIPE, cwd=ROOT
     )
@@ -51,7 +63,9 @@ async def server(folder, state):
 
 async def scores(client, model_id):
     """Log-probabilities of the data by a model: a fingerprint of its weights."""
-    output = await client.done("forward", {"model_id": model_id, "forward_input": {"data": DATA, "loss_fn": "cross_entropy"}})
+    output = await client.done(
+        "forward", {"model_id": model_id, "forward_input": {"data": DATA, "loss_fn": "cross_entropy"}}
+    )
     return output["loss_fn_outputs"][0]["logprobs"]["data"]
 
 
@@ -63,7 +77,10 @@ async def loaded(client, path, number):
 
 async def save_both(client, model_id):
     """Paths of checkpoints for training and for sampling, under a name that is overwritten."""
-    saves = [(call, {"model_id": model_id, "path": "a", "overwrite": True}) for call in ("save_weights", "save_weights_for_sampler")]
+    saves = [
+        (call, {"model_id": model_id, "path": "a", "overwrite": True})
+        for call in ("save_weights", "save_weights_for_sampler")
+    ]
     return [(await client.done(call, body))["path"] for call, body in saves]
 
 
@@ -93,7 +110,9 @@ class Work:
         await self.client.train(self.model_id, DATA)
 
     async def sample(self):
-        sampler = (await self.client.done("save_weights_for_sampler", {"model_id": self.model_id}))["sampling_session_id"]
+        sampler = (await self.client.done("save_weights_for_sampler", {"model_id": self.model_id}))[
+            "sampling_session_id"
+        ]
         await self.client.sample(sampler, (5, 6, 7), num_samples=4, sampling_params={"max_tokens": 64})
 
 

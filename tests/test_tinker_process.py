@@ -28,7 +28,19 @@ def folder(tmp_path_factory):
 
 
 def command(folder, state, *options):
-    return [sys.executable, "-m", "areal_actors", "tinker", "--model", str(folder), "--state", str(state), "--device", "cpu", *options]
+    return [
+        sys.executable,
+        "-m",
+        "areal_actors",
+        "tinker",
+        "--model",
+        str(folder),
+        "--state",
+        str(state),
+        "--device",
+        "cpu",
+        *options,
+    ]
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
@@ -64,14 +76,18 @@ def test_a_start_that_cannot_succeed_ends_with_its_reason(folder, tmp_path, opti
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         words = [option.format(taken=port) for option in options]
-        done = subprocess.run(command(folder, tmp_path, *words), cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            command(folder, tmp_path, *words), cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
     assert done.returncode == 1
     assert found.format(taken=port) in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_two_servers_do_not_share_a_state_folder(folder, tmp_path):
-    with subprocess.Popen(command(folder, tmp_path, "--port", "0"), stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    with subprocess.Popen(
+        command(folder, tmp_path, "--port", "0"), stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
         process.stdout.readline()
         words = command(folder, tmp_path, "--port", "0")
         second = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)

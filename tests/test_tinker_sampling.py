@@ -39,7 +39,9 @@ def check_logprobs(model, prompt, sequence, temperature=1.0):
 def same_samples(one, other):
     """Equal tokens; their log-probabilities are rounded otherwise if other completions were decoded beside them."""
     pairs = list(zip(one["sequences"], other["sequences"], strict=True))
-    return all(a["tokens"] == b["tokens"] and np.allclose(a["logprobs"], b["logprobs"], rtol=0, atol=1e-5) for a, b in pairs)
+    return all(
+        a["tokens"] == b["tokens"] and np.allclose(a["logprobs"], b["logprobs"], rtol=0, atol=1e-5) for a, b in pairs
+    )
 
 
 async def test_completions_have_the_log_probabilities_of_the_model(client, folder):
@@ -75,7 +77,11 @@ async def test_each_sampler_has_the_weights_of_its_time(client, folder, tmp_path
     check_logprobs(plain(folder), PROMPT, by_name["base"]["sequences"][0])
     check_logprobs(plain(run / "sampler_weights" / "first"), PROMPT, by_name["first"]["sequences"][0])
     described = await client.get(f"samplers/{samplers['first']}")
-    assert described == {"sampler_id": samplers["first"], "base_model": NAME, "model_path": f"tinker://{model_id}/sampler_weights/first"}
+    assert described == {
+        "sampler_id": samplers["first"],
+        "base_model": NAME,
+        "model_path": f"tinker://{model_id}/sampler_weights/first",
+    }
 
 
 async def test_the_trainer_computes_the_log_probabilities_that_were_sampled(client):
@@ -88,7 +94,9 @@ async def test_the_trainer_computes_the_log_probabilities_that_were_sampled(clie
     one = datum([*PROMPT, *tokens[:-1]], [0] * before + tokens, **inputs)
     body = {"model_id": model_id, "forward_input": {"data": [one], "loss_fn": "importance_sampling"}}
     output = await client.done("forward", body)
-    np.testing.assert_allclose(output["loss_fn_outputs"][0]["logprobs"]["data"][before:], sequence["logprobs"], atol=2e-5)
+    np.testing.assert_allclose(
+        output["loss_fn_outputs"][0]["logprobs"]["data"][before:], sequence["logprobs"], atol=2e-5
+    )
     assert output["metrics"]["loss:sum"] == pytest.approx(-len(tokens), rel=1e-3)
 
 
@@ -121,7 +129,13 @@ async def test_tokens_that_a_request_names_are_scored(client, folder):
     assert found["shape"] == [3, 2]
     expected = [scores[0, 9], 0, scores[1, 10], scores[1, 11], scores[2, 12], 0]
     np.testing.assert_allclose(found["data"], expected, atol=2e-5)
-    sparse = {"data": [10, 12], "dtype": "int64", "shape": [3, 2], "sparse_crow_indices": [0, 0, 1, 2], "sparse_col_indices": [1, 0]}
+    sparse = {
+        "data": [10, 12],
+        "dtype": "int64",
+        "shape": [3, 2],
+        "sparse_crow_indices": [0, 0, 1, 2],
+        "sparse_col_indices": [1, 0],
+    }
     found = (await client.sample(sampler, PROMPT, target_prompt_logprobs=sparse))["target_prompt_logprobs"]
     assert (found["sparse_crow_indices"], found["sparse_col_indices"]) == ([0, 0, 1, 2], [1, 0])
     np.testing.assert_allclose(found["data"], [scores[1, 10], scores[2, 12]], atol=2e-5)
@@ -130,7 +144,9 @@ async def test_tokens_that_a_request_names_are_scored(client, folder):
         ({"data": [9] * 5 + [9999]}, "holds a token outside"),
         ({"shape": 3}, "not a matrix"),
     ):
-        assert reason in await client.failed("asample", client.sample_body(sampler, PROMPT, target_prompt_logprobs=dense | wrong))
+        assert reason in await client.failed(
+            "asample", client.sample_body(sampler, PROMPT, target_prompt_logprobs=dense | wrong)
+        )
 
 
 async def test_completions_end_at_stop_strings_and_at_stop_tokens(client):
@@ -139,7 +155,9 @@ async def test_completions_end_at_stop_strings_and_at_stop_tokens(client):
     assert (len(free["tokens"]), free["stop_reason"]) == (12, "length")
     ending = free["tokens"][4]
     expected = free["tokens"][: free["tokens"].index(ending) + 1]
-    (stopped,) = (await client.sample(sampler, PROMPT, sampling_params={"max_tokens": 12, "stop": [ending]}))["sequences"]
+    (stopped,) = (await client.sample(sampler, PROMPT, sampling_params={"max_tokens": 12, "stop": [ending]}))[
+        "sequences"
+    ]
     assert (stopped["tokens"], stopped["stop_reason"]) == (expected, "stop")
     assert stopped["logprobs"] == free["logprobs"][: len(expected)]
     tokenizer = client.service.sampler._engine.tokenizer
@@ -150,7 +168,9 @@ async def test_completions_end_at_stop_strings_and_at_stop_tokens(client):
 
 async def test_temperature_0_takes_the_most_likely_tokens(client, folder):
     sampler = await client.sampler()
-    (found,) = (await client.sample(sampler, PROMPT, sampling_params={"temperature": 0.0, "max_tokens": 3}))["sequences"]
+    (found,) = (await client.sample(sampler, PROMPT, sampling_params={"temperature": 0.0, "max_tokens": 3}))[
+        "sequences"
+    ]
     ids = list(PROMPT)
     for _ in range(3):
         ids.append(int(plain(folder)(torch.tensor([ids])).logits[0, -1].argmax()))
@@ -211,14 +231,22 @@ async def test_a_sample_can_be_cancelled_and_further_clients_can_join(client):
     promise = await client.call("asample", client.sample_body(sampler, sampling_params={"max_tokens": 8000}))
     await client.call("cancel_future", {"request_id": promise["request_id"]})
     assert "cancelled" in (await client.result(promise))["error"]
-    joined = [(await client.call("join_sampling_session", {"sampling_session_id": sampler}))["client_counter"] for _ in range(2)]
+    joined = [
+        (await client.call("join_sampling_session", {"sampling_session_id": sampler}))["client_counter"]
+        for _ in range(2)
+    ]
     assert joined == [1, 2]
     assert (await client.sample(sampler))["sequences"]
 
 
 async def test_a_sample_without_a_sampler_names_its_weights(client):
     found = await client.done(
-        "asample", {"base_model": NAME, "prompt": {"chunks": []} | {"chunks": [{"tokens": PROMPT}]}, "sampling_params": {"max_tokens": 2}}
+        "asample",
+        {
+            "base_model": NAME,
+            "prompt": {"chunks": []} | {"chunks": [{"tokens": PROMPT}]},
+            "sampling_params": {"max_tokens": 2},
+        },
     )
     assert 1 <= len(found["sequences"][0]["tokens"]) <= 2
     refused = await client.call("asample", {"prompt": {"chunks": []}, "sampling_params": {}}, status=400)

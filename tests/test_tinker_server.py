@@ -46,7 +46,9 @@ async def test_recorded_requests_of_a_whole_session_are_served(client, folder):
     temporary = {"model_id": model_id, "seq_id": 5, "sampling_session_seq_id": 0, "kind": "snapshot"}
     made = await client.done("save_weights_for_sampler", temporary)
     assert (made["path"], made["sampling_session_id"]) == (None, f"{client.session_id}:sample:0")
-    loaded = await client.done("load_weights", recorded("load_weights", session_id=client.session_id, path=saved["path"]))
+    loaded = await client.done(
+        "load_weights", recorded("load_weights", session_id=client.session_id, path=saved["path"])
+    )
     assert (loaded["model_id"], loaded["path"]) == (f"{client.session_id}:train:1", saved["path"])
     body = recorded("create_sampling_session", session_id=client.session_id, model_path=sampler["path"])
     sampler_id = (await client.call("create_sampling_session", body))["sampling_session_id"]
@@ -69,7 +71,9 @@ async def test_results_are_protocol_buffers_for_clients_that_accept_them(client)
         assert answer.content_type == PROTOBUF
         assert (await answer.read()).startswith(b"\x0a\x0bArrayRecord")
     with pytest.raises(AssertionError, match="no gradient"):
-        await client.done("optim_step", {"model_id": model_id, "adam_params": {}})  # the recorded pass is a forward pass only
+        await client.done(
+            "optim_step", {"model_id": model_id, "adam_params": {}}
+        )  # the recorded pass is a forward pass only
 
 
 async def test_requests_of_a_model_run_in_order_of_their_numbers(client):
@@ -77,8 +81,12 @@ async def test_requests_of_a_model_run_in_order_of_their_numbers(client):
     step = await client.call("optim_step", {"model_id": model_id, "seq_id": 3, "adam_params": {"learning_rate": 0.0}})
     forward = {"data": DATA, "loss_fn": "cross_entropy"}
     late = await client.call("forward_backward", {"model_id": model_id, "seq_id": 2, "forward_backward_input": forward})
-    first = await client.call("forward_backward", {"model_id": model_id, "seq_id": 1, "forward_backward_input": forward})
-    again = await client.call("forward_backward", {"model_id": model_id, "seq_id": 1, "forward_backward_input": forward})
+    first = await client.call(
+        "forward_backward", {"model_id": model_id, "seq_id": 1, "forward_backward_input": forward}
+    )
+    again = await client.call(
+        "forward_backward", {"model_id": model_id, "seq_id": 1, "forward_backward_input": forward}
+    )
     assert first == again
     losses = [(await client.result(promise))["metrics"]["loss:sum"] for promise in (first, late)]
     norm = (await client.result(step))["metrics"]["grad_norm"]
@@ -105,14 +113,18 @@ async def test_what_cannot_be_accepted_is_refused_with_its_reason(client):
     assert "there is no model" in (await client.call("optim_step", unknown, status=404))["detail"]
     base = recorded("create_model", session_id=client.session_id, base_model="other")
     assert "'other' is not served here" in (await client.call("create_model", base, status=400))["detail"]
-    optimizer = recorded("create_model", session_id=client.session_id, base_model=NAME, optimizer_config={"type": "dimuon"})
+    optimizer = recorded(
+        "create_model", session_id=client.session_id, base_model=NAME, optimizer_config={"type": "dimuon"}
+    )
     assert "dimuon" in (await client.call("create_model", optimizer, status=400))["detail"]
     path = recorded("load_weights", session_id=client.session_id)
     assert "there is no checkpoint" in (await client.call("load_weights", path, status=404))["detail"]
     assert "docs/tinker.md" in (await client.call("create_custom_loss", {}, status=404))["detail"]
     assert "session" in (await client.call("session_heartbeat", {"session_id": "ended"}, status=410))["detail"]
     assert "no request" in (await client.call("retrieve_future", {"request_id": "never"}, status=404))["detail"]
-    async with client.http.post(f"{client.root}/api/v1/telemetry", data=b"x", headers={"Content-Encoding": "zstd"}) as answer:
+    async with client.http.post(
+        f"{client.root}/api/v1/telemetry", data=b"x", headers={"Content-Encoding": "zstd"}
+    ) as answer:
         assert answer.status == 415
 
 
@@ -154,7 +166,9 @@ async def test_an_unloaded_model_is_gone(client):
 
 async def test_checkpoints_are_listed_described_and_deleted(client):
     model_id = await client.model(user_metadata={"renderer_name": "qwen3"})
-    saved = await client.done("save_weights", {"model_id": model_id, "path": "a", "ttl_seconds": 3600, "user_metadata": {"x": "y"}})
+    saved = await client.done(
+        "save_weights", {"model_id": model_id, "path": "a", "ttl_seconds": 3600, "user_metadata": {"x": "y"}}
+    )
     await client.done("save_weights_for_sampler", {"model_id": model_id, "path": "b"})
     assert "exists already" in await client.failed("save_weights", {"model_id": model_id, "path": "a"})
     await client.done("save_weights", {"model_id": model_id, "path": "a", "overwrite": True})
@@ -187,7 +201,9 @@ def spoil(folder, pattern):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "trainer_state.pt", "config.json", "tokenizer.json", "tinker.json", "manifest.json"])
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "trainer_state.pt", "config.json", "tokenizer.json", "tinker.json", "manifest.json"]
+)
 async def test_a_checkpoint_with_a_flipped_bit_is_loaded_by_no_call(client, tmp_path, file):
     model_id = await client.model()
     path = (await client.done("save_weights", {"model_id": model_id, "path": "a"}))["path"]

@@ -71,7 +71,9 @@ def reference(name, p, inputs, options):
     return losses, slopes
 
 
-@pytest.mark.parametrize("config", [{}, {"clip_low_threshold": 0.6, "clip_high_threshold": 1.05}], ids=["default", "limits"])
+@pytest.mark.parametrize(
+    "config", [{}, {"clip_low_threshold": 0.6, "clip_high_threshold": 1.05}], ids=["default", "limits"]
+)
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_losses_and_gradients_follow_their_formulas(name, config):
     if name in ("cross_entropy", "importance_sampling"):
@@ -80,7 +82,9 @@ def test_losses_and_gradients_follow_their_formulas(name, config):
         config = {"beta": 0.05}
     for seed in range(20):
         drawn = inputs_of(12, seed)
-        p = torch.from_numpy(np.random.default_rng(100 + seed).normal(-1.0, 0.5, 12).astype(np.float32)).requires_grad_()
+        p = torch.from_numpy(
+            np.random.default_rng(100 + seed).normal(-1.0, 0.5, 12).astype(np.float32)
+        ).requires_grad_()
         function, options = loss_function(name, config)
         losses = function(p, {key: torch.from_numpy(values) for key, values in drawn.items()}, options)
         losses.sum().backward()
@@ -252,11 +256,27 @@ def test_a_checkpoint_of_another_adapter_is_refused(folder, tmp_path):
         ([Datum(np.zeros(0, dtype=np.int64), {})], "cross_entropy", "model_input is empty"),
         ([Datum(np.array([5]), {})], "cross_entropy", "lacks target_tokens; it holds nothing"),
         ([datum(), datum()], "ppo", "datum 0: loss_fn_inputs lacks advantages; it holds target_tokens, weights"),
-        ([Datum(np.array([5, 6]), {TARGETS: np.array([6])})], "cross_entropy", r"target_tokens has shape \[1\], expected \[2\]"),
-        ([Datum(np.array([5]), {TARGETS: np.array([999_999])})], "cross_entropy", "target_tokens holds a token outside of 0 to"),
+        (
+            [Datum(np.array([5, 6]), {TARGETS: np.array([6])})],
+            "cross_entropy",
+            r"target_tokens has shape \[1\], expected \[2\]",
+        ),
+        (
+            [Datum(np.array([5]), {TARGETS: np.array([999_999])})],
+            "cross_entropy",
+            "target_tokens holds a token outside of 0 to",
+        ),
         ([Datum(np.array([-1]), {TARGETS: np.array([6])})], "cross_entropy", "model_input holds a token outside"),
-        ([datum(0, 2, weights=np.ones(3, dtype=np.float32))], "cross_entropy", r"weights has shape \[3\], and target_tokens \[2\]"),
-        ([datum(0, 2, weights=np.array([1, np.nan], dtype=np.float32))], "cross_entropy", "weights holds a value that is not finite"),
+        (
+            [datum(0, 2, weights=np.ones(3, dtype=np.float32))],
+            "cross_entropy",
+            r"weights has shape \[3\], and target_tokens \[2\]",
+        ),
+        (
+            [datum(0, 2, weights=np.array([1, np.nan], dtype=np.float32))],
+            "cross_entropy",
+            "weights holds a value that is not finite",
+        ),
     ],
 )
 def test_data_that_does_not_fit_is_refused_before_anything_is_computed(folder, data, loss, found):
@@ -278,7 +298,11 @@ def test_a_loss_that_is_not_finite_discards_the_gradient(folder):
 
 @pytest.mark.parametrize(
     ("params", "found"),
-    [({"learning_rate": -1.0}, "learning_rate is -1"), ({"beta2": 1.0}, "beta2 is 1"), ({"eps": math.nan}, "eps is nan")],
+    [
+        ({"learning_rate": -1.0}, "learning_rate is -1"),
+        ({"beta2": 1.0}, "beta2 is 1"),
+        ({"eps": math.nan}, "eps is nan"),
+    ],
 )
 def test_parameters_out_of_range_are_refused(folder, params, found):
     model = TrainingModel(folder, LORA, "cpu")

@@ -49,13 +49,16 @@ def response(name):
 # ------------------------------------------------------------ requests
 
 
-@pytest.mark.parametrize("recorded", [one for one in RECORDED["requests"] if one["path"] in KINDS], ids=lambda one: one["path"])
+@pytest.mark.parametrize(
+    "recorded", [one for one in RECORDED["requests"] if one["path"] in KINDS], ids=lambda one: one["path"]
+)
 def test_every_field_of_a_recorded_request_is_known(recorded):
     kind = KINDS[recorded["path"]]
     assert set(recorded["json"]) <= set(kind.__struct_fields__)
     read = requests.UnknownFields().read(json.dumps(recorded["json"]).encode(), kind)
     assert (
-        msgspec.to_builtins(read).items() >= {key: value for key, value in recorded["json"].items() if not isinstance(value, dict)}.items()
+        msgspec.to_builtins(read).items()
+        >= {key: value for key, value in recorded["json"].items() if not isinstance(value, dict)}.items()
     )
 
 
@@ -76,7 +79,10 @@ def test_unknown_fields_are_accepted_and_logged_once(caplog):
     fields = requests.UnknownFields()
     for _ in range(2):
         assert fields.read(b'{"session_id": "s", "mood": 1}', requests.SessionHeartbeat).session_id == "s"
-    assert [record.getMessage().count("mood") for record in caplog.records if "mood" in record.getMessage()] in ([], [1])
+    assert [record.getMessage().count("mood") for record in caplog.records if "mood" in record.getMessage()] in (
+        [],
+        [1],
+    )
     assert fields._seen == {("SessionHeartbeat", "mood")}
 
 
@@ -93,8 +99,14 @@ def test_a_recorded_forward_pass_is_read():
     assert (request.loss, request.loss_config, request.forward_only) == ("cross_entropy", {}, False)
     first, second = request.data
     assert first.token_ids.tolist() == [5, 6, 7, 8]
-    assert {name: values.tolist() for name, values in first.inputs.items()} == {"target_tokens": [6, 7, 8, 9], "weights": [0, 1, 1, 0.5]}
-    assert {name: values.tolist() for name, values in second.inputs.items()} == {"target_tokens": [8, 7, 6], "weights": [1, 0, 1]}
+    assert {name: values.tolist() for name, values in first.inputs.items()} == {
+        "target_tokens": [6, 7, 8, 9],
+        "weights": [0, 1, 1, 0.5],
+    }
+    assert {name: values.tolist() for name, values in second.inputs.items()} == {
+        "target_tokens": [8, 7, 6],
+        "weights": [1, 0, 1],
+    }
 
 
 def test_a_recorded_sparse_tensor_becomes_dense():
@@ -127,7 +139,11 @@ def test_json_and_protocol_buffers_give_the_same_request():
     datum = {"model_input": {"chunks": [{"type": "encoded_text", "tokens": [4, 5, 6]}]}, "loss_fn_inputs": tensors}
     read = forward_of_json({"forward_input": {"data": [datum], "loss_fn": "cross_entropy"}}, forward_only=True)
     expected = forward_of_message(WireMessage(PASSES["sparse"]))
-    assert (read.loss, read.loss_config, read.forward_only) == (expected.loss, expected.loss_config, expected.forward_only)
+    assert (read.loss, read.loss_config, read.forward_only) == (
+        expected.loss,
+        expected.loss_config,
+        expected.forward_only,
+    )
     for name, values in expected.data[0].inputs.items():
         np.testing.assert_array_equal(read.data[0].inputs[name], values)
     np.testing.assert_array_equal(read.data[0].token_ids, expected.data[0].token_ids)
@@ -141,7 +157,10 @@ def test_json_and_protocol_buffers_give_the_same_request():
             {"model_input": {"chunks": []}, "loss_fn_inputs": {"w": {"data": [1, 2], "dtype": "int64", "shape": [3]}}},
             "do not have the shape",
         ),
-        ({"model_input": {"chunks": []}, "loss_fn_inputs": {"w": {"data": [1], "dtype": "bfloat16"}}}, "type bfloat16 is not supported"),
+        (
+            {"model_input": {"chunks": []}, "loss_fn_inputs": {"w": {"data": [1], "dtype": "bfloat16"}}},
+            "type bfloat16 is not supported",
+        ),
         ({"model_input": {"chunks": []}}, "lacks a field"),
         ({"model_input": {"text": "hello"}, "loss_fn_inputs": {}}, "no list of chunks"),
         ({"model_input": {"chunks": [{"tokens": ["a"]}]}, "loss_fn_inputs": {}}, "no list of chunks"),
@@ -149,7 +168,13 @@ def test_json_and_protocol_buffers_give_the_same_request():
             {
                 "model_input": {"chunks": []},
                 "loss_fn_inputs": {
-                    "w": {"data": [1], "dtype": "int64", "shape": [1, 2], "sparse_crow_indices": [0, 1], "sparse_col_indices": [2]}
+                    "w": {
+                        "data": [1],
+                        "dtype": "int64",
+                        "shape": [1, 2],
+                        "sparse_crow_indices": [0, 1],
+                        "sparse_col_indices": [2],
+                    }
                 },
             },
             "sparse indices do not fit",
@@ -211,7 +236,9 @@ def test_outputs_of_a_forward_pass_are_written_as_the_genuine_library_writes_the
     outputs = [{"logprobs": f32(-1, -2)}, {"logprobs": f32(-3)}, {"logprobs": f32(-4, -5)[None]}]
     output = ForwardOutput(outputs, {"loss:sum": 6.5})
     assert output.to_protobuf() == response("forward")
-    assert output.to_json()["loss_fn_outputs"][2] == {"logprobs": {"data": [-4.0, -5.0], "dtype": "float32", "shape": [1, 2]}}
+    assert output.to_json()["loss_fn_outputs"][2] == {
+        "logprobs": {"data": [-4.0, -5.0], "dtype": "float32", "shape": [1, 2]}
+    }
 
 
 def test_scores_of_named_tokens_are_written_in_the_layout_of_the_request():
@@ -220,8 +247,16 @@ def test_scores_of_named_tokens_are_written_in_the_layout_of_the_request():
     assert (tensor.payload(1), tensor.number(3), tensor.numbers(4)) == (f32(-1, 0).tobytes(), 1, [2, 1])
     sparse = WireMessage(TargetLogprobs(f32(-3), (2, 2), (0, 0, 1), (1,)).to_protobuf())
     (indices,) = sparse.messages(2)
-    assert [indices.payload(field) for field in (1, 2, 3)] == [f32(-3).tobytes(), np.array([0, 0, 1]).tobytes(), np.array([1]).tobytes()]
-    assert SampleOutput([], targets=dense).to_json()["target_prompt_logprobs"] == {"data": [-1.0, 0.0], "dtype": "float32", "shape": [2, 1]}
+    assert [indices.payload(field) for field in (1, 2, 3)] == [
+        f32(-3).tobytes(),
+        np.array([0, 0, 1]).tobytes(),
+        np.array([1]).tobytes(),
+    ]
+    assert SampleOutput([], targets=dense).to_json()["target_prompt_logprobs"] == {
+        "data": [-1.0, 0.0],
+        "dtype": "float32",
+        "shape": [2, 1],
+    }
 
 
 def test_top_tokens_without_an_entry_are_null():

@@ -38,7 +38,9 @@ async def test_an_encrypted_bus_carries_messages_of_which_nothing_is_readable(tm
         sequence = await bus.publish(failed(), Stamp(id="1", sender="a", time=0.0))
         assert (await bus.read([sequence]))[0].open(ActorFailed) == failed()
         assert seen
-        assert not any(known in bytes(seen) for known in (WORD.encode(), server.token.encode(), b"INFO", b"CONNECT", b"areal."))
+        assert not any(
+            known in bytes(seen) for known in (WORD.encode(), server.token.encode(), b"INFO", b"CONNECT", b"areal.")
+        )
         before = server.port
         again = await server.restart()
         assert again.port == before
@@ -52,7 +54,10 @@ async def test_another_server_and_one_that_does_or_does_not_encrypt_are_named(tm
     async with serving(tmp_path, certificate) as server:
         place = f"127.0.0.1:{server.port}"
         for url, cause in (
-            (f"tls://{server.token}@{place}#{'0' * 64}", "has the fingerprint .*take the address, or join.json, of this start"),
+            (
+                f"tls://{server.token}@{place}#{'0' * 64}",
+                "has the fingerprint .*take the address, or join.json, of this start",
+            ),
             (f"tls://{server.token}@127.0.0.1:{plain.port}#{'0' * 64}", "it does not encrypt: write nats://"),
             (f"nats://{server.token}@{place}", r"encrypts \(bus.tls\): take its address, tls://"),
         ):
@@ -88,9 +93,14 @@ async def test_a_server_without_a_fingerprint_is_verified_by_its_authority(
 
 def test_files_of_a_run_are_served_encrypted_to_those_who_know_the_fingerprint(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(WORD)
-    certificate, server = make_certificate(tmp_path / "tls"), ObjectServer("run", tmp_path, {"agent.py": tmp_path / "agent.py"})
+    certificate, server = (
+        make_certificate(tmp_path / "tls"),
+        ObjectServer("run", tmp_path, {"agent.py": tmp_path / "agent.py"}),
+    )
     server.start("127.0.0.1", 0, certificate)
-    server.access["token"] = FileAccess(reads=frozenset({"a.body"}), writes=frozenset({"a.body"}), folders=frozenset({CODE}))
+    server.access["token"] = FileAccess(
+        reads=frozenset({"a.body"}), writes=frozenset({"a.body"}), folders=frozenset({CODE})
+    )
     url = f"https://127.0.0.1:{server.port}"
     objects = RemoteObjects(f"{url}#{certificate.fingerprint}", "token", retry_for_seconds=0)
     objects.pull(CODE, tmp_path / "there")
@@ -112,7 +122,10 @@ def test_a_certificate_and_its_key_are_readable_by_their_user_only(tmp_path: Pat
 
 
 def test_the_address_of_an_encrypted_run_has_its_fingerprint(tmp_path: Path) -> None:
-    given, file = ServerAddress(url=f"tls://areal-join:pw@10.0.0.1:4000#{'a' * 64}", run="run", pid=7), tmp_path / "join.json"
+    given, file = (
+        ServerAddress(url=f"tls://areal-join:pw@10.0.0.1:4000#{'a' * 64}", run="run", pid=7),
+        tmp_path / "join.json",
+    )
     file.write_text(f'{{"url":"{given.url}","run":"run","pid":7}}')
     assert join_address("", credential=file).url == given.url
     assert join_address("tls://host:9/run", credential=file).url == f"tls://areal-join:pw@host:9#{'a' * 64}"
@@ -136,7 +149,10 @@ def test_the_address_of_an_encrypted_run_has_its_fingerprint(tmp_path: Path) -> 
             ["bus.tls=true", "bus.host=127.0.0.1", "bus.certificate_key=a.pem"],
             "`bus.certificate`: certificate and certificate_key belong together; name both files, or neither",
         ),
-        (["bus.certificate=a.pem", "bus.certificate_key=b.pem"], "`bus.certificate`: found a file, but the run does not encrypt"),
+        (
+            ["bus.certificate=a.pem", "bus.certificate_key=b.pem"],
+            "`bus.certificate`: found a file, but the run does not encrypt",
+        ),
         (
             ["bus.tls=true", "bus.host=127.0.0.1", "chaos.enabled=true", "chaos.partition.per_minute=1"],
             "a link to a server with TLS cannot be cut",

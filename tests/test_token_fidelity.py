@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 from support.conversations import converse
 
-TEMPLATES = Path(os.environ.get("AREAL_CHAT_TEMPLATES", Path(__file__).parent.parent.parent / "shared" / "data" / "chat_templates"))
+TEMPLATES = Path(
+    os.environ.get("AREAL_CHAT_TEMPLATES", Path(__file__).parent.parent.parent / "shared" / "data" / "chat_templates")
+)
 FILES = sorted(TEMPLATES.glob("*.jinja"))
 CONVERSATIONS = 600
 FAITHFUL = {"cohere2", "gemma3", "llama3", "llama3_1", "llama3_2", "qwen2_5", "qwen3_instruct_2507"}
 """Templates that render the model's output unchanged."""
 
 
-@pytest.mark.skipif(not FILES, reason="there are no chat templates; set AREAL_CHAT_TEMPLATES to a folder of .jinja files")
+@pytest.mark.skipif(
+    not FILES, reason="there are no chat templates; set AREAL_CHAT_TEMPLATES to a folder of .jinja files"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_prompts_extend_to_the_token_or_split_with_a_reason(path):

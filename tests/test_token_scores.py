@@ -65,7 +65,11 @@ def test_the_gradient_is_that_of_numeric_differentiation():
     hidden, labels = torch.randn(9, 5, dtype=torch.float64, requires_grad=True), torch.randint(0, 11, (9,))
     # The scores are float32 wherever they come from, so the step is large and the tolerance wide.
     assert torch.autograd.gradcheck(
-        lambda given: token_scores(head, given, labels, 0.7, torch.float64)[0], [hidden], eps=1e-2, atol=2e-3, fast_mode=True
+        lambda given: token_scores(head, given, labels, 0.7, torch.float64)[0],
+        [hidden],
+        eps=1e-2,
+        atol=2e-3,
+        fast_mode=True,
     )
 
 
@@ -110,4 +114,6 @@ def test_logits_of_one_chunk_at_a_time_are_kept():
     head, hidden = nn.Linear(HIDDEN, VOCABULARY), torch.randn(TOKENS, HIDDEN, requires_grad=True)
     with Watch():
         token_scores(head, hidden, torch.zeros(TOKENS, dtype=torch.int64), 1.0, torch.float32)[0].sum().backward()
-    assert largest == HIDDEN  # the transposed gradient of the weights, [hidden, vocabulary]; the logits are [8, vocabulary]
+    assert (
+        largest == HIDDEN
+    )  # the transposed gradient of the weights, [hidden, vocabulary]; the logits are [8, vocabulary]

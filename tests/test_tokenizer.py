@@ -70,7 +70,11 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
     ],
     [
         {"role": "user", "content": "add"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": {"x": 1, "y": "ü"}}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": {"x": 1, "y": "ü"}}}],
+        },
         {"role": "tool", "content": "2", "tool_call_id": "1"},
     ],
 ]
@@ -84,7 +88,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=special, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=alphabet, special_tokens=special, show_progress=False
+    )
     tokenizer.train_from_iterator(TEXTS * 3, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
@@ -124,7 +130,9 @@ def test_prompts_are_those_of_transformers(
     ours: ChatTokenizer, theirs: Any, messages: Any, tools: Any, *, add_generation_prompt: bool
 ) -> None:
     options = {"add_generation_prompt": add_generation_prompt, "style": "closed"}
-    assert ours.render(messages, tools, **options) == theirs.apply_chat_template(messages, tools=tools, tokenize=False, **options)
+    assert ours.render(messages, tools, **options) == theirs.apply_chat_template(
+        messages, tools=tools, tokenize=False, **options
+    )
 
 
 def test_a_template_that_refuses_is_the_callers_error_in_its_own_words(ours: ChatTokenizer) -> None:
@@ -147,9 +155,14 @@ def test_stop_ids_come_from_every_place_that_names_them(ours: ChatTokenizer) -> 
 
 def test_the_template_may_stand_in_the_configuration(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
-    templates = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ eos_token }}{{ messages[0].content }}"}]
+    templates = [
+        {"name": "tool_use", "template": "no"},
+        {"name": "default", "template": "{{ eos_token }}{{ messages[0].content }}"},
+    ]
     for template in (templates, templates[1]["template"]):
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": template}))
+        (tmp_path / "tokenizer_config.json").write_text(
+            json.dumps({"eos_token": "<|im_end|>", "chat_template": template})
+        )
         assert ChatTokenizer.load(tmp_path).render([{"role": "user", "content": "hi"}], None) == "<|im_end|>hi"
 
 
@@ -205,6 +218,10 @@ from areal_actors.tokenization.tokenizer import ChatTokenizer
 ChatTokenizer.load(sys.argv[1])
 print(sorted({"torch", "transformers"} & set(sys.modules)))"""
     finished = subprocess.run(
-        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
+        [sys.executable, "-c", program, str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent.parent,
     )
     assert finished.stdout.strip() == "[]"

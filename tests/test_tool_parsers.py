@@ -13,9 +13,15 @@ WELL_FORMED = {
     "deepseek": [
         (ONE_CALL["deepseek_v3"], [CALL], ""),
         ("Let me look.\n\n" + ONE_CALL["deepseek"], [CALL], "Let me look.\n\n"),
-        (ONE_CALL["deepseek"].replace(PARIS, '{"city":  "<｜tool▁calls▁end｜>"}'), [("weather", '{"city":  "<｜tool▁calls▁end｜>"}')], ""),
         (
-            ONE_CALL["deepseek"].replace("<｜tool▁calls▁end｜>", "\n" + ONE_CALL["deepseek"][len("<｜tool▁calls▁begin｜>") :]),
+            ONE_CALL["deepseek"].replace(PARIS, '{"city":  "<｜tool▁calls▁end｜>"}'),
+            [("weather", '{"city":  "<｜tool▁calls▁end｜>"}')],
+            "",
+        ),
+        (
+            ONE_CALL["deepseek"].replace(
+                "<｜tool▁calls▁end｜>", "\n" + ONE_CALL["deepseek"][len("<｜tool▁calls▁begin｜>") :]
+            ),
             [CALL, CALL],
             "",
         ),
@@ -42,8 +48,16 @@ WELL_FORMED = {
             [("search", '{"query": " a\\n \\"b\\" ", "tags": ["x"]}')],
             "",
         ),
-        ("<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>5</arg_value>\n</tool_call>", [("weather", '{"city": "5"}')], ""),
-        ("<tool_call>weather\n<arg_key>days</arg_key>\n<arg_value>five</arg_value>\n</tool_call>", [("weather", '{"days": "five"}')], ""),
+        (
+            "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
+            [("weather", '{"city": "5"}')],
+            "",
+        ),
+        (
+            "<tool_call>weather\n<arg_key>days</arg_key>\n<arg_value>five</arg_value>\n</tool_call>",
+            [("weather", '{"days": "five"}')],
+            "",
+        ),
     ],
     "hermes": [
         ("Let me look.\n" + ONE_CALL["hermes"], [CALL], "Let me look."),
@@ -100,10 +114,19 @@ WELL_FORMED = {
         ("[TOOL_CALL] and [ARGS]", [], "[TOOL_CALL] and [ARGS]"),
     ],
     "pythonic": [
-        ("<|tool_call_start|>[weather(city='Paris', days=3), ping()]<|tool_call_end|>Done.", [CALL, ("ping", "{}")], "Done."),
+        (
+            "<|tool_call_start|>[weather(city='Paris', days=3), ping()]<|tool_call_end|>Done.",
+            [CALL, ("ping", "{}")],
+            "Done.",
+        ),
         (
             "<|tool_call_start|>[search(query='a', filters={'x': [None, True, -1.5, null]}, tags=('b', 'ü'), limit=null)]<|tool_call_end|>",
-            [("search", '{"query": "a", "filters": {"x": [null, true, -1.5, null]}, "tags": ["b", "ü"], "limit": null}')],
+            [
+                (
+                    "search",
+                    '{"query": "a", "filters": {"x": [null, true, -1.5, null]}, "tags": ["b", "ü"], "limit": null}',
+                )
+            ],
             "",
         ),
     ],
@@ -111,7 +134,11 @@ WELL_FORMED = {
         ("Let me look.\n\n" + ONE_CALL["qwen_coder"], [CALL], "Let me look."),
         (f"{ONE_CALL['qwen_coder']}\n{ONE_CALL['qwen_coder']}\n", [CALL, CALL], ""),
         ("<tool_call><function=ping></function></tool_call>", [("ping", "{}")], ""),
-        ("<tool_call><function=weather><parameter=city>Paris</parameter></function></tool_call>", [("weather", '{"city": "Paris"}')], ""),
+        (
+            "<tool_call><function=weather><parameter=city>Paris</parameter></function></tool_call>",
+            [("weather", '{"city": "Paris"}')],
+            "",
+        ),
         (
             "<tool_call>\n<function=weather>\n<parameter=city>\n\n a\n<b>{}\n\n</parameter>\n</function>\n</tool_call>",
             [("weather", '{"city": "\\n a\\n<b>{}\\n"}')],
@@ -143,7 +170,11 @@ WELL_FORMED = {
         (HARMONY + ONE_CALL["gpt_oss"], [CALL], ""),
         (f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{PARIS}<|call|>", [CALL], ""),
         (f"{HARMONY}<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{PARIS}", [CALL], ""),
-        (f"<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistant{ONE_CALL['gpt_oss']}", [CALL], "Let me look."),
+        (
+            f"<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistant{ONE_CALL['gpt_oss']}",
+            [CALL],
+            "Let me look.",
+        ),
         ("<|channel|>final<|message|>Four.<|return|>", [], "Four."),
         (f"{HARMONY}<|channel|>final<|message|>Four.", [], "Four."),
         ("<|channel|>commentary<|message|>A.<|end|><|start|>assistant<|channel|>final<|message|>B.", [], "A.\nB."),
@@ -155,7 +186,9 @@ WELL_FORMED = {
 }
 
 
-@pytest.mark.parametrize(("name", "text", "calls", "rest"), [(name, *case) for name, cases in WELL_FORMED.items() for case in cases])
+@pytest.mark.parametrize(
+    ("name", "text", "calls", "rest"), [(name, *case) for name, cases in WELL_FORMED.items() for case in cases]
+)
 def test_well_formed_calls_leave_the_text(name, text, calls, rest):
     answer = read(name, text)
     expected = [call if isinstance(call, ToolCall) else ToolCall(name=call[0], arguments=call[1]) for call in calls]
@@ -302,7 +335,9 @@ def test_every_format_has_a_name():
 def test_reasoning_marks_are_text_where_the_template_knows_none():
     text = "<think>Hm.</think>Four."
     assert format_for_template("{{ tools }}<tool_call>").parse(text, [PING]) == Answer(text=text)
-    assert format_for_template("{{ tools }}<tool_call></think>").parse(text, [PING]) == Answer(reasoning="Hm.", text="Four.")
+    assert format_for_template("{{ tools }}<tool_call></think>").parse(text, [PING]) == Answer(
+        reasoning="Hm.", text="Four."
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,16 @@ from areal_actors.tokenization.tool_parsers.grammar import resolve_delimiters
 
 MARKS = [
     *("<think>", "</think>", "<thinking>", "</thinking>", "[THINK]", "[/THINK]", "<tool_call>", "</tool_call>"),
-    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[TOOL_CALLS]", "[ARGS]", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    *(
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
     *("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<|tool_call_start|>", "<|tool_call_end|>"),
     *("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|python_tag|>"),
 ]
@@ -34,7 +43,9 @@ def vocabulary(marks_are):
         tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
     if marks_are == "special tokens":
         tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS])
-    return tokenizer, LLTokenizer(tokenizer.to_str(), eos_token=[tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)])
+    return tokenizer, LLTokenizer(
+        tokenizer.to_str(), eos_token=[tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)]
+    )
 
 
 def allows(constraint, text, marks_are="text"):
@@ -71,9 +82,7 @@ def canonical(name, arguments):
         )
         return f"<tool_call>search\n{values}</tool_call>"
     if name == "pythonic":
-        return (
-            f"<|tool_call_start|>[search({', '.join(f'{key}={json.dumps(value)}' for key, value in arguments.items())})]<|tool_call_end|>"
-        )
+        return f"<|tool_call_start|>[search({', '.join(f'{key}={json.dumps(value)}' for key, value in arguments.items())})]<|tool_call_end|>"
     if name == "python_lines":
         return f"<function_calls>search({', '.join(f'{key}={json.dumps(value)}' for key, value in arguments.items())})</function_calls>"
     old = '{"city": "Paris", "days": 3}'
@@ -125,7 +134,9 @@ def test_several_calls_only_when_they_may_be_parallel(name):
         "llama3": f"{one}; {one}",
         "mistral": one + one,
         "python_lines": one.replace("</function_calls>", "\n" + one.removeprefix("<function_calls>")),
-        "pythonic": one.replace(")]", ")" + ", " + one.removeprefix("<|tool_call_start|>[").removesuffix("]<|tool_call_end|>") + "]"),
+        "pythonic": one.replace(
+            ")]", ")" + ", " + one.removeprefix("<|tool_call_start|>[").removesuffix("]<|tool_call_end|>") + "]"
+        ),
     }.get(name, f"{one}\n{one}")
     assert len(format_by_name(name).parse(several, TOOLS).tool_calls) == 2
     assert allows(forced(name, parallel=True), several)
@@ -174,7 +185,10 @@ def test_enumerations_and_references_hold_in_values_written_as_text():
     assert allows(forced("glm", [tool]), call.format("C", '{"x": 1}'))
     assert not allows(forced("glm", [tool]), call.format("K", '{"x": 1}'))
     assert not allows(forced("glm", [tool]), call.format("C", '{"x": "1"}'))
-    assert format_by_name("glm").parse(call.format("C", '{"x": 1}'), [tool]).tool_calls[0].arguments == '{"unit": "C", "place": {"x": 1}}'
+    assert (
+        format_by_name("glm").parse(call.format("C", '{"x": 1}'), [tool]).tool_calls[0].arguments
+        == '{"unit": "C", "place": {"x": 1}}'
+    )
 
 
 @pytest.mark.parametrize("name", CALLING)
@@ -195,9 +209,14 @@ def test_only_the_reasoning_of_the_template_may_come_first():
 
 
 def test_words_of_llguidance_that_mean_something_in_a_schema_are_only_text():
-    parameters = {"type": "object", "properties": {"x": {"type": "string", "description": '\n// token "</think>": x: <[]>\n{name} %json'}}}
+    parameters = {
+        "type": "object",
+        "properties": {"x": {"type": "string", "description": '\n// token "</think>": x: <[]>\n{name} %json'}},
+    }
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    assert allows(forced("hermes", [tool]), '<tool_call>\n{"name": "f", "arguments": {"x": "1"}}\n</tool_call>', "added tokens")
+    assert allows(
+        forced("hermes", [tool]), '<tool_call>\n{"name": "f", "arguments": {"x": "1"}}\n</tool_call>', "added tokens"
+    )
 
 
 @pytest.mark.parametrize("name", CALLING)

@@ -61,7 +61,9 @@ def test_a_broken_object_stays_in_the_text_and_the_problem_has_the_reason(name, 
     assert answer.tool_calls == ()
     if not (name == "generic_json" and written.startswith("{'")):
         assert answer.tool_call_error.startswith("a tool call does not parse: ")
-    assert any(part in answer.tool_call_error if part != "^$" else not answer.tool_call_error for part in why.split("|"))
+    assert any(
+        part in answer.tool_call_error if part != "^$" else not answer.tool_call_error for part in why.split("|")
+    )
 
 
 MALFORMED = {
@@ -89,16 +91,31 @@ MALFORMED = {
         ("<tool_call>\n<function=the other>\n</function>\n</tool_call>", "'the other' is not the name of a tool"),
         ("<tool_call>\n<function=weather>\nParis\n</function>\n</tool_call>", "<parameter=KEY>"),
         ("<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</function>\n</tool_call>", "</parameter>"),
-        ("<tool_call>\n<function=weather>\n<parameter=city\nParis\n</parameter>\n</function>\n</tool_call>", "<parameter=KEY>"),
-        ("<tool_call>\n<function=weather>\n<parameter=>\nParis\n</parameter>\n</function>\n</tool_call>", "<parameter=KEY>"),
+        (
+            "<tool_call>\n<function=weather>\n<parameter=city\nParis\n</parameter>\n</function>\n</tool_call>",
+            "<parameter=KEY>",
+        ),
+        (
+            "<tool_call>\n<function=weather>\n<parameter=>\nParis\n</parameter>\n</function>\n</tool_call>",
+            "<parameter=KEY>",
+        ),
         (
             "<tool_call>\n<function=weather>\n<parameter=city>\na\n</parameter>\n<parameter=city>\nb\n</parameter>\n</function>\n</tool_call>",
             "twice",
         ),
-        ("<tool_call>\n<function=weather>\n<parameter=city>\na\n</parameter>\nthere\n</function>\n</tool_call>", "inside <function="),
-        ("<tool_call>\n<function=weather>\n<function=weather>\n</function>\n</function>\n</tool_call>", "inside <function="),
+        (
+            "<tool_call>\n<function=weather>\n<parameter=city>\na\n</parameter>\nthere\n</function>\n</tool_call>",
+            "inside <function=",
+        ),
+        (
+            "<tool_call>\n<function=weather>\n<function=weather>\n</function>\n</function>\n</tool_call>",
+            "inside <function=",
+        ),
         ("<tool_call>\n<function=weather>\n</function>\nnow\n</tool_call>", "</function>"),
-        ("<tool_call>\n<function=weather>\n<parameter=city>\n</tool_call>\n</parameter>\n</function>\n</tool_call>", "</function>"),
+        (
+            "<tool_call>\n<function=weather>\n<parameter=city>\n</tool_call>\n</parameter>\n</function>\n</tool_call>",
+            "</function>",
+        ),
         (ONE_CALL["hermes"], "<function=NAME>"),
     ],
     "glm": [
@@ -132,7 +149,8 @@ MALFORMED = {
         (ONE_CALL["deepseek_v3"].replace("weather", "the other"), "'the other' is not the name of a tool"),
         (
             ONE_CALL["deepseek"].replace(
-                "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>the other<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+                "<｜tool▁calls▁end｜>",
+                "<｜tool▁call▁begin｜>the other<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
             ),
             "'the other'",
         ),
@@ -179,8 +197,14 @@ MALFORMED = {
         ("<|tool_call_start|>[weather(city='\x00')]<|tool_call_end|>", "not a list of Python calls|not plain"),
         ("<|tool_call_start|>" + "[" * 2000 + "<|tool_call_end|>", "brackets"),
         ("<|tool_call_start|>" + "-" * 50_000 + "1<|tool_call_end|>", "not a list of Python calls|expected"),
-        ("<|tool_call_start|>[weather(days=" + "-" * 3000 + "1)]<|tool_call_end|>", "not a list of Python calls|not plain"),
-        ("<|tool_call_start|>[weather(days=" + "9" * 5000 + ")]<|tool_call_end|>", "not a list of Python calls|not plain"),
+        (
+            "<|tool_call_start|>[weather(days=" + "-" * 3000 + "1)]<|tool_call_end|>",
+            "not a list of Python calls|not plain",
+        ),
+        (
+            "<|tool_call_start|>[weather(days=" + "9" * 5000 + ")]<|tool_call_end|>",
+            "not a list of Python calls|not plain",
+        ),
     ],
     "python_lines": [
         ("<function_calls></function_calls>", "expected a list of Python calls"),
@@ -202,7 +226,9 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize(("name", "text", "why"), [(name, *case) for name, cases in MALFORMED.items() for case in cases])
+@pytest.mark.parametrize(
+    ("name", "text", "why"), [(name, *case) for name, cases in MALFORMED.items() for case in cases]
+)
 def test_a_malformed_call_stays_as_written_and_the_problem_has_the_reason(name, text, why):
     answer = read(name, text)
     assert answer.text == text
@@ -215,7 +241,9 @@ def test_a_malformed_call_stays_as_written_and_the_problem_has_the_reason(name, 
 def test_a_call_of_a_tool_that_was_not_declared_is_a_call(name):
     answer = read(name, ONE_CALL[name], TOOLS[1:])
     assert (answer.text, answer.tool_call_error) == ("", "")
-    assert [(call.name, sorted(json.loads(call.arguments))) for call in answer.tool_calls] == [("weather", ["city", "days"])]
+    assert [(call.name, sorted(json.loads(call.arguments))) for call in answer.tool_calls] == [
+        ("weather", ["city", "days"])
+    ]
 
 
 @pytest.mark.parametrize("name", CALLING)

@@ -45,13 +45,19 @@ def chunkings(draw, texts=odd_texts):
 @st.composite
 def mutated_calls(draw):
     """A well-formed completion in which something is missing, doubled or changed."""
-    text = "Hello\n" + draw(st.sampled_from(sorted(ONE_CALL.values()))) + draw(st.sampled_from(["", "\n", "; ", "text"]))
+    text = (
+        "Hello\n" + draw(st.sampled_from(sorted(ONE_CALL.values()))) + draw(st.sampled_from(["", "\n", "; ", "text"]))
+    )
     text += draw(st.sampled_from(["", *sorted(ONE_CALL.values())]))
     text = text.removeprefix(draw(st.sampled_from(["", "Hello\n"])))
     for _ in range(draw(st.integers(0, 3))):
         start = draw(st.integers(0, len(text)))
         end = min(len(text), start + draw(st.integers(0, 6)))
-        text = text[:start] + draw(st.sampled_from(["", text[start:end] * 2, '"', "}", "{", "\n", "</tool_call>", ",", "\\"])) + text[end:]
+        text = (
+            text[:start]
+            + draw(st.sampled_from(["", text[start:end] * 2, '"', "}", "{", "\n", "</tool_call>", ",", "\\"]))
+            + text[end:]
+        )
     return text
 
 

@@ -9,7 +9,9 @@ from areal_actors.embedded.embedded_model import CHAT_TEMPLATE
 from areal_actors.tokenization.chat_template import compile_template
 from areal_actors.tokenization.tool_parsers.families import detect_format, format_for_template
 
-FOLDER = Path(os.environ.get("AREAL_CHAT_TEMPLATES", Path(__file__).parent.parent.parent / "shared" / "data" / "chat_templates"))
+FOLDER = Path(
+    os.environ.get("AREAL_CHAT_TEMPLATES", Path(__file__).parent.parent.parent / "shared" / "data" / "chat_templates")
+)
 TEMPLATES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.jinja"))}
 """The templates of real models, where they are at hand; their tests are collected only then."""
 
@@ -48,7 +50,10 @@ SINGLE_CALL = ("llama3", "gpt_oss")
 """Their templates render one call and no text beside it."""
 
 WEATHER_CALL = ("weather", {"city": 'Zürich "Nord"\nline two', "days": 3, "exact": True})
-SEARCH_CALL = ("search", {"query": "a < b && c", "filters": {"since": 2020, "deep": {"x": [1, 2.5, None]}}, "tags": ["x", "y"]})
+SEARCH_CALL = (
+    "search",
+    {"query": "a < b && c", "filters": {"since": 2020, "deep": {"x": [1, 2.5, None]}}, "tags": ["x", "y"]},
+)
 CASES = {
     "text": ("", "The answer is 4.", []),
     "lines": ("", 'One.\n\nTwo: {"a": 1}.', []),
@@ -66,8 +71,13 @@ def message_of(reasoning, text, calls, *, text_arguments, thinks):
     if thinks:
         message |= {"reasoning_content": reasoning, "thinking": reasoning}
     if calls:
-        functions = [{"name": name, "arguments": json.dumps(arguments) if text_arguments else arguments} for name, arguments in calls]
-        message["tool_calls"] = [{"id": f"call_{at}", "type": "function", "function": function} for at, function in enumerate(functions)]
+        functions = [
+            {"name": name, "arguments": json.dumps(arguments) if text_arguments else arguments}
+            for name, arguments in calls
+        ]
+        message["tool_calls"] = [
+            {"id": f"call_{at}", "type": "function", "function": function} for at, function in enumerate(functions)
+        ]
     return message
 
 
@@ -103,11 +113,15 @@ def test_a_parsed_completion_renders_as_it_was_sampled(template, reasoning, text
     end = next((end for end in ENDS if whole.endswith(end)), "")
     completion = whole[len(shared) :].removesuffix(end)
 
-    answer = format_for_template(template).parse(completion, TOOLS if calls else (), in_reasoning=shared.rstrip().endswith("<think>"))
+    answer = format_for_template(template).parse(
+        completion, TOOLS if calls else (), in_reasoning=shared.rstrip().endswith("<think>")
+    )
 
     assert answer.tool_call_error == ""
     assert (answer.reasoning, answer.text) == (reasoning, text)
-    assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == [(name, arguments) for name, arguments in calls]
+    assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == [
+        (name, arguments) for name, arguments in calls
+    ]
     read_calls = [(call.name, json.loads(call.arguments)) for call in answer.tool_calls]
     again = message_of(answer.reasoning, answer.text, read_calls, text_arguments=text_arguments, thinks=thinks)
     assert rendered(template, again, tools=bool(calls), enable_thinking=bool(reasoning))[1] == whole

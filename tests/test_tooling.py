@@ -71,7 +71,10 @@ def everything(
 def test_a_schema_comes_from_signature_and_docstring():
     function = FunctionTool(everything).definition()["function"]
     properties = function["parameters"]["properties"]
-    assert (function["name"], function["description"]) == ("everything", "Do everything at once.\n\nAnd more than that.")
+    assert (function["name"], function["description"]) == (
+        "everything",
+        "Do everything at once.\n\nAnd more than that.",
+    )
     assert function["parameters"]["required"] == ["a", "b", "c", "d"]
     assert function["parameters"]["additionalProperties"] is False
     assert properties["a"] == {"type": "integer", "description": "the first."}
@@ -87,7 +90,9 @@ def test_a_schema_comes_from_signature_and_docstring():
 
 
 def test_a_parameter_may_be_called_title():
-    assert set(FunctionTool(lambda title: title, name="t").definition()["function"]["parameters"]["properties"]) == {"title"}
+    assert set(FunctionTool(lambda title: title, name="t").definition()["function"]["parameters"]["properties"]) == {
+        "title"
+    }
 
 
 @pytest.mark.parametrize(
@@ -104,7 +109,10 @@ def test_other_styles_of_docstrings_are_read_too(documented):
     add.__doc__ = documented
     function = FunctionTool(add).definition()["function"]
     assert function["description"] == "Add."
-    assert [entry["description"] for entry in function["parameters"]["properties"].values()] == ["the first.", "the second."]
+    assert [entry["description"] for entry in function["parameters"]["properties"].values()] == [
+        "the first.",
+        "the second.",
+    ]
 
 
 async def test_arguments_reach_a_function_with_their_types():
@@ -143,7 +151,10 @@ async def add(a: int, b: int = 1) -> dict[str, int]:
 
 async def test_a_call_of_an_sdk_is_answered_by_a_message():
     message = ChatCompletionMessage.model_validate(
-        {"role": "assistant", "tool_calls": [wanted("add", '{"a": 1}', "call_7"), wanted("add", '{"a": 2, "b": 2}', "call_8")]}
+        {
+            "role": "assistant",
+            "tool_calls": [wanted("add", '{"a": 1}', "call_7"), wanted("add", '{"a": 2, "b": 2}', "call_8")],
+        }
     )
     async with ToolingEnv(add) as env:
         assert await env.call_all(message) == [
@@ -170,7 +181,11 @@ async def test_a_tool_answers_in_text_or_json():
         ("add", "{a: 1}", "Error: the arguments are not JSON: Expecting property name"),
         ("add", "[1]", "Error: the arguments must be a JSON object, not '[1]'"),
         ("add", "{}", "Error: a: Field required"),
-        ("add", '{"a": "x", "c": 1}', "Error: a: Input should be a valid integer, unable to parse string as an integer; c: Extra inputs"),
+        (
+            "add",
+            '{"a": "x", "c": 1}',
+            "Error: a: Input should be a valid integer, unable to parse string as an integer; c: Extra inputs",
+        ),
         ("trouble", '{"kind": "ValueError"}', "Error: ValueError: so it is"),
         ("trouble", '{"kind": "SystemExit"}', "Error: SystemExit: so it is"),
         ("trouble", '{"kind": "CancelledError"}', "Error: CancelledError: so it is"),
@@ -299,7 +314,8 @@ async def test_an_mcp_server_over_http():
 
 
 @pytest.mark.parametrize(
-    "server", [["/no/such/program"], ["true"], [sys.executable, "-c", "import time; time.sleep(100)"], "http://127.0.0.1:1/mcp"]
+    "server",
+    [["/no/such/program"], ["true"], [sys.executable, "-c", "import time; time.sleep(100)"], "http://127.0.0.1:1/mcp"],
 )
 async def test_an_unreachable_server_is_reported_by_name(server, monkeypatch):
     monkeypatch.setattr(tooling, "CONNECT_SECONDS", 0.5)

@@ -41,7 +41,10 @@ def test_the_loss_of_a_step_is_the_mean_over_all_its_tokens(make):
         members = rewards[[other.group == row.group for other in rows]]
         advantage = 0.0 if members.std() == 0 else (row.reward - members.mean()) / (members.std(ddof=1) + 1e-6)
         current = logps(trainer._model, row.token_ids)[row.loss_mask[1:]]
-        total -= sum(min(math.exp(now - then), 5.0) * advantage for now, then in zip(current, row.logprobs[row.loss_mask], strict=True))
+        total -= sum(
+            min(math.exp(now - then), 5.0) * advantage
+            for now, then in zip(current, row.logprobs[row.loss_mask], strict=True)
+        )
         tokens += row.loss_mask.sum()
     metrics = trainer.step(rows)
     assert metrics["loss"] == pytest.approx(total / tokens, abs=1e-5)
@@ -230,7 +233,13 @@ def test_a_loss_that_is_not_finite_is_refused_and_the_weights_stay(make):
 
 def test_a_model_that_changes_its_logits_after_the_head_is_refused():
     config = Gemma2Config(
-        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
     )
     config.final_logit_softcapping = 0.1
     with pytest.raises(EngineError, match="Gemma2ForCausalLM changes its logits after the head"):
@@ -268,7 +277,9 @@ def test_a_checkpoint_is_a_folder_that_hugging_face_loads(make, tmp_path):
     trainer.save(str(tmp_path))
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert np.array_equal(logps(model, rows[0].token_ids), logps(trainer._model, rows[0].token_ids))
-    assert AutoTokenizer.from_pretrained(tmp_path).apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
+    assert AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -276,7 +287,10 @@ def test_a_checkpoint_is_a_folder_that_hugging_face_loads(make, tmp_path):
     [
         (lambda folder: (folder / "trainer_state.pt").unlink(), "has no trainer_state.pt"),
         (lambda folder: (folder / "trainer_state.pt").write_bytes(b"PK\x03\x04 cut off"), "is damaged"),
-        (lambda folder: torch.save({"weight_version": 1}, folder / "trainer_state.pt"), "lacks adapter, optimizer, rest"),
+        (
+            lambda folder: torch.save({"weight_version": 1}, folder / "trainer_state.pt"),
+            "lacks adapter, optimizer, rest",
+        ),
         (lambda folder: (folder / "model.safetensors").unlink(), "missing: "),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"short"), "does not contain weights"),
     ],
@@ -301,7 +315,9 @@ def test_published_weights_read_back_with_the_same_checksum(make, model_folder, 
     assert trainer.publish(str(tmp_path / "v2")).checksum != location.checksum
 
 
-def test_weights_are_published_in_the_dtype_of_the_engines_and_their_checksum_is_that_of_what_was_published(make, tmp_path):
+def test_weights_are_published_in_the_dtype_of_the_engines_and_their_checksum_is_that_of_what_was_published(
+    make, tmp_path
+):
     trainer = make(published_dtype="bfloat16")
     trainer.step(sequences_of(trainer))
     location = trainer.publish(str(tmp_path / "v1"))

@@ -42,16 +42,30 @@ from areal_bus.recorded import read_log
 
 WORK = RunEpisode(episode="0.1", group="0", attempt=2, task=Task(id="t", data={}), sampling=SamplingParams())
 COLUMNS = TokenColumns.of([5, 6, 7, 8], [-0.1] * 4, [0, 0, 0, 1])
-CALL = Interaction(id="i1", prompt_suffix=pack_ids([1]), completion=COLUMNS, finish_reason="stop", worker="inference_worker-0")
+CALL = Interaction(
+    id="i1", prompt_suffix=pack_ids([1]), completion=COLUMNS, finish_reason="stop", worker="inference_worker-0"
+)
 MADE = Trajectory(episode="0.1", group="0", attempt=2, task="t", reward=1.0, interactions=(CALL,))
 RECORDED = InteractionRecorded(
-    session="s", episode="0.1", interaction="i1", prompt_tokens=1, completion_tokens=4, finish_reason="stop", weight_version=1
+    session="s",
+    episode="0.1",
+    interaction="i1",
+    prompt_tokens=1,
+    completion_tokens=4,
+    finish_reason="stop",
+    weight_version=1,
 )
 """As logs of earlier releases have it."""
 CALLED = msgspec.structs.replace(RECORDED, time=story.START + 8, request="ask", attempt=2)
 REF = TrajectoryRef(episode="0.1", sequence=4)
 FORMED = BatchFormed(
-    step=0, groups=((REF,),), oldest_version=0, trained_trajectories=1, trained_tokens=4, dropped_trajectories=0, dropped_tokens=0
+    step=0,
+    groups=((REF,),),
+    oldest_version=0,
+    trained_trajectories=1,
+    trained_tokens=4,
+    dropped_trajectories=0,
+    dropped_tokens=0,
 )
 
 
@@ -125,7 +139,11 @@ def test_a_log_alone_gives_the_same_spans_and_marks_beginnings_that_it_does_not_
     assert {name: span.end for name, span in live.items()} == {name: span.end for name, span in logged.items()}
     assert logged["episode"].begin == logged["call"].begin == 1, "the grant of its group"
     assert logged["score"].begin == 8
-    assert {name for name, span in logged.items() if INFERRED.items() <= span.attributes.items()} == {"episode", "call", "score"}
+    assert {name for name, span in logged.items() if INFERRED.items() <= span.attributes.items()} == {
+        "episode",
+        "call",
+        "score",
+    }
 
 
 def test_a_call_that_was_an_event_of_its_own_is_followed_as_well():
@@ -133,10 +151,17 @@ def test_a_call_that_was_an_event_of_its_own_is_followed_as_well():
     story_[5:5] = [(8, "recorded", "ask", RECORDED)]
     story_[8:10] = [
         (11, "exported", "scored", TrajectoryExported(trajectory=MADE)),
-        (13, "batch", "exported", msgspec.structs.replace(FORMED, groups=((msgspec.structs.replace(REF, sequence=5),),))),
+        (
+            13,
+            "batch",
+            "exported",
+            msgspec.structs.replace(FORMED, groups=((msgspec.structs.replace(REF, sequence=5),),)),
+        ),
     ]
     before, now = spans_of(story_, live=True), spans_of(one_episode(), live=True)
-    assert {name: (span.begin, span.end) for name, span in before.items()} == {name: (span.begin, span.end) for name, span in now.items()}
+    assert {name: (span.begin, span.end) for name, span in before.items()} == {
+        name: (span.begin, span.end) for name, span in now.items()
+    }
 
 
 def test_an_attempt_that_failed_is_an_error_and_one_that_was_dropped_has_its_reason():
@@ -145,7 +170,10 @@ def test_an_attempt_that_failed_is_an_error_and_one_that_was_dropped_has_its_rea
     assert failed["episode"].error == "agent: ValueError"
     assert set(failed) == {"episode", "call"}
     assert failed["call"].end == 8
-    spans = spans_of([*[*one_episode()][:8], (12, "drop", "", TrajectoryDropped(episode="0.1", group="0", reason="stale"))], live=False)
+    spans = spans_of(
+        [*[*one_episode()][:8], (12, "drop", "", TrajectoryDropped(episode="0.1", group="0", reason="stale"))],
+        live=False,
+    )
     assert (spans["drop"].begin, spans["drop"].end, spans["drop"].attributes) == (11, 12, {"areal.reason": "stale"})
 
 
@@ -201,7 +229,9 @@ def test_a_collector_gets_every_span_of_an_exported_log(tmp_path, capsys):
     assert f"{len(expected)} spans sent to {url}/v1/traces" in capsys.readouterr().out
     assert {path for path, _ in received} == {"/v1/traces"}
     (resources,) = received[0][1].resource_spans
-    assert {entry.key: entry.value.string_value for entry in resources.resource.attributes}["service.name"] == "areal-actors"
+    assert {entry.key: entry.value.string_value for entry in resources.resource.attributes}[
+        "service.name"
+    ] == "areal-actors"
     (scope,) = resources.scope_spans
     found = {(span.trace_id.hex(), span.span_id.hex()): span for span in scope.spans}
     last = {span.place: span for span in expected}
@@ -213,7 +243,15 @@ def test_a_collector_gets_every_span_of_an_exported_log(tmp_path, capsys):
         assert sent.end_time_unix_nano == int(span.end * 1e9)
         assert [(link.trace_id.hex(), link.span_id.hex()) for link in sent.links] == list(span.links)
         assert sent.status.message == span.error
-    assert {span.name for span in expected} >= {"episode", "export", "batch", "step", "train", "drop", "publish weights"}
+    assert {span.name for span in expected} >= {
+        "episode",
+        "export",
+        "batch",
+        "step",
+        "train",
+        "drop",
+        "publish weights",
+    }
 
 
 @pytest.mark.parametrize("url", ["localhost:4318", "grpc://localhost:4317", "/v1"])
@@ -233,7 +271,9 @@ def test_a_collector_that_refuses_ends_the_command_with_its_address(tmp_path, ca
 @pytest.mark.long
 async def test_a_live_run_is_sent_with_the_beginnings_of_its_calls(live, tmp_path):
     pytest.importorskip("opentelemetry.sdk")
-    run = live("steps=6", "staleness_gate.max_staleness=0", "watchdog.stall_seconds=600", "watchdog.heartbeat_seconds=600")
+    run = live(
+        "steps=6", "staleness_gate.max_staleness=0", "watchdog.stall_seconds=600", "watchdog.heartbeat_seconds=600"
+    )
     with collector() as (url, received):
         async with run.listening():
             await run.until(StepCompleted, 1, 600)
@@ -244,7 +284,13 @@ async def test_a_live_run_is_sent_with_the_beginnings_of_its_calls(live, tmp_pat
             os.kill(paused, signal.SIGCONT)
             assert await run.ended() == 0, run.output()
             assert await asyncio.wait_for(sending.wait(), 600) == 0
-    spans = [span for _, request in received for one in request.resource_spans for scope in one.scope_spans for span in scope.spans]
+    spans = [
+        span
+        for _, request in received
+        for one in request.resource_spans
+        for scope in one.scope_spans
+        for span in scope.spans
+    ]
     names = {span.name for span in spans}
     assert names >= {"episode", "call", "generate", "score", "export", "batch", "step", "train", "publish weights"}
     calls = [span for span in spans if span.name == "call"]

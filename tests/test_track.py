@@ -66,7 +66,13 @@ def append(place, *rows, end="\n"):
 
 def step(number, reward, **metrics):
     metrics = {"reward_mean": reward, **metrics}
-    return {"time": 1.8e9 + number, "kind": "step.completed", "step": number, "metrics": metrics, "sequences_checksum": ""}
+    return {
+        "time": 1.8e9 + number,
+        "kind": "step.completed",
+        "step": number,
+        "metrics": metrics,
+        "sequences_checksum": "",
+    }
 
 
 def event(message):
@@ -136,7 +142,9 @@ def test_a_resumed_run_goes_on_with_its_recipe_and_has_no_end_yet(tmp_path):
 
 def test_an_exported_log_has_the_same_points(tmp_path):
     run = follow_file(exported_log(tmp_path / "a.log", sound_log()))
-    assert [(point.step, point.metrics) for point in run.points(last=True)] == [(number, {"loss": 0.5}) for number in (1, 2, 3)]
+    assert [(point.step, point.metrics) for point in run.points(last=True)] == [
+        (number, {"loss": 0.5}) for number in (1, 2, 3)
+    ]
     assert run.status() == ("finished", "")
 
 
@@ -176,7 +184,9 @@ def test_a_finished_run_is_sent_whole_and_a_second_time_only_what_is_new(tmp_pat
 def test_a_live_run_is_followed_to_its_end(tmp_path, fake):
     place = run_folder(tmp_path, "a", rewards=[0.25], finished=False)
     ended = []
-    following = threading.Thread(target=lambda: ended.append(main(["track", "a", "--to", "wandb", "--folder", str(tmp_path)])), daemon=True)
+    following = threading.Thread(
+        target=lambda: ended.append(main(["track", "a", "--to", "wandb", "--folder", str(tmp_path)])), daemon=True
+    )
     with lock_file(place / LOCK):
         following.start()
         eventually(lambda: steps(place) == [(1, 0.25)])
@@ -201,7 +211,9 @@ def test_once_sends_what_a_live_run_has_and_leaves_its_status(tmp_path, fake):
 # ---------------------------------------------------------------- what goes wrong
 
 
-@pytest.mark.parametrize(("to", "answer"), [("wandbb", "no tracker 'wandbb'; did you mean `wandb`?"), (" , ", "known: tensorboard, wandb")])
+@pytest.mark.parametrize(
+    ("to", "answer"), [("wandbb", "no tracker 'wandbb'; did you mean `wandb`?"), (" , ", "known: tensorboard, wandb")]
+)
 def test_an_unknown_tracker_is_answered_with_the_known(to, answer, tmp_path, capsys):
     assert main(["track", "a", "--to", to, "--folder", str(tmp_path)]) == 1
     assert answer in capsys.readouterr().err
@@ -242,7 +254,10 @@ def test_a_tracker_that_fails_is_named_with_its_error(tmp_path, fake, capsys, mo
     run_folder(tmp_path, "a", rewards=[0.25, 0.75])
     assert main(["track", "a", "--to", "wandb", "--folder", str(tmp_path)]) == 1
     error = capsys.readouterr().err
-    assert "tracker wandb: ConnectionError: no route to the cloud; the run is not affected; `areal-actors track a --to wandb`" in error
+    assert (
+        "tracker wandb: ConnectionError: no route to the cloud; the run is not affected; `areal-actors track a --to wandb`"
+        in error
+    )
 
 
 def test_settings_are_checked_before_a_run_starts(tmp_path):
@@ -265,7 +280,9 @@ def test_settings_are_checked_before_a_run_starts(tmp_path):
 
 def beside(place, **settings):
     """The recipe of a run in this folder, with these settings of `[track]`."""
-    recipe = load([ROOT / "recipes" / "gsm8k_grpo.toml"], ["task.dataset=arithmetic", f"run={place.name}"], CudaDevices(0, "none")).recipe
+    recipe = load(
+        [ROOT / "recipes" / "gsm8k_grpo.toml"], ["task.dataset=arithmetic", f"run={place.name}"], CudaDevices(0, "none")
+    ).recipe
     recipe = msgspec.structs.replace(recipe, track=TrackSettings(**settings))
     folder = RunFolder(place)
     folder.keep(recipe)
@@ -274,7 +291,9 @@ def beside(place, **settings):
 
 
 def test_the_rest_of_a_run_is_sent_when_it_ends(tmp_path, fake):
-    recipe, folder = beside(run_folder(tmp_path, "a", rewards=[0.25], finished=False), to=("wandb",), stop_seconds=PATIENCE)
+    recipe, folder = beside(
+        run_folder(tmp_path, "a", rewards=[0.25], finished=False), to=("wandb",), stop_seconds=PATIENCE
+    )
 
     async def run():
         async with run_trackers.track_run(recipe, folder):
@@ -287,7 +306,9 @@ def test_the_rest_of_a_run_is_sent_when_it_ends(tmp_path, fake):
 
 def test_a_tracker_that_hangs_is_named_and_ends_with_the_run(tmp_path, fake, monkeypatch, capsys):
     monkeypatch.setenv("FAKE_WANDB", "hang")
-    recipe, folder = beside(run_folder(tmp_path, "a", rewards=[0.25, 0.5], finished=False), to=("wandb",), stop_seconds=1.0)
+    recipe, folder = beside(
+        run_folder(tmp_path, "a", rewards=[0.25, 0.5], finished=False), to=("wandb",), stop_seconds=1.0
+    )
 
     async def run():
         async with run_trackers.track_run(recipe, folder):
@@ -301,14 +322,18 @@ def test_a_tracker_that_hangs_is_named_and_ends_with_the_run(tmp_path, fake, mon
 
 
 def test_trackers_whose_process_is_killed_are_named_while_the_run_goes_on(tmp_path, fake, capsys):
-    recipe, folder = beside(run_folder(tmp_path, "a", rewards=[0.25], finished=False), to=("wandb",), stop_seconds=PATIENCE)
+    recipe, folder = beside(
+        run_folder(tmp_path, "a", rewards=[0.25], finished=False), to=("wandb",), stop_seconds=PATIENCE
+    )
 
     async def run():
         printed = ""
         async with run_trackers.track_run(recipe, folder), asyncio.timeout(PATIENCE):
             while not steps(folder.path):  # noqa: ASYNC110 - it is in another process
                 await asyncio.sleep(0.05)
-            (process,) = [one for one in psutil.Process().children() if "areal_actors.track.process" in " ".join(one.cmdline())]
+            (process,) = [
+                one for one in psutil.Process().children() if "areal_actors.track.process" in " ".join(one.cmdline())
+            ]
             process.kill()
             while "trackers wandb: " not in printed:
                 await asyncio.sleep(0.05)
@@ -352,5 +377,7 @@ def test_a_run_without_trackers_starts_no_process(tmp_path, monkeypatch):
 
 def test_senders_import_nothing_but_the_standard_library(tmp_path):
     modules = ["sender", *(f"to_{name}" for name in TRACKERS)]
-    program = "import sys; sys.path.insert(0, sys.argv[1]); import " + ", ".join(f"areal_actors.track.{name}" for name in modules)
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import " + ", ".join(
+        f"areal_actors.track.{name}" for name in modules
+    )
     subprocess.run([sys.executable, "-I", "-S", "-c", program, str(ROOT)], check=True)

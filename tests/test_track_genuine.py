@@ -28,7 +28,9 @@ VARIABLES = (
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(not PYTHON.exists(), reason="`just environments trackers` makes the interpreter that this needs"),
+    pytest.mark.skipif(
+        not PYTHON.exists(), reason="`just environments trackers` makes the interpreter that this needs"
+    ),
 ]
 
 
@@ -52,11 +54,19 @@ def written(place):
     points = {}
     for row in map(json.loads, (place / "metrics.jsonl").read_text().splitlines()):
         if row["kind"] == "step.completed":
-            points |= {(name, row["step"]): math.nan if value is None else value for name, value in row["metrics"].items()}
+            points |= {
+                (name, row["step"]): math.nan if value is None else value for name, value in row["metrics"].items()
+            }
         elif row["kind"] == "evaluation.completed":
-            numbers = {name: row[name] for name in ("tasks", "failed", "accuracy", "reward_mean", "common_reward_mean", "mean_tokens")}
+            numbers = {
+                name: row[name]
+                for name in ("tasks", "failed", "accuracy", "reward_mean", "common_reward_mean", "mean_tokens")
+            }
             numbers |= {f"reward/{name}": value for name, value in row["reward_metrics"].items()}
-            points |= {(f"evaluation/{row['mode']}/{name}", row["weight_version"]): float(value) for name, value in numbers.items()}
+            points |= {
+                (f"evaluation/{row['mode']}/{name}", row["weight_version"]): float(value)
+                for name, value in numbers.items()
+            }
     return points
 
 
@@ -66,7 +76,9 @@ def close_to(points, tracker):
 
 @pytest.mark.parametrize("tracker", TRACKERS)
 def test_a_tracker_holds_the_numbers_of_the_file_and_each_once(tracker, tmp_path):
-    place = run_folder(tmp_path, "a", recipe={**RECIPE, "model": "embedded"}, rewards=[0.25, float("nan"), 0.1], held_out=[0.1, 0.9])
+    place = run_folder(
+        tmp_path, "a", recipe={**RECIPE, "model": "embedded"}, rewards=[0.25, float("nan"), 0.1], held_out=[0.1, 0.9]
+    )
     command = ["track", "a", "--to", tracker, "--python", str(PYTHON), "--folder", str(tmp_path)]
     assert main(command) == 0
     points, config, status = holds(tracker, tmp_path, "a")

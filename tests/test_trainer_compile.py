@@ -17,7 +17,9 @@ from areal_actors.training.algorithms import Ppo
 from areal_actors.training.compilation import compile_blocks
 from areal_actors.training.settings import LoraSettings, TrainerSettings
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # by torch's compiler
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)  # by torch's compiler
 LORA = {"lora": LoraSettings(rank=4)}
 
 
@@ -33,7 +35,13 @@ def compiled_graphs():
 @pytest.mark.long
 @pytest.mark.parametrize(
     "more",
-    [{}, {"prefix_sharing": "off"}, {"prefix_sharing": "off", "recompute_activations": True}, LORA, LORA | {"prefix_sharing": "off"}],
+    [
+        {},
+        {"prefix_sharing": "off"},
+        {"prefix_sharing": "off", "recompute_activations": True},
+        LORA,
+        LORA | {"prefix_sharing": "off"},
+    ],
     ids=["chains", "padded", "recomputed", "adapter and chains", "adapter"],
 )
 def test_steps_have_the_log_probabilities_losses_and_gradients_of_blocks_that_are_not_compiled(make, more):
@@ -84,16 +92,23 @@ def test_without_compiler_the_recipe_is_refused_with_the_remedy(tmp_path):
     assert list(trainer_problems(TrainerSettings(), {"PATH": str(tmp_path)})) == []
     ((key, complaint),) = trainer_problems(settings, {"PATH": str(tmp_path), "CXX": "clang++-99"})
     assert key == ("trainer", "compile")
-    assert complaint == "found true, but there is no C++ compiler clang++-99; install one, or name yours in CXX; or write false"
+    assert (
+        complaint
+        == "found true, but there is no C++ compiler clang++-99; install one, or name yours in CXX; or write false"
+    )
     if shutil.which("g++"):
         assert list(trainer_problems(settings)) == []
     (tmp_path / "cc").touch(mode=0o755)
-    ((_, complaint),) = trainer_problems(TrainerSettings(device="cuda", compile=True), {"PATH": str(tmp_path), "CC": "none"})
+    ((_, complaint),) = trainer_problems(
+        TrainerSettings(device="cuda", compile=True), {"PATH": str(tmp_path), "CC": "none"}
+    )
     assert "triton is not installed" in complaint or "there is no C compiler (none)" in complaint
 
 
 def test_split_blocks_and_models_without_blocks_are_refused():
-    ((key, complaint),) = trainer_problems(TrainerSettings(device="cpu", compile=True, ranks=2, tensor_parallel=2), os.environ)
+    ((key, complaint),) = trainer_problems(
+        TrainerSettings(device="cpu", compile=True, ranks=2, tensor_parallel=2), os.environ
+    )
     assert (key, "tensor_parallel = 2 times sequence_parallel = 1" in complaint) == (("trainer", "compile"), True)
     with pytest.raises(SetupError, match="GPT2Model has no list of blocks"):
         compile_blocks(GPT2Model(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8)))
@@ -104,5 +119,7 @@ def test_a_compiler_that_fails_is_reported_at_the_start(make, monkeypatch, tmp_p
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
     monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)
     torch._dynamo.reset()
-    with pytest.raises(SetupError, match=r"torch\.compile does not work here on cpu: .*; write trainer.compile = false"):
+    with pytest.raises(
+        SetupError, match=r"torch\.compile does not work here on cpu: .*; write trainer.compile = false"
+    ):
         make(compile=True)

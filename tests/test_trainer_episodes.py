@@ -45,7 +45,9 @@ def episode(name, turns, reward, *, seed, broken=None, cut=False):
                 parent=calls[-1].id if calls else "",
                 prefix="" if alone else calls[-1].id,
                 prompt_suffix=pack_ids(seen + prompt if alone else prompt),
-                completion=TokenColumns.of(answer, rng.uniform(-7.0, -5.0, len(answer)).tolist(), [number % 2] * len(answer)),
+                completion=TokenColumns.of(
+                    answer, rng.uniform(-7.0, -5.0, len(answer)).tolist(), [number % 2] * len(answer)
+                ),
                 finish_reason="length" if cut and number == turns - 1 else "stop",
                 reward=0.5 if number == 0 and turns == 3 else None,
             )
@@ -90,7 +92,15 @@ def test_the_loss_and_its_gradient_do_not_depend_on_how_episodes_are_cut_into_ro
     first, gradients = seen[0]
     assert first["grad_norm"] > 0.01
     for metrics, others in seen[1:]:
-        for name in ("loss", "trained_tokens", "reward_mean", "reward_std", "advantage_mean", "advantage_std", "groups_without_signal"):
+        for name in (
+            "loss",
+            "trained_tokens",
+            "reward_mean",
+            "reward_std",
+            "advantage_mean",
+            "advantage_std",
+            "groups_without_signal",
+        ):
             assert metrics[name] == pytest.approx(first[name], abs=1e-6), name
         for ours, theirs in zip(others, gradients, strict=True):
             assert torch.allclose(ours, theirs, atol=1e-6)
@@ -127,7 +137,9 @@ def test_a_call_whose_tokens_are_all_too_old_still_counts_in_the_statistics():
 def test_a_trained_token_of_no_call_is_refused_by_its_place():
     rows = batch()
     rows[1] = msgspec.structs.replace(rows[1], calls=rows[1].calls[1:])
-    with pytest.raises(EngineError, match=r"sequence 1 \(group 0\): its token at position 4 is trained but belongs to none"):
+    with pytest.raises(
+        EngineError, match=r"sequence 1 \(group 0\): its token at position 4 is trained but belongs to none"
+    ):
         step_tokens(rows, 1)
 
 
@@ -210,7 +222,10 @@ def test_the_first_update_of_a_step_has_the_exact_proximal_policy_for_nothing(ma
 
 def test_a_pair_with_a_masked_side_is_refused_before_anything_is_trained(make):
     trainer = make(Dpo())
-    rows = [msgspec.structs.replace(row, reward=float(number % 2)) for number, row in enumerate(sampled_rows(make(), members=2))]
+    rows = [
+        msgspec.structs.replace(row, reward=float(number % 2))
+        for number, row in enumerate(sampled_rows(make(), members=2))
+    ]
     rows[4] = msgspec.structs.replace(rows[4], loss_mask=np.zeros_like(rows[4].loss_mask))
     with pytest.raises(EngineError, match="preference pair 2 of the batch has 0 rejected answers"):
         trainer.step(rows)

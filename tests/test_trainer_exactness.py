@@ -49,7 +49,10 @@ def test_the_exact_gradient_of_each_parameter_does_not_depend_on_accumulation_fo
 
 
 def test_pairs_stay_together_however_small_the_budget(make):
-    rows = [msgspec.structs.replace(row, reward=float(number % 2)) for number, row in enumerate(sequences_of(make(), members=2))]
+    rows = [
+        msgspec.structs.replace(row, reward=float(number % 2))
+        for number, row in enumerate(sequences_of(make(), members=2))
+    ]
     losses = [make(Dpo(), microbatch_tokens=budget).step(rows)["loss"] for budget in (1, 10_000)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
@@ -110,7 +113,9 @@ def test_what_an_algorithm_does_not_keep_is_as_if_it_had_been_masked_but_for_the
 def test_an_algorithm_that_keeps_nothing_is_refused(make):
     rows = sequences_of(make())
     tokens = step_tokens(rows, 0)
-    advantages = msgspec.structs.replace(Grpo().advantages(tokens), kept=torch.zeros(len(tokens.sequences), dtype=torch.bool))
+    advantages = msgspec.structs.replace(
+        Grpo().advantages(tokens), kept=torch.zeros(len(tokens.sequences), dtype=torch.bool)
+    )
     with pytest.raises(EngineError, match="masks every token of this batch"):
         drop_masked_tokens(rows, tokens, advantages)
 
@@ -118,7 +123,9 @@ def test_an_algorithm_that_keeps_nothing_is_refused(make):
 def test_the_columns_of_a_step_hold_every_trained_token_once(make):
     rows = sequences_of(make(), off=0.3)
     tokens = step_tokens(rows, 3)
-    assert tokens.sequences.tolist() == [index for index, row in enumerate(rows) for _ in range(int(row.loss_mask.sum()))]
+    assert tokens.sequences.tolist() == [
+        index for index, row in enumerate(rows) for _ in range(int(row.loss_mask.sum()))
+    ]
     assert tokens.behaviour.tolist() == [logprob for row in rows for logprob in row.logprobs[row.loss_mask].tolist()]
     assert tokens.sampled.tolist() == [int((row.versions >= 0).sum()) for row in rows]
     assert (tokens.groups.tolist(), tokens.weight_version) == ([row.group for row in rows], 3)

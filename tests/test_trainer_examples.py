@@ -58,7 +58,13 @@ class NumberedLessons:
         zeros = np.zeros(1)
         return [
             TrainingSequence(
-                np.array([number]), zeros > 0, zeros.astype(np.float32), zeros.astype(np.int32) - 1, group, 1.0, truncated=False
+                np.array([number]),
+                zeros > 0,
+                zeros.astype(np.float32),
+                zeros.astype(np.int32) - 1,
+                group,
+                1.0,
+                truncated=False,
             )
             for group, number in enumerate(numbers)
         ]

@@ -81,7 +81,9 @@ def test_values_are_the_saved_critic_s_just_before_each_token(make, tmp_path):
         trainer.step(rows)
     trainer.save(str(tmp_path))
     critic = AutoModelForSequenceClassification.from_pretrained(tmp_path / "critic", num_labels=1).eval()
-    assert trainer.values(rows).tolist() == pytest.approx([score for row in rows for score in scores(critic, row)], abs=1e-5)
+    assert trainer.values(rows).tolist() == pytest.approx(
+        [score for row in rows for score in scores(critic, row)], abs=1e-5
+    )
 
 
 def test_the_first_loss_of_the_critic_is_that_of_the_returns(make):
@@ -112,7 +114,9 @@ def test_a_critic_whose_loss_is_not_finite_stops_the_policy_too(make, monkeypatc
     trainer = make(Ppo())
     before = weights(trainer)
     monkeypatch.setattr(
-        Ppo, "critic_loss", lambda self, batch, values: msgspec.structs.replace(self.loss(batch, values), losses=values * math.nan)
+        Ppo,
+        "critic_loss",
+        lambda self, batch, values: msgspec.structs.replace(self.loss(batch, values), losses=values * math.nan),
     )
     with pytest.raises(EngineError, match="the loss of the critic in step 0 is nan"):
         trainer.step(sequences_of(trainer))
@@ -182,7 +186,10 @@ def test_a_frozen_model_that_cannot_be_had_or_has_other_tokens_is_refused(make, 
 
 def test_pairs_move_away_from_the_reference_in_the_preferred_direction(make):
     trainer = make(Dpo(), lr=5e-3)
-    rows = [msgspec.structs.replace(row, reward=float(number % 2 == 0)) for number, row in enumerate(sequences_of(trainer, members=2))]
+    rows = [
+        msgspec.structs.replace(row, reward=float(number % 2 == 0))
+        for number, row in enumerate(sequences_of(trainer, members=2))
+    ]
     seen = [trainer.step(rows) for _ in range(4)]
     assert seen[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert seen[-1]["margin"] > seen[0]["margin"] + 0.1

@@ -69,7 +69,14 @@ class Story:
     def trainer(self, engine, *, repeats=True):
         store, past = CheckpointStore(self.root), TrainedHistory(repeats=repeats)
         lessons = NumberedLessons()
-        return Trainer(lambda _: engine, lambda version: f"v{version}", lambda: 0.0, examples=lessons, checkpoints=store, step_history=past)
+        return Trainer(
+            lambda _: engine,
+            lambda version: f"v{version}",
+            lambda: 0.0,
+            examples=lessons,
+            checkpoints=store,
+            step_history=past,
+        )
 
     async def happen(self, trainer, *messages):
         for message in messages:
@@ -168,7 +175,9 @@ async def test_the_run_goes_back_to_the_checkpoint_that_is_asked_for(story):
     assert engine.trained == [[5], [4], [3], [2], [1], [0]]
 
 
-async def test_a_batch_that_arrives_before_the_event_of_the_resumption_does_not_take_the_later_checkpoint_for_damaged(story):
+async def test_a_batch_that_arrives_before_the_event_of_the_resumption_does_not_take_the_later_checkpoint_for_damaged(
+    story,
+):
     trainer = story.trainer(engine := FileEngine())
     await story.send(trainer, *(message for message in story.log if type(message) in trainer.handlers), replayed=True)
     (story.root / "checkpoints" / "step-4").rename(story.root / "checkpoints" / "left-step-4")
@@ -248,7 +257,9 @@ async def test_a_version_that_a_killed_trainer_has_published_is_compared_when_it
     story = Story(send, tmp_path)
     trainer = story.trainer(FileEngine())
     await send(trainer, STARTED, drawn(0, 4))
-    mine = WeightsPublished(weight_version=1, location=msgspec.structs.replace(trainer.engine.publish("v1"), checksum="of another life"))
+    mine = WeightsPublished(
+        weight_version=1, location=msgspec.structs.replace(trainer.engine.publish("v1"), checksum="of another life")
+    )
     with pytest.raises(StepMismatch, match=r"with weights of another life, expected \[\[4\]\] from the log"):
         await send(trainer, mine)
 
@@ -265,7 +276,10 @@ async def test_what_cannot_be_written_is_not_left_behind_and_a_full_disk_is_name
     (tmp_path / "checkpoints").mkdir()
     story = Story(send, tmp_path)
     with pytest.raises(
-        SetupError, match=r"cannot write a checkpoint to .*: the disk is full \(.* MiB free\); free space, then `areal-actors resume"
+        SetupError,
+        match=r"cannot write a checkpoint to .*: the disk is full \(.* MiB free\); free space, then `areal-actors resume",
     ):
-        await send(story.trainer(Full()), STARTED, SaveCheckpoint(folder="checkpoints/.writing-step-0", reason="schedule"))
+        await send(
+            story.trainer(Full()), STARTED, SaveCheckpoint(folder="checkpoints/.writing-step-0", reason="schedule")
+        )
     assert list((tmp_path / "checkpoints").iterdir()) == []

@@ -57,7 +57,10 @@ def exported(number, text, *, poison=False):
 def log_of(*events):
     """The log as `turn.read` gives it, after position `BEFORE`."""
     stamps = [Stamp(id=f"{place}", sender="session_manager-0", time=0.0) for place, _ in enumerate(events, 1)]
-    return {BEFORE + place: Envelope.seal(event, stamp, "r") for (place, event), stamp in zip(enumerate(events, 1), stamps, strict=True)}
+    return {
+        BEFORE + place: Envelope.seal(event, stamp, "r")
+        for (place, event), stamp in zip(enumerate(events, 1), stamps, strict=True)
+    }
 
 
 def formed(step, *numbers):
@@ -98,7 +101,9 @@ async def test_bad_rows_are_named_and_the_others_trained(send):
     assert [len(rows) for rows in engine.trained] == [2]
 
 
-@pytest.mark.parametrize(("kind", "cause"), [(BAD, "no sequence of the batch can be trained"), (UNFIT, "the loss of step 1 is nan")])
+@pytest.mark.parametrize(
+    ("kind", "cause"), [(BAD, "no sequence of the batch can be trained"), (UNFIT, "the loss of step 1 is nan")]
+)
 async def test_a_step_that_can_change_nothing_is_counted_and_published(send, kind, cause):
     engine, trainer = trainer_of()
     batches = (formed(0, 1), formed(1, 2), formed(2, 3))
@@ -129,7 +134,14 @@ async def test_after_a_checkpoint_only_the_steps_since_then_are_taken_again(send
     kinds = (GOOD, BAD, UNFIT, GOOD)
     engine, trainer = trainer_of()
     batches = tuple(formed(step, step + 1) for step in range(4))
-    await send(trainer, STARTED, *batches, CheckpointCommitted(folder="2", step=2, cursor=0), answers=answers(*kinds), replayed=True)
+    await send(
+        trainer,
+        STARTED,
+        *batches,
+        CheckpointCommitted(folder="2", step=2, cursor=0),
+        answers=answers(*kinds),
+        replayed=True,
+    )
     await send(trainer, RESUMED, answers=answers(*kinds))
     assert (engine.trained, engine.weight_version) == ([[], [63]], 4)
 
@@ -140,7 +152,9 @@ async def test_too_many_skipped_steps_in_a_row_end_the_run_by_name(send):
     emitted = await send(trainer, STARTED, *(formed(step, step + 1) for step in range(7)), answers=answers(*kinds))
     (halted,) = of(emitted, TrainingHalted)
     assert emitted.index(halted) > emitted.index(next(event for event in of(emitted, StepCompleted) if event.step == 6))
-    assert halted.reason.startswith("3 steps in a row changed no weight, the last because of this: log-probability at token 1: nan")
+    assert halted.reason.startswith(
+        "3 steps in a row changed no weight, the last because of this: log-probability at token 1: nan"
+    )
     assert "trainer.max_skipped_steps" in halted.reason
     assert len(of(emitted, StepCompleted)) == 7
 
@@ -191,7 +205,9 @@ async def test_a_batch_on_which_ranks_fail_twice_is_refused_by_name_and_replayed
     (refused,) = of(emitted, BatchRefused)
     assert (refused.step, refused.trained_sequences) == (1, 0)
     assert "rank 1 of 2 failed in step 1: RuntimeError: out of memory" in refused.cause
-    assert [len(rows) for rows in engine.trained] == [1, 0, 1], "the steps since the ranks were started for the third time"
+    assert [len(rows) for rows in engine.trained] == [1, 0, 1], (
+        "the steps since the ranks were started for the third time"
+    )
     completed = of(emitted, StepCompleted)
     other, second = trainer_of(Engine())  # on other ranks nothing fails: what the log refused stays refused
     log = [STARTED, batches[0], completed[0], batches[1], completed[1]]

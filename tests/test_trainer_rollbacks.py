@@ -87,7 +87,9 @@ async def train_steps(send, engine, *events):
 STEPS = (drawn(0, 4), drawn(1, 3), SAVE, SAVED, drawn(2, 2), drawn(3, 1), drawn(4, 0))
 
 
-@pytest.mark.parametrize("failure", [("step", 0), ("step", 1), ("step", 4), ("evaluate", 2), ("evaluate", 4), ("save", 2)])
+@pytest.mark.parametrize(
+    "failure", [("step", 0), ("step", 1), ("step", 4), ("evaluate", 2), ("evaluate", 4), ("save", 2)]
+)
 async def test_the_steps_since_the_checkpoint_are_taken_again_from_the_same_rows(send, failure):
     undisturbed, engine = CountingEngine(), FailingEngine(failure)
     expected, emitted = await train_steps(send, undisturbed, *STEPS), await train_steps(send, engine, *STEPS)
@@ -140,7 +142,9 @@ async def test_a_run_whose_rank_is_killed_takes_every_step_once_more_from_the_ch
         run.abort()
     (rolled_back,) = of(log, TrainerRolledBack)
     assert "signal 9" in rolled_back.reason
-    assert rolled_back.weight_version in {0, *(event.step for event in of(log, CheckpointCommitted))}, "the last one that it had received"
+    assert rolled_back.weight_version in {0, *(event.step for event in of(log, CheckpointCommitted))}, (
+        "the last one that it had received"
+    )
     assert [event.step for event in of(log, StepCompleted)] == [1, 2, 3, 4, 5, 6]
     assert [event.weight_version for event in of(log, WeightsPublished)] == [0, 1, 2, 3, 4, 5, 6]
     assert of(log, RunFinished) == [RunFinished(steps=6)]

@@ -44,7 +44,9 @@ def plain_attention(query, key, value, window=None, sinks=None):
     places = torch.arange(query.shape[2])
     distances = places[:, None] - places
     key, value = (column.repeat_interleave(query.shape[1] // column.shape[1], 1) for column in (key, value))
-    scores = (query @ key.transpose(-1, -2) * SCALE).masked_fill((distances < 0) | (distances >= (window or len(places))), -torch.inf)
+    scores = (query @ key.transpose(-1, -2) * SCALE).masked_fill(
+        (distances < 0) | (distances >= (window or len(places))), -torch.inf
+    )
     if sinks is not None:
         scores = torch.cat([scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)], -1)
     return scores.softmax(-1)[..., : len(places)] @ value
@@ -133,7 +135,9 @@ def test_scores_far_apart_neither_overflow_nor_spoil_the_gradient():
 
 def test_padding_between_chains_is_small():
     draw = np.random.default_rng(3)
-    chains = PackedTree.of(build_prefix_tree([draw.integers(0, 50, length) for length in draw.integers(10, 300, 64)]), torch.device("cpu"))
+    chains = PackedTree.of(
+        build_prefix_tree([draw.integers(0, 50, length) for length in draw.integers(10, 300, 64)]), torch.device("cpu")
+    )
     slots, tokens = (sum(len(getattr(own, name)) for own, _ in chains.plan.buckets) for name in ("filled", "tokens"))
     assert tokens == len(chains.depths)
     assert slots < 1.2 * tokens
@@ -156,7 +160,11 @@ def listed(counts, numbers):
 
 def many_long(draw):
     """Turns that go on from one another's middle, and a group, over several blocks."""
-    return [*long(draw), *(np.concatenate([draw.integers(0, 50, 300)] * 2) for _ in range(2)), *group(draw, prompt=200, members=6)]
+    return [
+        *long(draw),
+        *(np.concatenate([draw.integers(0, 50, 300)] * 2) for _ in range(2)),
+        *group(draw, prompt=200, members=6),
+    ]
 
 
 @pytest.mark.parametrize("kind", [group, branches, bits, long, many_long])

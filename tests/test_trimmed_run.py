@@ -102,11 +102,20 @@ async def test_a_damaged_snapshot_is_named_and_the_actor_continues_from_the_one_
         received = list(run.events)
     assert_nothing_was_lost_or_trained_twice(whole_log(received, await run.log()), STEPS)
     assert "snapshot of batcher-0 refused" in run.output()
-    assert len([event for event in of([message for _, message in received], ActorStarted) if event.actor == "batcher-0"]) == 2
+    assert (
+        len([event for event in of([message for _, message in received], ActorStarted) if event.actor == "batcher-0"])
+        == 2
+    )
 
 
 async def test_a_trimmed_run_that_learns_from_examples_and_loses_its_trainer_continues(live):
-    examples = ("run=gsm8k-grpo", "profile=embedded", "warm_start.steps=0", "warm_start.tail_steps=0", "trainer.batch_size=4")
+    examples = (
+        "run=gsm8k-grpo",
+        "profile=embedded",
+        "warm_start.steps=0",
+        "warm_start.tail_steps=0",
+        "trainer.batch_size=4",
+    )
     run = live(*TRIMMED, *examples, recipe=ROOT / "recipes" / "sft.toml", small=False)
     async with run.listening(PATIENT):
         await run.until(LogTrimmed, 1, PATIENT)

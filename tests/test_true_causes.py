@@ -36,7 +36,9 @@ async def test_an_engine_that_does_not_answer_ends_the_run_by_its_name(live):
 
 async def test_an_agent_that_never_gives_the_loop_back_ends_the_run_by_its_line(live, tmp_path):
     agent = tmp_path / "agent.py"
-    agent.write_text("import time\nclass Agent:\n  async def run(self, task, *, base_url, api_key):\n    time.sleep(1000)\n")
+    agent.write_text(
+        "import time\nclass Agent:\n  async def run(self, task, *, base_url, api_key):\n    time.sleep(1000)\n"
+    )
     run = live(*QUICK, f"task.agent={agent}:Agent", "task.timeout_seconds=4")
     last, log = await ended(run)
     assert "blocked the event loop for" in last
@@ -48,7 +50,13 @@ async def test_an_agent_that_never_gives_the_loop_back_ends_the_run_by_its_line(
 async def test_an_agent_that_never_gives_the_loop_back_once_costs_its_process_and_no_other_episode(live, tmp_path):
     agent = tmp_path / "agent.py"
     agent.write_text(ONCE)
-    run = live(*QUICK, f"task.agent={agent}:Agent", "task.timeout_seconds=15", "task.retries=2", "watchdog.max_failures_in_a_row=64")
+    run = live(
+        *QUICK,
+        f"task.agent={agent}:Agent",
+        "task.timeout_seconds=15",
+        "task.retries=2",
+        "watchdog.max_failures_in_a_row=64",
+    )
     assert await run.ended() == 0, run.output()
     log = [message for _, message in await run.log()]
     (gone,) = {event.work.episode for event in of(EpisodeAbandoned, log) if "at agent.py:11" in event.detail} & {"1.0"}

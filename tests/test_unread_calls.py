@@ -12,7 +12,9 @@ from areal_actors.core.values import SamplingParams, unpack_ids
 from areal_actors.gateway.unread_calls import CAUSES, cause_of, find_unread_call, find_wrong_type
 from areal_actors.tokenization.tool_parsers.families import format_for_template
 
-pytestmark = pytest.mark.skipif(not FILES, reason="there are no chat templates; set AREAL_CHAT_TEMPLATES to a folder of .jinja files")
+pytestmark = pytest.mark.skipif(
+    not FILES, reason="there are no chat templates; set AREAL_CHAT_TEMPLATES to a folder of .jinja files"
+)
 TEMPLATES = {path.stem: path.read_text(encoding="utf-8") for path in FILES}
 PARAMETERS = {
     "type": "object",
@@ -33,7 +35,13 @@ READ = [
     ("qwen3", f"<think>\nlook\n{HERMES}", "look", "", 1),
     ("qwen3", f"<think>\nlook\n{HERMES}\n{HERMES}", "look", "", 2),
     ("qwen3", f"<think>\nlook\n{HERMES}\n</think>", "look", "", 1),
-    ("glm4moe", "<think>x\n<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n</tool_call>", "x", "", 1),
+    (
+        "glm4moe",
+        "<think>x\n<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n</tool_call>",
+        "x",
+        "",
+        1,
+    ),
     ("qwen3", f"<think>\nmaybe {HERMES}?\n</think>\n\nNo.", f"maybe {HERMES}?", "No.", 0),
     ("qwen3", f"<think>\na <tool_call> is needed\n</think>\n\n{HERMES}", "a <tool_call> is needed", "", 1),
     ("qwen3", "<think>\na <tool_call> is needed", "a <tool_call> is needed", "", 0),
@@ -41,7 +49,9 @@ READ = [
 
 
 @pytest.mark.parametrize(("template", "text", "reasoning", "rest", "calls"), READ)
-def test_a_call_in_an_unclosed_reasoning_or_without_its_opening_is_a_call_however_it_is_streamed(template, text, reasoning, rest, calls):
+def test_a_call_in_an_unclosed_reasoning_or_without_its_opening_is_a_call_however_it_is_streamed(
+    template, text, reasoning, rest, calls
+):
     form = format_for_template(TEMPLATES[template])
     opened = template.endswith("5_think")
     answer = form.parse(text, [TOOL], in_reasoning=opened)
@@ -84,7 +94,11 @@ def test_a_call_in_an_unclosed_reasoning_or_without_its_opening_is_a_call_howeve
 def test_a_call_in_another_form_is_named_with_its_cause(template, text, cause):
     form = format_for_template(TEMPLATES[template])
     answer = form.parse(text, [TOOL])
-    error = answer.tool_call_error or find_wrong_type(answer.tool_calls, [TOOL]) or find_unread_call(answer, [TOOL], form.name)
+    error = (
+        answer.tool_call_error
+        or find_wrong_type(answer.tool_calls, [TOOL])
+        or find_unread_call(answer, [TOOL], form.name)
+    )
     assert cause_of(error) == cause
     assert cause in {"", *CAUSES}
 
@@ -104,7 +118,11 @@ async def test_a_call_inside_of_the_reasoning_reaches_the_client_and_the_next_pr
                 async with client.chat.completions.stream(model="m", messages=messages, tools=[TOOL]) as chunks:
                     message = (await chunks.get_final_completion()).choices[0].message
             else:
-                message = (await client.chat.completions.create(model="m", messages=messages, tools=[TOOL])).choices[0].message
+                message = (
+                    (await client.chat.completions.create(model="m", messages=messages, tools=[TOOL]))
+                    .choices[0]
+                    .message
+                )
             assert [call.function.name for call in message.tool_calls] == ["bash"]
             echoed = {**message.model_dump(exclude_none=True), "content": ""}
             echoed["tool_calls"] = [

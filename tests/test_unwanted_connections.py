@@ -201,7 +201,10 @@ async def test_handshakes_that_never_begin_give_way(tmp_path: Path) -> None:
         idle = [await connect(served) for _ in range(3 * MOST)]
         served.released.set()
         connector = aiohttp.TCPConnector(ssl=aiohttp.Fingerprint(bytes.fromhex(certificate.fingerprint)))
-        async with aiohttp.ClientSession(connector=connector) as session, session.get(f"https://127.0.0.1:{served.port}/wait") as answer:
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.get(f"https://127.0.0.1:{served.port}/wait") as answer,
+        ):
             assert answer.status == 200
         assert await status(idle[0]) == 0
 
@@ -345,9 +348,13 @@ async def test_more_workers_than_the_server_has_descriptors_receive_their_files(
     try:
         with ThreadPoolExecutor(pulls) as threads:
             await asyncio.wrap_future(
-                threads.submit(lambda: list(threads.map(lambda n: objects.pull(CODE, tmp_path / str(n)), range(pulls - 1))))
+                threads.submit(
+                    lambda: list(threads.map(lambda n: objects.pull(CODE, tmp_path / str(n)), range(pulls - 1)))
+                )
             )
-        assert all((tmp_path / str(number) / "agent.py").read_bytes() == agent.read_bytes() for number in range(pulls - 1))
+        assert all(
+            (tmp_path / str(number) / "agent.py").read_bytes() == agent.read_bytes() for number in range(pulls - 1)
+        )
         assert keeper._process is not None
         assert keeper._process.returncode is None
     finally:

@@ -50,7 +50,15 @@ def plain(model):
 
 @pytest.mark.parametrize(
     ("width", "height", "kind"),
-    [(100, 70, "PNG"), (30, 500, "PNG"), (999, 640, "JPEG"), (20, 20, "PNG"), (64, 65, "WEBP"), (112, 112, "GIF"), (57, 83, "PNG")],
+    [
+        (100, 70, "PNG"),
+        (30, 500, "PNG"),
+        (999, 640, "JPEG"),
+        (20, 20, "PNG"),
+        (64, 65, "WEBP"),
+        (112, 112, "GIF"),
+        (57, 83, "PNG"),
+    ],
 )
 def test_an_image_is_prepared_as_by_the_processor_of_transformers(model, width, height, kind):
     processor, content = vision_of(model), picture(1, width, height, kind)
@@ -64,12 +72,19 @@ def test_an_image_is_prepared_as_by_the_processor_of_transformers(model, width, 
 def test_positions_are_those_of_transformers(plain):
     grids = [(1, 4, 6), (1, 8, 2)]
     kinds = [0] * 5 + [1] * 6 + [0] * 3 + [1] * 4 + [0] * 2
-    images = [ImageRef(digest="", start=5, grid=grids[0], tokens=6), ImageRef(digest="", start=14, grid=grids[1], tokens=4)]
+    images = [
+        ImageRef(digest="", start=5, grid=grids[0], tokens=6),
+        ImageRef(digest="", start=14, grid=grids[1], tokens=4),
+    ]
     ids = torch.zeros(1, len(kinds), dtype=torch.int64)
-    expected, _ = plain.model.get_rope_index(ids, mm_token_type_ids=torch.tensor([kinds]), image_grid_thw=torch.tensor(grids))
+    expected, _ = plain.model.get_rope_index(
+        ids, mm_token_type_ids=torch.tensor([kinds]), image_grid_thw=torch.tensor(grids)
+    )
     assert np.array_equal(rope_positions(len(kinds), images, 2), expected[:, 0].numpy())
     for cut in range(len(kinds)):
-        assert np.array_equal(rope_positions(cut, [one for one in images if one.start < cut], 2), expected[:, 0, :cut].numpy())
+        assert np.array_equal(
+            rope_positions(cut, [one for one in images if one.start < cut], 2), expected[:, 0, :cut].numpy()
+        )
 
 
 async def test_a_conversation_with_images_is_sampled_recorded_and_trained_in_the_same_tokens(model, plain, tmp_path):
@@ -79,23 +94,31 @@ async def test_a_conversation_with_images_is_sampled_recorded_and_trained_in_the
         messages = [asked("Which is it?", images[0], images[1])]
         async with client(opened) as openai:
             first = await openai.chat.completions.create(model="m", messages=messages)
-            messages += [{"role": "assistant", "content": first.choices[0].message.content}, asked("And here?", images[2])]
+            messages += [
+                {"role": "assistant", "content": first.choices[0].message.content},
+                asked("And here?", images[2]),
+            ]
             second = await openai.chat.completions.create(model="m", messages=messages)
-            messages += [{"role": "assistant", "content": second.choices[0].message.content}, {"role": "user", "content": "So?"}]
+            messages += [
+                {"role": "assistant", "content": second.choices[0].message.content},
+                {"role": "user", "content": "So?"},
+            ]
             third = await openai.chat.completions.create(model="m", messages=messages)
         made = (await harness.finished(opened)).interactions
         assert [call.prefix for call in made] == ["", made[0].id, made[1].id]
         assert [len(call.images) for call in made] == [2, 1, 0]
         stored = [vision_of(model).as_seen(image, 16) for image in images]
-        assert [harness.images.load(image.digest) for call in made for image in call.images] == [png for png, _ in stored]
+        assert [harness.images.load(image.digest) for call in made for image in call.images] == [
+            png for png, _ in stored
+        ]
         expected = "<|im_start|>user\n" + "".join(
             f"<|vision_start|>{'<|image_pad|>' * vision_of(model).tokens(grid)}<|vision_end|>" for _, grid in stored[:2]
         )
         expected += "Which is it?<|im_end|>\n<|im_start|>assistant\n"
         assert harness.chat.decode(unpack_ids(made[0].prompt_suffix), skip_special=False) == expected
-        assert third.usage.prompt_tokens == sum(len(call.prompt_suffix) // 4 + len(call.completion) for call in made) - len(
-            made[2].completion
-        )
+        assert third.usage.prompt_tokens == sum(
+            len(call.prompt_suffix) // 4 + len(call.completion) for call in made
+        ) - len(made[2].completion)
         exported = next(envelope for envelope in harness.bus._log if envelope.subject == TrajectoryExported.subject)
         assert len(exported.body) < 4000  # no pixels on the bus
         trajectory = exported.open(TrajectoryExported).trajectory
@@ -140,7 +163,10 @@ async def test_parity_notices_a_wrong_image(model, tmp_path, harm):
         "no image": (),
         "moved": (msgspec.structs.replace(image, start=image.start - 1),),
     }
-    assert trainer_of(model).step([msgspec.structs.replace(row, images=wrong[harm])])["train_infer_logprob_diff_max"] > 100 * EXACT
+    assert (
+        trainer_of(model).step([msgspec.structs.replace(row, images=wrong[harm])])["train_infer_logprob_diff_max"]
+        > 100 * EXACT
+    )
 
 
 @pytest.mark.parametrize("harm", ["missing", "damaged"])
@@ -170,7 +196,9 @@ async def test_an_image_that_is_gone_is_a_failure_by_name_and_no_training_row(mo
     assert rows_of(trajectory, harness.images)[1] == ()
     trainer = trainer_of(model)
     file.unlink()
-    (row,) = [msgspec.structs.replace(one, image_folder=str(harness.images.path)) for one in _rows_unchecked(trajectory)]
+    (row,) = [
+        msgspec.structs.replace(one, image_folder=str(harness.images.path)) for one in _rows_unchecked(trajectory)
+    ]
     with pytest.raises(EngineError, match="cannot be read"):
         trainer.step([row])
 
@@ -180,7 +208,10 @@ def _rows_unchecked(trajectory):
 
 
 def _item(text, image):
-    return {"role": "user", "content": [{"type": "input_image", "image_url": data_url(image)}, {"type": "input_text", "text": text}]}
+    return {
+        "role": "user",
+        "content": [{"type": "input_image", "image_url": data_url(image)}, {"type": "input_text", "text": text}],
+    }
 
 
 async def test_rows_with_and_without_images_are_trained_in_one_step(model, tmp_path):
@@ -199,7 +230,9 @@ async def test_rows_with_and_without_images_are_trained_in_one_step(model, tmp_p
     assert torch.allclose(together, torch.cat(alone), atol=1e-5)
 
 
-async def test_completions_in_flight_see_their_images_under_new_weights_and_the_prefix_cache_keeps_images_apart(model, tmp_path):
+async def test_completions_in_flight_see_their_images_under_new_weights_and_the_prefix_cache_keeps_images_apart(
+    model, tmp_path
+):
     """Equal tokens, other images: nothing of one completion may be reused for the other."""
     engine = TransformersEngine(model, ENGINE)
     seen = PictureCompletions(engine, [model, write_vision_model(tmp_path / "newer", seed=5)], tmp_path)
@@ -213,7 +246,9 @@ async def test_completions_in_flight_see_their_images_under_new_weights_and_the_
         seen.assert_exact(second, 1)
         assert third.token_ids == first.token_ids != second.token_ids
         assert engine.take_counters().cached_tokens >= len(seen.text)
-        rest = await seen.sampled(0, msgspec.structs.replace(brief, max_tokens=5), resumed=first.ids_array()[:3].tolist())
+        rest = await seen.sampled(
+            0, msgspec.structs.replace(brief, max_tokens=5), resumed=first.ids_array()[:3].tolist()
+        )
         assert rest.token_ids == first.token_ids[12:]
         async with asyncio.timeout(300):
             for version in itertools.count(1):

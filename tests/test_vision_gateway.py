@@ -30,7 +30,10 @@ IN_EVERY_DIALECT = {
             "input": [
                 {
                     "role": "user",
-                    "content": [{"type": "input_image", "image_url": data_url(PICTURE)}, {"type": "input_text", "text": "Which?"}],
+                    "content": [
+                        {"type": "input_image", "image_url": data_url(PICTURE)},
+                        {"type": "input_text", "text": "Which?"},
+                    ],
                 }
             ]
         },
@@ -45,7 +48,11 @@ IN_EVERY_DIALECT = {
                     "content": [
                         {
                             "type": "image",
-                            "source": {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PICTURE).decode()},
+                            "source": {
+                                "type": "base64",
+                                "media_type": "image/png",
+                                "data": base64.b64encode(PICTURE).decode(),
+                            },
                         },
                         {"type": "text", "text": "Which?"},
                     ],
@@ -88,7 +95,10 @@ REFUSED = {
     "not base64": (data_url(b"x")[:-1] + "?", "is not valid base64"),
     "no image": (data_url(b"hello"), "is no PNG, JPEG, GIF or WebP file"),
     "cut short": (data_url(picture(1)[:60]), "cannot be decoded"),
-    "too many pixels": (data_url(picture(1, 1400, 1000)), "1400 by 1000 pixels, and gateway.images.max_megapixels is 1"),
+    "too many pixels": (
+        data_url(picture(1, 1400, 1000)),
+        "1400 by 1000 pixels, and gateway.images.max_megapixels is 1",
+    ),
     "too narrow": (data_url(picture(1, 2, 900)), "one side may be at most 200 times as long"),
     "too large": (data_url(b"x" * (2**20 + 1)), "gateway.images.max_mb = 1 MiB"),
     "web": ("https://example.com/a.png", "gateway.images.urls='fetch'"),
@@ -141,7 +151,11 @@ async def test_the_gateway_loads_images_from_their_urls_if_it_is_set_to(model, t
         status, answer = await post(session, chat_body(f"{root}/missing.png"))
         assert status == 400
         assert "cannot be loaded (404" in answer["error"]["message"]
-        counted = {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": f"{root}/image.png"}}]}]}
+        counted = {
+            "messages": [
+                {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": f"{root}/image.png"}}]}
+            ]
+        }
         status, answer = await post(session, {"model": "m", **counted}, "/messages/count_tokens")
         assert status == 200, answer
         assert len(list(harness.images.path.iterdir())) == 1
@@ -162,6 +176,7 @@ def test_an_engine_that_does_not_see_refuses_prompts_with_images():
     engine = ScriptedEngine.__new__(ScriptedEngine)
     refuse_unable(engine, SamplingParams())
     with pytest.raises(
-        RequestError, match=r"not seen by ScriptedEngine.*leave them out, or set generation\.engine to transformers or sglang"
+        RequestError,
+        match=r"not seen by ScriptedEngine.*leave them out, or set generation\.engine to transformers or sglang",
     ):
         refuse_unable(engine, SamplingParams(), [image])

@@ -26,21 +26,34 @@ from areal_actors.weights.weight_files import location_of
 ROOT = Path(__file__).parent.parent
 PAD = 9
 SERVED = GenerationSettings(engine="sglang", device="cpu", max_num_seqs=4, max_model_len=CONTEXT)
-genuine = pytest.mark.skipif(not (ROOT / ".environments/sglang/bin/python").exists(), reason="`just environments sglang` makes the server")
+genuine = pytest.mark.skipif(
+    not (ROOT / ".environments/sglang/bin/python").exists(), reason="`just environments sglang` makes the server"
+)
 
 
 @pytest.mark.parametrize("made", [10, 12])
-async def test_sglang_gets_the_path_of_an_image_and_one_placeholder_and_has_to_make_the_same_tokens_of_it(tmp_path, made):
+async def test_sglang_gets_the_path_of_an_image_and_one_placeholder_and_has_to_make_the_same_tokens_of_it(
+    tmp_path, made
+):
     sent = []
 
     class Server(ServerClient):
         async def post(self, path, body, seconds=None):
             sent.append(body)
             reason = {"type": "length"}
-            return 200, {"meta_info": {"output_token_logprobs": [[-0.5, 7, None]], "finish_reason": reason, "prompt_tokens": made}}
+            return 200, {
+                "meta_info": {
+                    "output_token_logprobs": [[-0.5, 7, None]],
+                    "finish_reason": reason,
+                    "prompt_tokens": made,
+                }
+            }
 
     ids = [1, 2, PAD, PAD, PAD, 3, PAD, PAD, 4, 5]
-    images = (ImageRef(digest="a", start=2, grid=(1, 2, 6), tokens=3), ImageRef(digest="b", start=6, grid=(1, 4, 2), tokens=2))
+    images = (
+        ImageRef(digest="a", start=2, grid=(1, 2, 6), tokens=3),
+        ImageRef(digest="b", start=6, grid=(1, 4, 2), tokens=2),
+    )
     shown = PromptImages(images, ImageFolder(tmp_path))
     segment = Segment("r", ids, SamplingParams(max_tokens=1), 1, (), streamed=False, images=shown)
     parts = SGLang().sample(Server("sglang", "http://127.0.0.1:1"), segment)

@@ -8,7 +8,16 @@ from collections import defaultdict
 import pytest
 from support import vocabulary
 
-FIELD = ("rollback", "KV cache", "logits processor", "dedup", "clip_frac", "dry run", "gradient accumulation", "mismatch")
+FIELD = (
+    "rollback",
+    "KV cache",
+    "logits processor",
+    "dedup",
+    "clip_frac",
+    "dry run",
+    "gradient accumulation",
+    "mismatch",
+)
 """Words of the field that readers search for, each for something that exists here."""
 
 
@@ -17,7 +26,9 @@ FIELD = ("rollback", "KV cache", "logits processor", "dedup", "clip_frac", "dry 
 )
 def test_no_file_has_a_word_that_the_project_does_not_use(folder):
     found = [
-        f"{path.relative_to(vocabulary.ROOT)}:{line}: {word}" for path in vocabulary.files(folder) for line, word in vocabulary.hits(path)
+        f"{path.relative_to(vocabulary.ROOT)}:{line}: {word}"
+        for path in vocabulary.files(folder)
+        for line, word in vocabulary.hits(path)
     ]
     assert not found, "\n".join(found)
 
@@ -56,5 +67,7 @@ def test_a_class_name_has_one_meaning():
 
 @pytest.mark.parametrize("word", FIELD)
 def test_a_word_of_the_field_has_hits(word):
-    hits = [path for path in vocabulary.files("areal_actors", "bus", "docs") if word.lower() in path.read_text().lower()]
+    hits = [
+        path for path in vocabulary.files("areal_actors", "bus", "docs") if word.lower() in path.read_text().lower()
+    ]
     assert hits, f"a search for {word!r} finds nothing"

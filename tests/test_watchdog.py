@@ -20,7 +20,9 @@ from areal_actors.messages import (
 )
 from areal_actors.supervision.watchdog import Watchdog
 
-SETTINGS = WatchdogSettings(stall_seconds=30.0, max_stall_seconds=300.0, max_failures_in_a_row=3, max_discarded_batches=2)
+SETTINGS = WatchdogSettings(
+    stall_seconds=30.0, max_stall_seconds=300.0, max_failures_in_a_row=3, max_discarded_batches=2
+)
 GATE = {"bound": "staleness", "weight_version": 4, "running": 2, "complete": 1, "in_batch": 0, "trained": 8}
 
 
@@ -80,7 +82,10 @@ def test_the_message_has_the_waiting_actors_durations_and_the_limit_reached():
         beat(
             "session_manager-0",
             handling={"ModelRequest": 2},
-            waits=(Wait(name="Generate from inference_worker-0", since=5.0, deadline=400.0), Wait(name="later", since=9.0, deadline=0.0)),
+            waits=(
+                Wait(name="Generate from inference_worker-0", since=5.0, deadline=400.0),
+                Wait(name="later", since=9.0, deadline=0.0),
+            ),
         ),
         beat("idle-0"),
         at=43.0,
@@ -119,7 +124,10 @@ def test_before_any_heartbeat_there_is_still_a_message():
 
 def test_dead_processes_wait_for_nothing():
     waiting = beat("rollout_worker-0", waits=(Wait(name="agent", since=0.0, deadline=1.0),))
-    for end in (ActorFailed(actor="rollout_worker-0", process="p", reason="r"), ActorStopped(actor="rollout_worker-0", process="p")):
+    for end in (
+        ActorFailed(actor="rollout_worker-0", process="p", reason="r"),
+        ActorStopped(actor="rollout_worker-0", process="p"),
+    ):
         dog = watchdog(waiting, end)
         assert "rollout_worker" not in dog.sentence(60.0)
 
@@ -128,7 +136,10 @@ def test_a_row_of_failures_ends_the_run_with_the_commonest_reason():
     dog = watchdog(abandoned("0.0"), abandoned("0.1", reason="reward"))
     assert dog.too_many_failures() == ""
     dog.receive(abandoned("1.0"), 1.0)
-    assert dog.too_many_failures() == "3 episodes in a row failed after all retries; most common reason (2 times): agent: as it happens"
+    assert (
+        dog.too_many_failures()
+        == "3 episodes in a row failed after all retries; most common reason (2 times): agent: as it happens"
+    )
 
 
 def test_a_success_between_failures_and_attempts_that_are_repeated_do_not_count():
@@ -140,7 +151,9 @@ def test_a_success_between_failures_and_attempts_that_are_repeated_do_not_count(
 
 
 def test_the_age_of_a_wait_is_measured_by_the_clock_of_who_waits():
-    waiting = beat("rollout_worker-0", waits=(Wait(name="agent in episode 3.1", since=1_000_000.0, deadline=1_000_100.0),))
+    waiting = beat(
+        "rollout_worker-0", waits=(Wait(name="agent in episode 3.1", since=1_000_000.0, deadline=1_000_100.0),)
+    )
     dog = watchdog()
     dog.receive(waiting, 50.0, 1_000_007.0)
     assert "rollout_worker-0 waits for agent in episode 3.1 since 9 s" in dog.sentence(52.0)

@@ -20,7 +20,10 @@ from areal_bus.recorded import FORMAT_VERSION, LogWriter, read_log
 LOG = Path(__file__).parent / "recordings" / f"log-{FORMAT_VERSION}.xz"
 VIEWS = ("overview", "episodes", "groups", "episode", "batches", "actors", "events")
 BREAKOUT = "</pre><script>document.title='broken'</script><img src=x onerror=document.title='broken'>"
-pytestmark = [pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed: `apt install chromium`"), pytest.mark.long]
+pytestmark = [
+    pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed: `apt install chromium`"),
+    pytest.mark.long,
+]
 
 
 def station(name):
@@ -99,9 +102,13 @@ async def test_the_page_follows_a_log_that_grows(tab, tmp_path):
                 await source._receive(envelope)
             rows = source.tables.rows_changed_after(0)
             steps, trained = len(rows["steps"]), sum(row.trained > 0 for row in rows["episodes"])
-            await tab.until(f"document.querySelector('.facts').textContent.includes('{steps} of 4') && {station('trained')} === {trained}")
+            await tab.until(
+                f"document.querySelector('.facts').textContent.includes('{steps} of 4') && {station('trained')} === {trained}"
+            )
             slider = "document.querySelector('#slider')"
-            await tab.until(f"[{slider}.value, {slider}.max].every(one => Number(one) === {source.history.progress.last})")
+            await tab.until(
+                f"[{slider}.value, {slider}.max].every(one => Number(one) === {source.history.progress.last})"
+            )
         assert await tab.run("document.querySelector('#status').className") == "live"
         whole = [url for url in tab.requested if url.endswith("/api/rows?after=0")]
         assert len(whole) <= 2, "only what changed is asked for again"
@@ -121,9 +128,13 @@ async def test_the_slider_takes_every_view_to_an_earlier_event_and_back(tab, tmp
         await tab.open(url)
         await tab.until(f"{station('trained')} === 64")
         before = asked_of_the_log(tab)
-        await tab.run(f"(s => {{ s.value = {middle}; s.dispatchEvent(new Event('input')); }})(document.querySelector('#slider'))")
+        await tab.run(
+            f"(s => {{ s.value = {middle}; s.dispatchEvent(new Event('input')); }})(document.querySelector('#slider'))"
+        )
         trained = sum(0 < row.trained <= middle for row in rows)
-        await tab.until(f"{station('trained')} === {trained} && document.querySelector('.facts').textContent.includes('1 of 4')")
+        await tab.until(
+            f"{station('trained')} === {trained} && document.querySelector('.facts').textContent.includes('1 of 4')"
+        )
         assert asked_of_the_log(tab) == before, "the past is in the rows: nothing is asked for"
         await tab.run("document.querySelector('#slider').blur()")
         await tab.press("ArrowLeft")
@@ -134,7 +145,9 @@ async def test_the_slider_takes_every_view_to_an_earlier_event_and_back(tab, tmp
         count = sum(row.position <= middle + 99 for row in source.tables.rows_changed_after(0)["batches"])
         await tab.until(f"document.querySelectorAll('#view-batches table')[0].rows.length === {count + 1}")
         await tab.press("Home")
-        await tab.until("document.querySelector('#view-batches').textContent.includes('No batch is formed at this event')")
+        await tab.until(
+            "document.querySelector('#view-batches').textContent.includes('No batch is formed at this event')"
+        )
         await tab.press("1")
         await tab.until("document.querySelector('.charts').textContent.includes('Curves begin with the first step')")
         await tab.press("End")
@@ -142,9 +155,13 @@ async def test_the_slider_takes_every_view_to_an_earlier_event_and_back(tab, tmp
 
 
 def long_episode(tokens):
-    work = RunEpisode(episode="0.0", group="0", task=Task(id="t", data={"question": BREAKOUT}), sampling=SamplingParams())
+    work = RunEpisode(
+        episode="0.0", group="0", task=Task(id="t", data={"question": BREAKOUT}), sampling=SamplingParams()
+    )
     half = tokens // 2
-    columns = TokenColumns.of(range(1, tokens + 1), [-0.001 * number for number in range(tokens)], [0] * half + [1] * (tokens - half))
+    columns = TokenColumns.of(
+        range(1, tokens + 1), [-0.001 * number for number in range(tokens)], [0] * half + [1] * (tokens - half)
+    )
     call = Interaction(id="i", prompt_suffix=pack_ids([1]), completion=columns, finish_reason="stop", worker=BREAKOUT)
     recipe = {"steps": 1, "algorithm": {"group_size": 1}, "staleness_gate": {"max_staleness": 1}}
     yield RunStarted(recipe=recipe, profile="embedded", reason=BREAKOUT, folder="runs/a")
@@ -167,7 +184,9 @@ async def test_an_episode_of_5000_tokens_is_coloured_and_text_of_an_agent_stays_
         await tab.until(f"{colours} === 2")
         await tab.run("document.querySelector('.token').focus()")
         await tab.press("ArrowRight")
-        await tab.until("document.querySelector('#view-episode .tip').textContent.startsWith('token 1 of call 1 · id 2 · log p -0.0010')")
+        await tab.until(
+            "document.querySelector('#view-episode .tip').textContent.startsWith('token 1 of call 1 · id 2 · log p -0.0010')"
+        )
         for view in VIEWS:
             await tab.run(f"location.hash = '{view}'")
             await tab.until(f"!document.querySelector('#view-{view}').hidden")

@@ -90,7 +90,15 @@ async def test_off_loopback_everything_needs_the_token(tmp_path):
         assert len(token) >= 32
         jar = aiohttp.CookieJar(unsafe=True)  # of addresses without a name
         async with aiohttp.ClientSession(cookie_jar=jar) as session:
-            for path in ("", "static/main.js", "api/run", "api/rows", "api/changes", "api/run?token=wrong", "api/run?token="):
+            for path in (
+                "",
+                "static/main.js",
+                "api/run",
+                "api/rows",
+                "api/changes",
+                "api/run?token=wrong",
+                "api/run?token=",
+            ):
                 status, text, _ = await asked(session, url, path)
                 assert (status, "needs the token" in text) == (401, True), path
             async with session.get(url) as answer:  # sets the cookie, and leaves the address without the token
@@ -310,7 +318,11 @@ def test_the_command_serves_without_torch_until_it_is_ended_and_leaves_nothing(t
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, "-c", program, "view", str(log)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", program, "view", str(log)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     url = process.stdout.readline().strip()
     assert url.startswith("http://127.0.0.1:")

@@ -69,7 +69,9 @@ def test_every_ended_attempt_has_the_numbers_of_the_reader(run, tables, rows):
     assert len(ended) == len(run.episodes) > 80
     for known in run.episodes:
         row = ended[known["sequence"]]
-        assert (row.name, row.attempt, row.group, row.purpose) == tuple(known[name] for name in ("episode", "attempt", "group", "purpose"))
+        assert (row.name, row.attempt, row.group, row.purpose) == tuple(
+            known[name] for name in ("episode", "attempt", "group", "purpose")
+        )
         assert (row.task, row.outcome, row.reward) == (known["task_id"], known["outcome"], known["reward"])
         assert row.tokens == known["completion_tokens"]
         assert (row.step or None) == known["step"]
@@ -106,13 +108,23 @@ def test_the_positions_of_the_rows_give_the_tables_of_any_earlier_event(rows, sh
 def test_calls_reported_together_are_those_of_their_attempts():
     counts = {"prompt_tokens": 5, "completion_tokens": 2, "finish_reason": "stop", "weight_version": 4}
     first, second = (
-        InteractionRecorded(session="s", episode="3.0", interaction=f"i{attempt}", attempt=attempt, time=1.7e9 + 2.5, **counts)
+        InteractionRecorded(
+            session="s", episode="3.0", interaction=f"i{attempt}", attempt=attempt, time=1.7e9 + 2.5, **counts
+        )
         for attempt in (1, 2)
     )
     together = InteractionsRecorded(recorded=(first, second))
-    events = [STARTED, CapacityGranted(first_group=3, groups=1, weight_version=0), given_up("3.0", 1), together, given_up("3.0", attempt=2)]
+    events = [
+        STARTED,
+        CapacityGranted(first_group=3, groups=1, weight_version=0),
+        given_up("3.0", 1),
+        together,
+        given_up("3.0", attempt=2),
+    ]
     rows = rows_of(envelopes(events))["episodes"]
-    assert [(row.attempt, [(call.interaction, call.at) for call in row.calls]) for row in rows if row.name == "3.0"] == [
+    assert [
+        (row.attempt, [(call.interaction, call.at) for call in row.calls]) for row in rows if row.name == "3.0"
+    ] == [
         (1, [("i1", 1.5)]),
         (2, [("i2", 1.5)]),
     ]
@@ -120,7 +132,12 @@ def test_calls_reported_together_are_those_of_their_attempts():
 
 def station(row, moment):
     """As `RunData.station` in data.js."""
-    for position, name in ((row.dropped, "dropped"), (row.trained, "trained"), (row.batch, "in batch"), (row.ended, row.outcome)):
+    for position, name in (
+        (row.dropped, "dropped"),
+        (row.trained, "trained"),
+        (row.batch, "in batch"),
+        (row.ended, row.outcome),
+    ):
         if 0 < position <= moment:
             return name
     if 0 < row.scored <= moment:
@@ -167,7 +184,14 @@ def test_drops_retries_and_given_up_episodes_have_rows_with_their_reasons():
     assert tables.facts().finished
     assert tables.facts().recipe == STARTED.recipe
     again = rows_of(
-        envelopes([STARTED, CapacityGranted(first_group=4, groups=1, weight_version=0), given_up("4.0", 1), exported("4.0", 1)])
+        envelopes(
+            [
+                STARTED,
+                CapacityGranted(first_group=4, groups=1, weight_version=0),
+                given_up("4.0", 1),
+                exported("4.0", 1),
+            ]
+        )
     )
     attempts = [(row.attempt, row.outcome) for row in again["episodes"] if row.name == "4.0"]
     assert attempts[0] == (1, "abandoned")
@@ -175,7 +199,10 @@ def test_drops_retries_and_given_up_episodes_have_rows_with_their_reasons():
 
 
 def test_a_step_that_a_restarted_trainer_repeats_replaces_the_later_ones():
-    steps = [StepCompleted(step=step, metrics={"loss": float(place)}, sequences_checksum="") for place, step in enumerate((1, 2, 3, 2))]
+    steps = [
+        StepCompleted(step=step, metrics={"loss": float(place)}, sequences_checksum="")
+        for place, step in enumerate((1, 2, 3, 2))
+    ]
     rows = rows_of(envelopes([STARTED, *steps]))["steps"]
     assert [(row.step, row.replaced) for row in rows] == [(1, 0), (2, 5), (3, 5), (2, 0)]
 

@@ -44,7 +44,12 @@ GUARD_SECONDS = 800.0
 
 def some_tensors() -> Tensors:
     torch.manual_seed(0)
-    return {"b.weight": torch.randn(50, 7), "a.weight": torch.randn(300).bfloat16(), "ids": torch.arange(3), "odd": torch.ones(5).half()}
+    return {
+        "b.weight": torch.randn(50, 7),
+        "a.weight": torch.randn(300).bfloat16(),
+        "ids": torch.arange(3),
+        "odd": torch.ones(5).half(),
+    }
 
 
 def changed(tensors: Tensors) -> Tensors:
@@ -55,7 +60,9 @@ def changed(tensors: Tensors) -> Tensors:
     return after
 
 
-def take(received: ReceivedWeights, weights: Sequence[tuple[str, torch.Tensor]], part_bytes: int = 10**6, **control: Any) -> Tensors:
+def take(
+    received: ReceivedWeights, weights: Sequence[tuple[str, torch.Tensor]], part_bytes: int = 10**6, **control: Any
+) -> Tensors:
     """Returns the tensors that the model is given, after all parts."""
     loaded: Tensors = {}
     for part in parts_of(weights, {"kind": "whole", "keep": True, "base": "", **control}, part_bytes):
@@ -71,7 +78,9 @@ def in_order(tensors: Tensors) -> list[tuple[str, torch.Tensor]]:
 
 def assert_equal(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) and found[name].dtype == expected[name].dtype for name in expected)
+    assert all(
+        torch.equal(found[name], expected[name]) and found[name].dtype == expected[name].dtype for name in expected
+    )
 
 
 @pytest.mark.parametrize("part_bytes", [1, 700, 10**6])
@@ -91,7 +100,10 @@ def test_a_delta_gives_the_next_version_from_what_changed_alone(*, loads_all: bo
     loaded = take(received, sent, 1, kind="delta", base=checksum(before), checksum=checksum(after))
     assert_equal(loaded, after if loads_all else {name: after[name] for name in ("a.weight", "ids")})
     assert received.report["checksum"] == checksum(after)
-    assert take(received, list(delta(after, after)), kind="delta", base=checksum(after), checksum=checksum(after)).keys() <= after.keys()
+    assert (
+        take(received, list(delta(after, after)), kind="delta", base=checksum(after), checksum=checksum(after)).keys()
+        <= after.keys()
+    )
 
 
 def test_a_delta_compares_bits_and_refuses_other_tensors() -> None:
@@ -146,11 +158,15 @@ class Model(torch.nn.Module):
         self.loaded |= dict(weights)
 
 
-async def test_sglang_answers_with_the_checksum_of_what_arrived_and_with_its_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sglang_answers_with_the_checksum_of_what_arrived_and_with_its_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(str(SERVER_SIDE))
     model, tensors = Model(), some_tensors()
     updater, update = Updater(lambda: model), sglang_weights._reporting(Updater.update)
-    (part,) = parts_of(in_order(tensors), {"kind": "whole", "keep": False, "base": "", "checksum": checksum(tensors)}, 10**6)
+    (part,) = parts_of(
+        in_order(tensors), {"kind": "whole", "keep": False, "base": "", "checksum": checksum(tensors)}, 10**6
+    )
     success, message = update(updater, part)
     assert success
     assert_equal(model.loaded, tensors)
@@ -227,13 +243,19 @@ class Receiver:
     async def end_update(self, server: ServerClient, weight_version: int, seconds: float) -> None:
         self.orders.append("end")
 
-    async def receive(self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float) -> dict[str, Any]:
+    async def receive(
+        self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float
+    ) -> dict[str, Any]:
         if self.sleeps:
             await asyncio.sleep(GUARD_SECONDS)
-        arriving = asyncio.to_thread(receive_part, self._groups[group], part.names, part.dtypes, part.shapes, torch.device("cpu"))
+        arriving = asyncio.to_thread(
+            receive_part, self._groups[group], part.names, part.dtypes, part.shapes, torch.device("cpu")
+        )
         return self._take(await arriving)
 
-    async def receive_handles(self, server: ServerClient, handles: Sequence[str], weight_version: int, seconds: float) -> dict[str, Any]:
+    async def receive_handles(
+        self, server: ServerClient, handles: Sequence[str], weight_version: int, seconds: float
+    ) -> dict[str, Any]:
         if self.sleeps:
             await asyncio.sleep(GUARD_SECONDS)
         return self._take(pickle.loads(base64.b64decode(handles[0])))
@@ -274,8 +296,12 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> list[WeightsLocation]:
 @asynccontextmanager
 async def channel_of(weights: str, model: str, logs: Path) -> AsyncIterator[tuple[WeightChannel, Receiver]]:
     receiver = Receiver()
-    settings = GenerationSettings(engine="sglang", device="cpu", server=ServerSettings(weights=weights, weights_seconds=GUARD_SECONDS))  # type: ignore[arg-type]
-    channel = WeightChannel(receiver, ServerClient("Receiver", "http://127.0.0.1:9"), model, settings, EnginePlace(logs=logs))  # type: ignore[arg-type]
+    settings = GenerationSettings(
+        engine="sglang", device="cpu", server=ServerSettings(weights=weights, weights_seconds=GUARD_SECONDS)
+    )  # type: ignore[arg-type]
+    channel = WeightChannel(
+        receiver, ServerClient("Receiver", "http://127.0.0.1:9"), model, settings, EnginePlace(logs=logs)
+    )  # type: ignore[arg-type]
     try:
         yield channel, receiver
     finally:
@@ -330,8 +356,13 @@ async def test_versions_arrive_and_those_that_do_not_are_loaded_from_their_folde
         assert_equal(receiver.weights, read_weights(versions[3]))
 
 
-async def test_a_server_that_does_not_take_a_version_in_time_is_unavailable(versions: list[WeightsLocation], tmp_path: Path) -> None:
-    async with channel_of("broadcast", versions[0].model, tmp_path) as (channel, receiver), asyncio.timeout(GUARD_SECONDS):
+async def test_a_server_that_does_not_take_a_version_in_time_is_unavailable(
+    versions: list[WeightsLocation], tmp_path: Path
+) -> None:
+    async with (
+        channel_of("broadcast", versions[0].model, tmp_path) as (channel, receiver),
+        asyncio.timeout(GUARD_SECONDS),
+    ):
         await bring(channel, versions[0], 0)
         channel._settings = msgspec.structs.replace(channel._settings, weights_seconds=20.0)
         receiver.sleeps = True

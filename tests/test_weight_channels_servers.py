@@ -39,24 +39,40 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[int, torch.nn.Module], dict[int, WeightsLocation]]:
+def published(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[str, dict[int, torch.nn.Module], dict[int, WeightsLocation]]:
     """Folder of a model, and four versions of it, of which the last differs from the one before in a few values."""
     models = {number: random_qwen(min(number, 2), head_dim=32) for number in range(4)}
     with torch.no_grad():
         models[3].model.norm.weight[2] += 1
         models[3].model.layers[0].mlp.up_proj.weight[3, 5:9] += 1
     folder, weights = save(models[0], tmp_path_factory.mktemp("model")), tmp_path_factory.mktemp("weights")
-    return folder, models, {number: write_weights(model.state_dict(), weights / f"v{number}", folder) for number, model in models.items()}
+    return (
+        folder,
+        models,
+        {number: write_weights(model.state_dict(), weights / f"v{number}", folder) for number, model in models.items()},
+    )
 
 
 @pytest.fixture(scope="module", params=DIALECTS)
-def genuine(request: pytest.FixtureRequest, published: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Genuine]:
+def genuine(
+    request: pytest.FixtureRequest, published: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Genuine]:
     """A server that was started to be sent weights; engines of the tests reach it by its address."""
     folder, models, versions = published
     logs = tmp_path_factory.mktemp("logs")
     with ExitStack() as stack:
         process, url = started(stack, request.param, folder, logs, EnginePlace(), weights="broadcast")
-        yield Genuine(request.param, settings_of(request.param, urls=(url,)), folder, versions, models, process, EnginePlace(logs=logs))
+        yield Genuine(
+            request.param,
+            settings_of(request.param, urls=(url,)),
+            folder,
+            versions,
+            models,
+            process,
+            EnginePlace(logs=logs),
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +147,9 @@ async def test_completions_in_flight_continue_under_what_arrived(genuine: Genuin
     async with serving(genuine, way) as engine:
 
         async def sampled(number: int) -> TokenColumns:
-            return joined(await chunks_of(engine, [*PROMPT, 20 + number], SamplingParams(max_tokens=80), stream=number % 2 == 0))
+            return joined(
+                await chunks_of(engine, [*PROMPT, 20 + number], SamplingParams(max_tokens=80), stream=number % 2 == 0)
+            )
 
         async def versions_rose(version: int) -> bool:
             tasks = [asyncio.create_task(sampled(number)) for number in range(8)]
@@ -197,7 +215,9 @@ async def test_the_sender_dies_in_mid_transfer(genuine: Genuine, way: str, monke
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("harm", ["shapes", "half written", "checksum"])
-async def test_what_is_not_whole_never_reaches_the_server(genuine: Genuine, way: str, harm: str, tmp_path: Path) -> None:
+async def test_what_is_not_whole_never_reaches_the_server(
+    genuine: Genuine, way: str, harm: str, tmp_path: Path
+) -> None:
     tensors = dict(genuine.models[2].state_dict())
     if harm == "shapes":
         tensors["model.norm.weight"] = torch.ones(3)

@@ -44,21 +44,40 @@ def test_floating_point_tensors_are_published_in_another_dtype_and_the_rest_as_t
     tensors = some_tensors()
     location = write_weights(tensors, tmp_path / "v3", "model", 100, torch.bfloat16)
     back = read_weights(location)
-    assert {name: tensor.dtype for name, tensor in back.items() if tensor.dtype != torch.bfloat16} == {"ids": torch.int64}
+    assert {name: tensor.dtype for name, tensor in back.items() if tensor.dtype != torch.bfloat16} == {
+        "ids": torch.int64
+    }
     assert all(torch.equal(back[name], tensors[name].to(back[name].dtype)) for name in tensors)
     assert location.checksum == checksum(back) == checksum(tensors, torch.bfloat16) != checksum(tensors)
 
 
-def test_the_library_reads_tensors_of_every_type_and_size_from_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_reads_tensors_of_every_type_and_size_from_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writing, "PIECE_BYTES", 64)
-    kinds = (torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2)
+    kinds = (
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+    )
     tensors = {f"t{number}": torch.arange(41).to(kind) for number, kind in enumerate(kinds)}
-    tensors |= some_tensors() | {"a.weight": torch.randn(6, 4), "none": torch.zeros(0, 3), "odd": torch.ones(3, dtype=torch.uint8)}
+    tensors |= some_tensors() | {
+        "a.weight": torch.randn(6, 4),
+        "none": torch.zeros(0, 3),
+        "odd": torch.ones(3, dtype=torch.uint8),
+    }
     location = write_weights(tensors, tmp_path / "v1", "model")
     assert location.checksum == checksum(tensors) == checksum(read_weights(location))
     written = tmp_path / "v1" / "model.safetensors"
     assert written.stat().st_size == len(save(tensors, metadata={"format": "pt"}))
-    assert {name: tensor.tolist() for name, tensor in load_file(written).items()} == {name: each.tolist() for name, each in tensors.items()}
+    assert {name: tensor.tolist() for name, tensor in load_file(written).items()} == {
+        name: each.tolist() for name, each in tensors.items()
+    }
 
 
 def test_tensors_that_are_mapped_from_a_file_are_written_into_it(tmp_path: Path) -> None:
@@ -159,7 +178,9 @@ def test_pruning_keeps_the_newest_versions_by_number(tmp_path: Path) -> None:
     assert version_folder(tmp_path, 10) == tmp_path / "v10"
 
 
-def test_shared_memory_is_used_where_it_has_room_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_is_used_where_it_has_room_and_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(weight_folders, "SHARED_MEMORY", tmp_path / "shm")
     for name in ("shm", "run", "other", "big"):
         (tmp_path / name).mkdir()
@@ -170,7 +191,10 @@ def test_shared_memory_is_used_where_it_has_room_and_found_again(tmp_path: Path,
     assert folder.parent == tmp_path / "shm"
     assert folder.name.startswith("areal-my-run-")
     assert folder != versions_folder("my run", tmp_path / "other")
-    with pytest.raises(SetupError, match=r"no room for the published weights in .*, nor is there in .*: .* MiB are free, .* take 1,125,"):
+    with pytest.raises(
+        SetupError,
+        match=r"no room for the published weights in .*, nor is there in .*: .* MiB are free, .* take 1,125,",
+    ):
         versions_folder("my run", tmp_path / "big", needed_bytes=2**70)
     monkeypatch.setattr(weight_folders, "SHARED_MEMORY", tmp_path / "nowhere")
     assert versions_folder("my run", tmp_path / "run") == tmp_path / "run" / "weights"
@@ -183,7 +207,9 @@ def test_versions_are_in_the_named_folder_and_leave_it_with_the_run(tmp_path: Pa
     folder = versions_folder("my run", tmp_path / "run", 1000, named)
     assert folder == named_path(named, "my run", tmp_path / "run")
     assert versions_folder("my run", tmp_path / "run", 1000) != folder
-    with pytest.raises(SetupError, match=r"no room for the published weights in .*: .* set trainer.weights_folder to another disk"):
+    with pytest.raises(
+        SetupError, match=r"no room for the published weights in .*: .* set trainer.weights_folder to another disk"
+    ):
         versions_folder("my run", tmp_path / "run", 2**70, named)
     version_folder(folder, 3).mkdir(parents=True)
     (tmp_path / "shared" / "another").mkdir()

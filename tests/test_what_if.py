@@ -27,10 +27,14 @@ def asked(*settings, capsys, train=False):
 
 @pytest.fixture(scope="module")
 def recorded_steps():
-    return [envelope.open(StepCompleted).metrics for envelope in read_log(LOG) if envelope.subject == StepCompleted.subject]
+    return [
+        envelope.open(StepCompleted).metrics for envelope in read_log(LOG) if envelope.subject == StepCompleted.subject
+    ]
 
 
-@pytest.mark.parametrize("setting", ["batcher.exit_policy=mask", "trainer.batch_size=4", "task.reward=gsm8k", "algorithm.clip=0.2"])
+@pytest.mark.parametrize(
+    "setting", ["batcher.exit_policy=mask", "trainer.batch_size=4", "task.reward=gsm8k", "algorithm.clip=0.2"]
+)
 def test_the_recorded_settings_give_the_recorded_metrics(setting, capsys, recorded_steps):
     found = asked(setting, capsys=capsys)
     assert found["first_change"] == 0
@@ -83,7 +87,9 @@ def test_a_filter_a_bound_and_an_algorithm_are_answered(capsys):
     assert fresh["replayed"]["newer"] != fresh["first_change"] or "It is not exact either" in fresh["verdict"]
     other = asked("algorithm.name=rloo", capsys=capsys)
     assert other["recorded"]["episodes"] == other["replayed"]["episodes"]
-    assert [step["advantage_max"] for step in other["recorded"]["steps"]] != [step["advantage_max"] for step in other["replayed"]["steps"]]
+    assert [step["advantage_max"] for step in other["recorded"]["steps"]] != [
+        step["advantage_max"] for step in other["replayed"]["steps"]
+    ]
     assert "needs values" in asked("algorithm.name=ppo", capsys=capsys)["replayed"]["without_advantages"]
 
 
@@ -128,7 +134,9 @@ def test_answered_settings_exist():
 
 
 def recorded_checksums(log):
-    published = [envelope.open(WeightsPublished) for envelope in read_log(log) if envelope.subject == WeightsPublished.subject]
+    published = [
+        envelope.open(WeightsPublished) for envelope in read_log(log) if envelope.subject == WeightsPublished.subject
+    ]
     return {str(one.weight_version): one.location.checksum for one in published}
 
 

@@ -27,7 +27,9 @@ async def checksums(run):
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("setting", ["algorithm.name=rloo", "task.reward={folder}/rewards.py:lengths", "task.turn_discount=0.5"])
+@pytest.mark.parametrize(
+    "setting", ["algorithm.name=rloo", "task.reward={folder}/rewards.py:lengths", "task.turn_discount=0.5"]
+)
 async def test_the_first_step_that_differs_is_that_of_a_run_with_the_setting(live, tmp_path, capsys, setting):
     (tmp_path / "rewards.py").write_text(REWARD)
     setting = setting.format(folder=tmp_path)
@@ -41,7 +43,9 @@ async def test_the_first_step_that_differs_is_that_of_a_run_with_the_setting(liv
     exact = asked["first_change"] or len(steps)
     assert exact == (3 if "discount" in setting else 1)
     for version in range(exact + 1):
-        assert trained[str(version)] == truth[str(version)], f"version {version} is exact, since its episodes are those of both runs"
+        assert trained[str(version)] == truth[str(version)], (
+            f"version {version} is exact, since its episodes are those of both runs"
+        )
     for step, metrics in zip(asked["replayed"]["steps"][:exact], steps, strict=False):
         assert step == pytest.approx({name: metrics.metrics[name] for name in step}, nan_ok=True)
     if exact == 1:

@@ -35,7 +35,13 @@ def test_the_time_of_a_recorded_run_is_divided_without_a_rest(capsys):
 
 def formed(step):
     return BatchFormed(
-        step=step, groups=(), oldest_version=0, trained_trajectories=0, trained_tokens=0, dropped_trajectories=0, dropped_tokens=0
+        step=step,
+        groups=(),
+        oldest_version=0,
+        trained_trajectories=0,
+        trained_tokens=0,
+        dropped_trajectories=0,
+        dropped_tokens=0,
     )
 
 
@@ -64,7 +70,12 @@ def test_the_trainer_waits_from_its_weights_to_the_next_batch():
     ):
         times.receive(message, time, bound=bound, flying=flying)
         flying.receive(message, time)
-    assert times.shares.trainer == {"prepares the model": 10, "waits for batches": 4, "trains": 6 + 3, "publishes weights": 2}
+    assert times.shares.trainer == {
+        "prepares the model": 10,
+        "waits for batches": 4,
+        "trains": 6 + 3,
+        "publishes weights": 2,
+    }
     assert times.shares.bounds == {"none": 0, "staleness": 4}
     assert times.shares.stages == {"in the first call or before it": 4 * 8}
     assert times.shares.waiting() == pytest.approx(4 / 15)
@@ -102,7 +113,8 @@ def test_waiting_for_stragglers_is_named_where_the_recipe_asks_for_it(policy, ad
     _, advice = advise(shares, changed)
     assert any('batcher.exit_policy = "wait" has' in line for line in advice) == advised
     assert any(
-        f"staleness_gate.surplus_groups = {recipe.trainer.batch_size} asynchronous training does not wait" in line for line in advice
+        f"staleness_gate.surplus_groups = {recipe.trainer.batch_size} asynchronous training does not wait" in line
+        for line in advice
     )
 
 

@@ -115,7 +115,11 @@ async def test_items_of_a_handling_are_sent_together_and_are_durable_before_what
     assert not harness.log()
     allowed.set()
     await harness.until(lambda: harness.log() == [Noted(n=SENT_TOGETHER + 1)])
-    assert [item for item in slow.sent if isinstance(item, Do | Noted)] == [*together, Do(n=SENT_TOGETHER), Noted(n=SENT_TOGETHER + 1)]
+    assert [item for item in slow.sent if isinstance(item, Do | Noted)] == [
+        *together,
+        Do(n=SENT_TOGETHER),
+        Noted(n=SENT_TOGETHER + 1),
+    ]
     await harness.kill("granting-0")
 
 

@@ -8,7 +8,15 @@ import pytest
 
 from areal_actors.core.errors import EngineError
 from areal_actors.gateway import worker_pool
-from areal_actors.gateway.worker_pool import MARGIN_CALLS, MARGIN_SHARE, InFlightCalls, WorkerExit, WorkerLost, WorkerPool, until_gone
+from areal_actors.gateway.worker_pool import (
+    MARGIN_CALLS,
+    MARGIN_SHARE,
+    InFlightCalls,
+    WorkerExit,
+    WorkerLost,
+    WorkerPool,
+    until_gone,
+)
 
 
 def pool(*workers):

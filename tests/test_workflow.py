@@ -29,7 +29,9 @@ def engine_of(opened):
 
 
 async def asked(client, *texts):
-    messages = HELLO + [{"role": role, "content": text} for role, text in zip(["assistant", "user"] * 9, texts, strict=False)]
+    messages = HELLO + [
+        {"role": role, "content": text} for role, text in zip(["assistant", "user"] * 9, texts, strict=False)
+    ]
     return await client.chat.completions.create(model="default", messages=messages)
 
 
@@ -106,7 +108,10 @@ async def test_a_workflow_of_groups_plays_alone_where_there_is_no_group():
 
     assert Grouped().runs_groups
     assert await Grouped().arun_episode(SimpleNamespace(api_key="k"), {}) == "k"
-    assert await Rooted().arun_group([SimpleNamespace(base_url="u", api_key="k", task=0)] * 2, {"question": "q"}) == ["q u k False"] * 2
+    assert (
+        await Rooted().arun_group([SimpleNamespace(base_url="u", api_key="k", task=0)] * 2, {"question": "q"})
+        == ["q u k False"] * 2
+    )
     with pytest.raises(NotImplementedError, match="RolloutWorkflow must define `async def arun_episode"):
         await RolloutWorkflow().arun_episode(SimpleNamespace(), {})
 
@@ -144,7 +149,9 @@ async def test_running_code_knows_its_episode(tmp_path, name, way, send):
     worker = RolloutWorker(runner, concurrency=1, timeout_seconds=5.0)
     await worker.start(None)
     opened = SessionOpened(session="s", base_url="http://h/s/v1", api_key="k", weight_version=7)
-    _, scoring = await send(worker, work("3.1", attempt=2, purpose="evaluate"), answers={OpenSession: lambda question: opened})
+    _, scoring = await send(
+        worker, work("3.1", attempt=2, purpose="evaluate"), answers={OpenSession: lambda question: opened}
+    )
     await worker.stop()
     assert set(scoring.output.split("|")) == {"task-3 3.1 3 2 True 7"}
     assert workflow_context.get() == EpisodeContext()
@@ -194,7 +201,9 @@ async def test_a_script_that_takes_its_client_from_the_environment_just_works(tm
         await harness.engine("inference_worker-0", FixedTextEngine())
         opened = await harness.open()
         await runner.start()
-        assert await runner.run(work().task, base_url=opened.base_url, api_key=opened.api_key) == AgentResult(output="hi there")
+        assert await runner.run(work().task, base_url=opened.base_url, api_key=opened.api_key) == AgentResult(
+            output="hi there"
+        )
         await runner.close()
 
 
@@ -234,7 +243,9 @@ async def test_a_reward_that_is_not_awaited_fails_the_episode(tmp_path, way, mon
         elif way == "group":
             runner = GroupRunner(load_agent("forgetting.py:Together", tmp_path, options), "Together", group_size=1)
         else:
-            runner = SubprocessRunner(AgentProgram(agent="forgetting.py:Forgetting", root=str(tmp_path), options=options), processes=1)
+            runner = SubprocessRunner(
+                AgentProgram(agent="forgetting.py:Forgetting", root=str(tmp_path), options=options), processes=1
+            )
         await runner.start()
         with pytest.raises(AgentError, match=FORGOTTEN), workflow_context.running(EpisodeContext.of(work(), 0)):
             await runner.run(work().task, base_url=opened.base_url, api_key=opened.api_key)

@@ -51,7 +51,10 @@ def test_a_port_in_use_is_refused(project, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["check", "recipe.toml", f"gateway.port={port}"]) != 0
-    assert f"gateway.port: cannot listen on 127.0.0.1:{port} (Address already in use); set another port" in capsys.readouterr().err
+    assert (
+        f"gateway.port: cannot listen on 127.0.0.1:{port} (Address already in use); set another port"
+        in capsys.readouterr().err
+    )
 
 
 def test_replicas_of_a_single_bus_server_are_refused(project, capsys):

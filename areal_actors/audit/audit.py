@@ -144,7 +144,10 @@ class Audit(msgspec.Struct):
         """Fold the next event of the log; None for an event of an unknown kind."""
         if sequence != self.sequence + 1:
             first = self.sequence + 1
-            missing, earlier = f"events {first} to {sequence - 1} are missing", f"event {sequence} follows event {self.sequence}"
+            missing, earlier = (
+                f"events {first} to {sequence - 1} are missing",
+                f"event {sequence} follows event {self.sequence}",
+            )
             self.fault(sequence, "gap", missing if sequence > first else earlier)
         self.sequence = max(sequence, self.sequence)
         for check, sentence in self._fold(message):
@@ -204,7 +207,10 @@ class Audit(msgspec.Struct):
         trajectory = message.trajectory
         spans = [span.weight_version for turn in trajectory.interactions for span in turn.completion.versions]
         if unknown := {version for version in spans if version not in self.versions}:
-            yield "version", f"episode {trajectory.episode} has tokens of version {format_numbers(unknown)}, which was never published"
+            yield (
+                "version",
+                f"episode {trajectory.episode} has tokens of version {format_numbers(unknown)}, which was never published",
+            )
         if not self.is_served():
             exported = ExportedTrajectory(
                 sequence=self.sequence, tokens=trajectory.sampled_tokens(), oldest_version=trajectory.oldest_version()
@@ -227,7 +233,10 @@ class Audit(msgspec.Struct):
             if before != message.numbers:
                 yield "batch", f"other examples were drawn for step {message.step + 1} than the first time"
             return
-        self.drawn = {**{step: numbers for step, numbers in self.drawn.items() if step >= self.steps - 1}, message.step: message.numbers}
+        self.drawn = {
+            **{step: numbers for step, numbers in self.drawn.items() if step >= self.steps - 1},
+            message.step: message.numbers,
+        }
         if message.step >= self.formed:
             yield from self._record_batch(message.step, "draw of examples")
 
@@ -281,13 +290,18 @@ class Audit(msgspec.Struct):
         if step > self.steps:
             yield "checkpoint", f"a checkpoint names step {step}, but {self.steps} steps were completed"
         elif (place := self.batches.get(step - 1)) is not None and place != message.cursor:
-            yield "checkpoint", f"the checkpoint of step {step} names event {message.cursor} as its last batch, expected event {place}"
+            yield (
+                "checkpoint",
+                f"the checkpoint of step {step} names event {message.cursor} as its last batch, expected event {place}",
+            )
         if isinstance(message, CheckpointCommitted):
             self.batches = {batch: place for batch, place in self.batches.items() if batch >= step - 1}
 
     def _check_run_end(self, message: RunFinished) -> Iterator[Finding]:
         self.finished = message
-        if message.steps > self.steps or (not message.error and message.steps < self.steps):  # an early end may overlook a last step
+        if message.steps > self.steps or (
+            not message.error and message.steps < self.steps
+        ):  # an early end may overlook a last step
             yield "end", f"the run reports {message.steps} steps at its end; the log has {self.steps}"
         wanted = self.setting("steps")
         if not message.error and wanted and message.steps != wanted and not self.is_served():
@@ -314,7 +328,9 @@ class Audit(msgspec.Struct):
 
     def all_computed(self) -> None:
         """Record versions of the log that were not recomputed."""
-        if missing := {number for number, version in self.versions.items() if not version.proved and number <= self.steps}:
+        if missing := {
+            number for number, version in self.versions.items() if not version.proved and number <= self.steps
+        }:
             self.fault(0, "checksum", f"versions that were published but not recomputed: {format_numbers(missing)}")
 
     def _same_metrics(self, recomputed: RecomputeProgress, logged: StepCompleted) -> bool:
@@ -350,7 +366,10 @@ class Audit(msgspec.Struct):
 
     def all_faults(self) -> list[AuditFault]:
         """Returns the faults of events and those found at the end of the log."""
-        return [*self.faults, *(AuditFault(sequence=0, check=check, sentence=sentence) for check, sentence in self._end_findings())]
+        return [
+            *self.faults,
+            *(AuditFault(sequence=0, check=check, sentence=sentence) for check, sentence in self._end_findings()),
+        ]
 
     def _end_findings(self) -> Iterator[Finding]:
         """Yields open steps and groups of a run that finished: capacity is never granted beyond its last step."""
@@ -364,7 +383,9 @@ class Audit(msgspec.Struct):
             yield "step", f"{_steps(self.steps + 1, self.formed + 1)} has a batch but was never completed"
         if not self.learns_from_examples() and (newest := max(self.versions, default=-1)) < self.steps:
             yield "version", f"step {self.steps} was completed, but the newest published version is {newest}"
-        if unfinished := {number for number, record in self.groups.under_way.items() if record.complete_at and record.step < 0}:
+        if unfinished := {
+            number for number, record in self.groups.under_way.items() if record.complete_at and record.step < 0
+        }:
             yield "lost", f"complete groups that were neither trained nor dropped: {format_numbers(unfinished)}"
         rest = {number for number, record in self.groups.under_way.items() if not record.complete_at}
         if rest and not self.setting("batcher", "dynamic_batch"):
@@ -384,11 +405,15 @@ class Audit(msgspec.Struct):
         phrases = [f"{faults} faults" if faults > 1 else "1 fault"] if faults else []
         under_way = len(self.groups.under_way)
         waiting = [f"{under_way} groups under way"] if under_way else []
-        return ", ".join([*phrases, f"{self.count_lost()} lost", f"{self.twice()} twice", self._versions_checked(), *waiting])
+        return ", ".join(
+            [*phrases, f"{self.count_lost()} lost", f"{self.twice()} twice", self._versions_checked(), *waiting]
+        )
 
     def _versions_checked(self) -> str:
         if self.learns_from_examples():
-            return f"{self.steps_proved} of {self.steps} steps proved" if self.steps_proved else f"{self.steps} steps once"
+            return (
+                f"{self.steps_proved} of {self.steps} steps proved" if self.steps_proved else f"{self.steps} steps once"
+            )
         every = len(self.versions)
         if proved := sum(version.proved for version in self.versions.values()):
             return f"{proved} of {every} versions proved"

@@ -73,9 +73,15 @@ class GroupLedger(msgspec.Struct):
     def grant(self, first: int, groups: int) -> Iterator[Finding]:
         """Grant groups; their numbers must continue those granted before."""
         if first > self.granted:
-            yield "grant", f"groups {first} to {first + groups - 1} were granted, but {_range(self.granted, first)} never were"
+            yield (
+                "grant",
+                f"groups {first} to {first + groups - 1} were granted, but {_range(self.granted, first)} never were",
+            )
         elif first < self.granted:
-            yield "grant", f"groups from {first} on were granted, but those below {self.granted} had been granted already"
+            yield (
+                "grant",
+                f"groups from {first} on were granted, but those below {self.granted} had been granted already",
+            )
         self._grant_below(first + groups)
 
     def _grant_below(self, end: int) -> None:
@@ -84,7 +90,9 @@ class GroupLedger(msgspec.Struct):
             self.under_way[number] = PendingGroup()
         self.granted = max(self.granted, end)
 
-    def end(self, episode: str, group: str, sequence: int, exported: ExportedTrajectory | None = None) -> Iterator[Finding]:
+    def end(
+        self, episode: str, group: str, sequence: int, exported: ExportedTrajectory | None = None
+    ) -> Iterator[Finding]:
         """Record the end of an episode: exported, or abandoned after all attempts; duplicate ends are ignored."""
         number, findings = self._place(episode, group)
         yield from findings
@@ -111,9 +119,15 @@ class GroupLedger(msgspec.Struct):
         if findings:
             return
         if record is None:
-            yield "twice", f"the trajectory of episode {episode} was dropped ({reason}), but its group had ended already"
+            yield (
+                "twice",
+                f"the trajectory of episode {episode} was dropped ({reason}), but its group had ended already",
+            )
         elif record.step >= 0:
-            yield "twice", f"the trajectory of episode {episode} was dropped ({reason}), but it is in the batch of step {record.step + 1}"
+            yield (
+                "twice",
+                f"the trajectory of episode {episode} was dropped ({reason}), but it is in the batch of step {record.step + 1}",
+            )
         elif episode in record.dropped:
             yield "twice", f"the trajectory of episode {episode} was dropped twice ({reason})"
         elif episode not in record.exported:
@@ -124,7 +138,10 @@ class GroupLedger(msgspec.Struct):
             self.dropped_tokens += record.exported[episode].tokens
             self.dropped_for[reason] = self.dropped_for.get(reason, 0) + 1
             if not record.complete_at:
-                yield "drop", f"the trajectory of episode {episode} was dropped ({reason}) before its group was complete"
+                yield (
+                    "drop",
+                    f"the trajectory of episode {episode} was dropped ({reason}) before its group was complete",
+                )
             elif len(record.dropped) == len(record.exported):
                 self.dropped_groups += 1
                 self._settle(number)
@@ -156,24 +173,49 @@ class GroupLedger(msgspec.Struct):
             return -1, [("batch", f"the batch of step {step} mixes several groups: {', '.join(names)}")]
         record = self.under_way.get(number)
         if record is None:
-            cause = "had ended already (trained, dropped or abandoned)" if 0 <= number < self.granted else "was never granted"
-            return -1, [("twice" if 0 <= number < self.granted else "batch", f"the batch of step {step} has group {number}, which {cause}")]
+            cause = (
+                "had ended already (trained, dropped or abandoned)"
+                if 0 <= number < self.granted
+                else "was never granted"
+            )
+            return -1, [
+                (
+                    "twice" if 0 <= number < self.granted else "batch",
+                    f"the batch of step {step} has group {number}, which {cause}",
+                )
+            ]
         if record.step >= 0:
-            return -1, [("twice", f"the batch of step {step} has group {number}, which is also in the batch of step {record.step + 1}")]
+            return -1, [
+                (
+                    "twice",
+                    f"the batch of step {step} has group {number}, which is also in the batch of step {record.step + 1}",
+                )
+            ]
         self.trained_tokens += sum(record.exported[name].tokens for name in names if name in record.exported)
         return number, list(self._members(group, number, record, step))
 
-    def _members(self, group: Sequence[TrajectoryRef], number: int, record: PendingGroup, step: int) -> Iterator[Finding]:
+    def _members(
+        self, group: Sequence[TrajectoryRef], number: int, record: PendingGroup, step: int
+    ) -> Iterator[Finding]:
         names = [member.episode for member in group]
         if len(set(names)) < len(names):
             yield "twice", f"the batch of step {step} has a trajectory of group {number} twice: {', '.join(names)}"
         if missing := sorted(set(record.exported) - set(names)):
-            yield "lost", f"the batch of step {step} has group {number} without {', '.join(missing)}, exported before it"
+            yield (
+                "lost",
+                f"the batch of step {step} has group {number} without {', '.join(missing)}, exported before it",
+            )
         if not record.complete_at:
             ended = len(record.exported) + len(record.given_up)
-            yield "batch", f"the batch of step {step} has group {number}, but only {ended} of {self.group_size} episodes have ended"
+            yield (
+                "batch",
+                f"the batch of step {step} has group {number}, but only {ended} of {self.group_size} episodes have ended",
+            )
         if record.dropped:
-            yield "twice", f"the batch of step {step} has group {number}, but its trajectories {', '.join(record.dropped)} were dropped"
+            yield (
+                "twice",
+                f"the batch of step {step} has group {number}, but its trajectories {', '.join(record.dropped)} were dropped",
+            )
         for member in group:
             exported = record.exported.get(member.episode)
             if exported is None:
@@ -192,17 +234,28 @@ class GroupLedger(msgspec.Struct):
         )
         for what, claimed, counted in counts:
             if claimed != counted:
-                yield "count", f"the batch of step {event.step + 1} counts {claimed} {what} since the run began; the log has {counted}"
+                yield (
+                    "count",
+                    f"the batch of step {event.step + 1} counts {claimed} {what} since the run began; the log has {counted}",
+                )
         self.trained, self.trained_tokens = event.trained_trajectories, event.trained_tokens
         self.dropped, self.dropped_tokens = event.dropped_trajectories, event.dropped_tokens
 
     def _check_left_out(self, step: int, youngest: tuple[int, int], known_up_to: int) -> Iterator[Finding]:
         """Yields complete groups that are older than the youngest of the batch: batches take the oldest, so the batcher lost them."""
         for number, record in self.under_way.items():
-            waits = record.step < 0 and 0 < record.complete_at <= known_up_to and not record.dropped and number not in self.passed_over
+            waits = (
+                record.step < 0
+                and 0 < record.complete_at <= known_up_to
+                and not record.dropped
+                and number not in self.passed_over
+            )
             if waits and record.exported and record.age(number) < youngest:
                 self.passed_over.add(number)
-                yield "lost", f"the batch of step {step} left out group {number}, which was complete and older than others of the batch"
+                yield (
+                    "lost",
+                    f"the batch of step {step} left out group {number}, which was complete and older than others of the batch",
+                )
 
     def trained_step(self, step: int) -> None:
         """Record that the batch formed on this weight version has been trained."""

@@ -16,7 +16,13 @@ def report(audit: Audit) -> str:
 def _counts(audit: Audit) -> Iterator[str]:
     launches = f"{audit.lives} launches" if audit.lives > 1 else "1 launch"
     injected = f", {audit.injected} injected faults" if audit.injected else ""
-    ended = "live or killed" if audit.finished is None else f"ended early: {audit.finished.error}" if audit.finished.error else "finished"
+    ended = (
+        "live or killed"
+        if audit.finished is None
+        else f"ended early: {audit.finished.error}"
+        if audit.finished.error
+        else "finished"
+    )
     yield f"log           {audit.sequence:,} events of {launches}{injected}; {ended}"
     yield f"steps         {audit.steps} completed, each once and in order" + _sequences(audit)
     if audit.learns_from_examples() or audit.is_served():
@@ -59,7 +65,9 @@ def _episodes(counts: EpisodeCounts) -> str:
 
 def _sequences(audit: Audit) -> str:
     return (
-        f"; the sequences of {audit.sequences_checked} rebuilt from the log, each with the same checksum" if audit.sequences_checked else ""
+        f"; the sequences of {audit.sequences_checked} rebuilt from the log, each with the same checksum"
+        if audit.sequences_checked
+        else ""
     )
 
 

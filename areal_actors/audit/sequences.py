@@ -59,4 +59,6 @@ class SequencesCheck:
 
     def _forget(self, episode: str) -> None:
         """Remove all trajectories of the episode, duplicates included."""
-        self.waiting = {place: trajectory for place, trajectory in self.waiting.items() if trajectory.episode != episode}
+        self.waiting = {
+            place: trajectory for place, trajectory in self.waiting.items() if trajectory.episode != episode
+        }

@@ -183,7 +183,11 @@ class BatchAssembler(msgspec.Struct, kw_only=True):
     def add_trajectory(self, group: int, member: TrajectoryInfo) -> BatchAssembler:
         """Add a trajectory; a second one of the same episode is ignored."""
         before = self._open_group(group, member.episode)
-        return self.with_group(msgspec.structs.replace(before, members={**before.members, member.episode: member})) if before else self
+        return (
+            self.with_group(msgspec.structs.replace(before, members={**before.members, member.episode: member}))
+            if before
+            else self
+        )
 
     def record_lost_episode(self, group: int, episode: str) -> BatchAssembler:
         """Record an episode that was abandoned after all attempts."""
@@ -228,7 +232,11 @@ class BatchAssembler(msgspec.Struct, kw_only=True):
         A group that may be trained is judged again only under another bound: `config` and `keeps` are always the same.
         """
         bound = self.weight_version - max_staleness
-        judged = self.complete if bound != self.judged else sorted(number for number in self.unjudged if number in self.complete)
+        judged = (
+            self.complete
+            if bound != self.judged
+            else sorted(number for number in self.unjudged if number in self.complete)
+        )
         refusals = {number: _refusal(self.complete[number], config, bound, keeps) for number in judged}
         refused = {number: refusal for number, refusal in refusals.items() if refusal}
         self.judged, self.unjudged = bound, set(refused)
@@ -250,7 +258,9 @@ class BatchAssembler(msgspec.Struct, kw_only=True):
         wanted = max(batch_size - self.filtered, 1) if dynamic else batch_size
         if self.batches_formed > self.weight_version or len(self.complete) < wanted:
             return []
-        chosen = heapq.nsmallest(batch_size, self.complete.values(), key=lambda group: (group.oldest_version(), group.number))
+        chosen = heapq.nsmallest(
+            batch_size, self.complete.values(), key=lambda group: (group.oldest_version(), group.number)
+        )
         return [] if self.granted and self._waits(chosen, batch_size, max_staleness) else chosen
 
     def _waits(self, chosen: list[PartialGroup], batch_size: int, max_staleness: int) -> bool:

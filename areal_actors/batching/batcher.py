@@ -70,7 +70,9 @@ class Batcher(Actor):
     @on
     def trajectory_exported(self, event: TrajectoryExported, context: Context) -> Iterator[BatcherEvent]:
         trajectory = event.trajectory
-        self.assembler.add_trajectory(int(trajectory.group), TrajectoryInfo.of(trajectory, context.sequence, self.credit))
+        self.assembler.add_trajectory(
+            int(trajectory.group), TrajectoryInfo.of(trajectory, context.sequence, self.credit)
+        )
         yield from self._advance()
 
     @on
@@ -103,12 +105,19 @@ class Batcher(Actor):
             return
         dynamic, bound = self.config.dynamic_batch, self.max_staleness
         if groups := self.assembler.next_batch(self.batch_size, max_staleness=bound, dynamic=dynamic):
-            version, filtered_groups, oldest = self.assembler.weight_version, self.assembler.filtered, self.assembler.oldest_sequence()
+            version, filtered_groups, oldest = (
+                self.assembler.weight_version,
+                self.assembler.filtered,
+                self.assembler.oldest_sequence(),
+            )
             self.assembler.form_batch(groups)
             yield BatchFormed(
                 step=version,
                 groups=tuple(
-                    tuple(TrajectoryRef(episode=trajectory.episode, sequence=trajectory.sequence) for trajectory in group.trajectories())
+                    tuple(
+                        TrajectoryRef(episode=trajectory.episode, sequence=trajectory.sequence)
+                        for trajectory in group.trajectories()
+                    )
                     for group in groups
                 ),
                 oldest_version=version - bound if self.config.exit_policy != "keep" else 0,
@@ -124,7 +133,9 @@ class Batcher(Actor):
 
     def _no_groups_left(self, most: int) -> str:
         equal = "all the rewards of each were equal, so the tasks are solved or out of reach"
-        setting, why = ("filter", f"{self.config.filter} rejected them") if self.config.filter else ("dynamic_sampling", equal)
+        setting, why = (
+            ("filter", f"{self.config.filter} rejected them") if self.config.filter else ("dynamic_sampling", equal)
+        )
         filtered = f"batcher.{setting} has dropped {most} groups since the last batch: {why}"
         return f"{filtered}; take other tasks, or raise batcher.max_filtered_batches"
 

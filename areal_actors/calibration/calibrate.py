@@ -89,7 +89,9 @@ def calibrate(decode: Measurement | None, train: Measurement | None, *, together
     Raises:
         SetupError: a measurement failed or took longer than `DEADLINE_SECONDS`; has the end of its output.
     """
-    wanted = {kind: measurement for kind, measurement in (("decode", decode), ("train", train)) if measurement is not None}
+    wanted = {
+        kind: measurement for kind, measurement in (("decode", decode), ("train", train)) if measurement is not None
+    }
     batches = [wanted] if together else [{kind: measurement} for kind, measurement in wanted.items()]
     results = {kind: result for batch in batches for kind, result in _measure(batch).items()}
     return Calibration(
@@ -106,9 +108,13 @@ def _measure(wanted: Mapping[str, Measurement]) -> dict[str, bytes]:
             for kind, measurement in wanted.items():
                 result = Path(folder, kind)
                 output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it is read after the process
-                command = module_command("areal_actors.calibration.measure", kind, str(result), msgspec.json.encode(measurement).decode())
+                command = module_command(
+                    "areal_actors.calibration.measure", kind, str(result), msgspec.json.encode(measurement).decode()
+                )
                 environment = {**os.environ, "OMP_NUM_THREADS": str(measurement.threads)}
-                process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+                process = subprocess.Popen(
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                )
                 started[kind] = process, output, result
             _wait(started)
             return {kind: result.read_bytes() for kind, (_, _, result) in started.items()}

@@ -53,7 +53,9 @@ def main(arguments: list[str]) -> None:
     partial = Path(f"{result}.partial")
     partial.write_bytes(msgspec.json.encode(measured))
     partial.rename(result)
-    while os.getppid() == caller:  # keeps its core busy for the other measurement, until the caller kills it or has died
+    while (
+        os.getppid() == caller
+    ):  # keeps its core busy for the other measurement, until the caller kills it or has died
         measure_decode(measurement, base) if kind == "decode" else measure_training(measurement, base)
 
 
@@ -136,7 +138,11 @@ def _decode_seconds(model: Any, measurement: Measurement, sequences: list[int]) 
 
 
 def _decode_step(
-    decoder: SlotDecoder, sampler: Sampler, last: NDArray[np.int64], positions: NDArray[np.int64], uniforms: NDArray[np.float32]
+    decoder: SlotDecoder,
+    sampler: Sampler,
+    last: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    uniforms: NDArray[np.float32],
 ) -> None:
     sampler.sample(decoder.decode(last, positions), uniforms)
 
@@ -168,7 +174,9 @@ def measure_training(measurement: Measurement, base_bytes: int) -> TrainCalibrat
     settings = msgspec.convert({"name": measurement.optimizer, "lr": 1e-9}, OptimizerSettings)
     optimizer = make_optimizer(list(stacked.model.parameters()), settings)
     _train(stacked, batch)
-    update = seconds_of(optimizer.step) / sum(parameter.numel() for parameter in stacked.model.parameters()) * parameters
+    update = (
+        seconds_of(optimizer.step) / sum(parameter.numel() for parameter in stacked.model.parameters()) * parameters
+    )
     return TrainCalibration(
         forward_seconds=forward / tokens,
         train_seconds=train / tokens,

@@ -68,7 +68,9 @@ class SpoilableCompletion:
     def gap(self) -> None:
         """Leave a token out of the version spans."""
         self.version(self.versions[0].weight_version)
-        self.versions[1] = VersionSpan(weight_version=self.versions[1].weight_version, start=self.middle + 1, end=len(self.ids))
+        self.versions[1] = VersionSpan(
+            weight_version=self.versions[1].weight_version, start=self.middle + 1, end=len(self.ids)
+        )
 
     def fewer(self) -> None:
         """Remove a log-probability."""

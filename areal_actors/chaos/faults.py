@@ -55,7 +55,9 @@ def flip_bit(path: Path, random: Random) -> str:
 
 def newest_checkpoint(folder: Path) -> list[Path]:
     """Returns the files of the newest complete checkpoint in this folder; empty if there is none."""
-    steps = {int(number): path for path in folder.glob("step-*") if (number := path.name.removeprefix("step-")).isdecimal()}
+    steps = {
+        int(number): path for path in folder.glob("step-*") if (number := path.name.removeprefix("step-")).isdecimal()
+    }
     return _files(steps[max(steps)].rglob("*")) if steps else []
 
 

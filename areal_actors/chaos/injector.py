@@ -82,7 +82,9 @@ class Health:
 class FaultTargets:
     """Possible targets of faults in a run."""
 
-    def __init__(self, folder: Path, processes: Callable[[], Mapping[str, int]], kinds: Mapping[str, frozenset[str]]) -> None:
+    def __init__(
+        self, folder: Path, processes: Callable[[], Mapping[str, int]], kinds: Mapping[str, frozenset[str]]
+    ) -> None:
         """`processes` returns the ids of running processes by name; `kinds` has the actor kinds of every possible process."""
         self.folder = folder
         self.processes = processes
@@ -100,7 +102,9 @@ class FaultTargets:
 class Chaos:
     """Fault injection for one launch of a run; does nothing unless `[chaos]` is enabled."""
 
-    def __init__(self, settings: ChaosSettings, targets: FaultTargets, publish: Callable[[Event], Awaitable[None]]) -> None:
+    def __init__(
+        self, settings: ChaosSettings, targets: FaultTargets, publish: Callable[[Event], Awaitable[None]]
+    ) -> None:
         self.settings = settings
         self.targets = targets
         self.publish = publish
@@ -119,7 +123,11 @@ class Chaos:
         """Start the links that can be cut, before the processes that use them."""
         if self.settings.injects("partition"):
             targets = self.settings.partition.targets
-            wanted = [name for name in self.targets.kinds if not targets or any(self.targets.matches(target, name) for target in targets)]
+            wanted = [
+                name
+                for name in self.targets.kinds
+                if not targets or any(self.targets.matches(target, name) for target in targets)
+            ]
             await self.links.open(url, wanted)
 
     async def run(self, all_started: Callable[[], bool], is_ending: Callable[[], bool]) -> None:
@@ -160,7 +168,12 @@ class Chaos:
         try:
             await self.publish(FaultInjected(kind=planned.kind, target=target, detail=detail))
         except BusError as error:
-            logger.warning("a fault was not injected: its event could not be published", kind=planned.kind, target=target, error=str(error))
+            logger.warning(
+                "a fault was not injected: its event could not be published",
+                kind=planned.kind,
+                target=target,
+                error=str(error),
+            )
             return False
         # Noted before its event returns from the log, so that no other fault is injected meanwhile.
         self.health.recovered_at = self.health.formed + 1
@@ -205,7 +218,9 @@ class Chaos:
 
     def _choose(self, targets: tuple[str, ...], names: list[str], planned: PlannedFault) -> str:
         seed = self.settings.seed
-        return choose_target(shuffled_targets(targets or sorted(names), planned, seed), names, planned.random(seed), self.targets.matches)
+        return choose_target(
+            shuffled_targets(targets or sorted(names), planned, seed), names, planned.random(seed), self.targets.matches
+        )
 
     def _cut(self, planned: PlannedFault) -> Fault | None:
         settings = self.settings.partition

@@ -68,7 +68,9 @@ def shuffled_targets(targets: Sequence[str], planned: PlannedFault, seed: int) -
     return deck[first:] + deck[:first]
 
 
-def choose_target(targets: Sequence[str], names: Sequence[str], random: Random, matches: Callable[[str, str], bool]) -> str:
+def choose_target(
+    targets: Sequence[str], names: Sequence[str], random: Random, matches: Callable[[str, str], bool]
+) -> str:
     """Returns a random match of the first target that runs; empty if none does."""
     for target in targets:
         if matching := [name for name in names if matches(target, name)]:

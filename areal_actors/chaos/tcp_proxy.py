@@ -50,7 +50,9 @@ class Links:
         ports = {}
         for process in processes:
             link = await asyncio.create_subprocess_exec(
-                *module_command("areal_actors.chaos.tcp_proxy", parts.hostname or "127.0.0.1", str(parts.port or NATS_PORT)),
+                *module_command(
+                    "areal_actors.chaos.tcp_proxy", parts.hostname or "127.0.0.1", str(parts.port or NATS_PORT)
+                ),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,

@@ -95,7 +95,9 @@ def _run_and_settings(words: Sequence[str]) -> tuple[str, list[str]]:
     settings = [word for word in words if "=" in word]
     named = [word for word in words if "=" not in word]
     if len(named) > 1:
-        raise RecipeError(f"found {len(named)} runs, {' and '.join(named)}; name one run or exported log, and settings as KEY=VALUE")
+        raise RecipeError(
+            f"found {len(named)} runs, {' and '.join(named)}; name one run or exported log, and settings as KEY=VALUE"
+        )
     return named[0] if named else "", settings
 
 
@@ -113,7 +115,9 @@ def _with_settings(words: Sequence[str], parser: argparse.ArgumentParser) -> lis
             if not left or left[0].startswith("--") or "=" in left[0] or left[0].endswith(".toml"):
                 near = difflib.get_close_matches(name, OPTIONS_BESIDE_SETTINGS, n=1)
                 hint = f"did you mean {near[0]}? " if near else ""
-                parser.error(f"unrecognized arguments: {name} without a value; {hint}A setting is written `key=value` or `--key value`")
+                parser.error(
+                    f"unrecognized arguments: {name} without a value; {hint}A setting is written `key=value` or `--key value`"
+                )
             value = left.pop(0)
         settings += ["--set", f"{name[2:].replace('-', '_')}={value}"]
     return settings
@@ -138,7 +142,12 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
     def command(name: str, do: str, summary: str, about: str, epilog: str = "") -> argparse.ArgumentParser:
         subparser = commands.add_parser(
-            name, help=summary, description=about, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+            name,
+            help=summary,
+            description=about,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
         )
         subparser.set_defaults(do=do)
         return subparser
@@ -146,7 +155,9 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     _begins(command)
 
     about = "Train with a recipe until its steps are done or Ctrl-C."
-    _takes_recipe(command("run", "run:run", "train with a recipe", about, _SETTINGS_HELP.format(command=COMMAND, verb="run")))
+    _takes_recipe(
+        command("run", "run:run", "train with a recipe", about, _SETTINGS_HELP.format(command=COMMAND, verb="run"))
+    )
 
     resuming = command(
         "resume",
@@ -157,7 +168,9 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         "Settings of placement and speed may change, as `trainer.microbatch_tokens=2048` after a trainer that ran out of memory;\n"
         "settings of what is learned may not: for those, start another run from a checkpoint.",
     )
-    resuming.add_argument("words", nargs="*", metavar="RUN|KEY=VALUE", help="the run (default: the latest), and overrides from now on")
+    resuming.add_argument(
+        "words", nargs="*", metavar="RUN|KEY=VALUE", help="the run (default: the latest), and overrides from now on"
+    )
     resuming.add_argument(
         "--from",
         dest="checkpoint",
@@ -175,7 +188,8 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         "Serve the model of a recipe through the gateway until Ctrl-C: agents start sessions, call the model over the OpenAI\n"
         "or Anthropic protocol, set rewards, end and export their sessions. Nothing is trained.\n"
         "At most staleness_gate.max_concurrent × algorithm.group_size sessions run at once.",
-        _SETTINGS_HELP.format(command=COMMAND, verb="serve") + "\n\nServe a checkpoint with `model=runs/NAME/checkpoints/step-40`.",
+        _SETTINGS_HELP.format(command=COMMAND, verb="serve")
+        + "\n\nServe a checkpoint with `model=runs/NAME/checkpoints/step-40`.",
     )
     _takes_recipe(serving)
 
@@ -201,18 +215,24 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         metavar="COUNT[xGIB]",
         help="check for another machine: its number of CUDA devices and their memory, as 8 or 8x80; 0: without any",
     )
-    check.add_argument("--static", action="store_true", help="read settings only: load no data, agent or reward, and play no task")
+    check.add_argument(
+        "--static", action="store_true", help="read settings only: load no data, agent or reward, and play no task"
+    )
     check.add_argument(
         "--data",
         action="store_true",
         help="also look at every row: references that the reward cannot read, prompts against the limits, duplicates, overlap",
     )
-    check.add_argument("--json", dest="as_json", action="store_true", help="print recipe, profile and reason as JSON, nothing else")
+    check.add_argument(
+        "--json", dest="as_json", action="store_true", help="print recipe, profile and reason as JSON, nothing else"
+    )
 
     about = f"Describe settings of a recipe, or all settings of a table, as in\n`{COMMAND} explain trainer.microbatch_tokens gateway`."
     describe = command("explain", "check_static:explain", "describe settings: type, default, meaning", about)
     describe.add_argument("settings", nargs="*", metavar="SETTING|TABLE", help="dotted names (default: all settings)")
-    describe.add_argument("--json-schema", action="store_true", help="print the JSON schema of recipe files, for editors")
+    describe.add_argument(
+        "--json-schema", action="store_true", help="print the JSON schema of recipe files, for editors"
+    )
 
     _watches(command)
     add_readers(command)
@@ -233,8 +253,16 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         "With --recompute the trainer repeats every step from the log alone, and its weight checksums must equal those in the log:\n"
         "that makes a version `proved`; it is `compared` if it was loaded, or published again, with the same checksum.",
     )
-    audit.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run's name (default: the latest), or an exported log")
-    audit.add_argument("--recompute", action="store_true", help="recompute every weight version (takes as long as training)")
+    audit.add_argument(
+        "run",
+        nargs="?",
+        default="",
+        metavar="RUN|FILE",
+        help="the run's name (default: the latest), or an exported log",
+    )
+    audit.add_argument(
+        "--recompute", action="store_true", help="recompute every weight version (takes as long as training)"
+    )
     takes_folder(audit)
 
     add_replays(command)
@@ -256,13 +284,22 @@ def _watches(command: Callable[..., argparse.ArgumentParser]) -> None:
     watch = command("monitor", "monitor:monitor", "watch a run from outside", about)
     _takes_run(watch)
     watch.add_argument(
-        "subjects", nargs="?", default="", help="print these messages instead, as in `trajectory.>` (default: the live view)"
+        "subjects",
+        nargs="?",
+        default="",
+        help="print these messages instead, as in `trajectory.>` (default: the live view)",
     )
-    watch.add_argument("--bus", type=Path, metavar="FILE", help="the run's monitor.json, if its folder is not accessible")
+    watch.add_argument(
+        "--bus", type=Path, metavar="FILE", help="the run's monitor.json, if its folder is not accessible"
+    )
     takes_json(watch, "print every message whole, as one JSON object a line (with subjects: these)")
-    watch.add_argument("--prometheus", default="", metavar="[HOST:]PORT", help="serve the run's metrics there instead, for Prometheus")
+    watch.add_argument(
+        "--prometheus", default="", metavar="[HOST:]PORT", help="serve the run's metrics there instead, for Prometheus"
+    )
 
-    watch.add_argument("--web", action="store_true", help=f"serve the run's page for a browser instead, as `{COMMAND} view` does")
+    watch.add_argument(
+        "--web", action="store_true", help=f"serve the run's page for a browser instead, as `{COMMAND} view` does"
+    )
     takes_page_address(watch)
 
 
@@ -284,17 +321,32 @@ def _joins(command: Callable[..., argparse.ArgumentParser]) -> None:
         "At SIGTERM or Ctrl-C episodes in progress are finished, then the workers leave; nothing of the run is lost if they are killed."
     )
     joined = command("join", "join:join", "serve workers to a run of another host", about)
-    joined.add_argument("address", nargs="?", default="", metavar="nats://HOST:PORT/RUN", help=f"as `{COMMAND} run` printed it")
-    joined.add_argument("--role", choices=(*ROLES, "gateway"), default="rollout_worker", help="kind of worker (default: %(default)s)")
-    joined.add_argument("--count", type=positive_count, default=1, metavar="NUMBER", help="workers, each in a process (default: 1)")
     joined.add_argument(
-        "--credential", type=Path, metavar="FILE", help="a copy of join.json of the run's folder, which also has the address"
+        "address", nargs="?", default="", metavar="nats://HOST:PORT/RUN", help=f"as `{COMMAND} run` printed it"
     )
-    joined.add_argument("--token", default="", help=f"the password in that file instead; or in the variable {JOIN_TOKEN}")
-    joined.add_argument("--drain", type=float, default=30.0, metavar="SECONDS", help="time to finish episodes at the end (default: 30)")
+    joined.add_argument(
+        "--role", choices=(*ROLES, "gateway"), default="rollout_worker", help="kind of worker (default: %(default)s)"
+    )
+    joined.add_argument(
+        "--count", type=positive_count, default=1, metavar="NUMBER", help="workers, each in a process (default: 1)"
+    )
+    joined.add_argument(
+        "--credential",
+        type=Path,
+        metavar="FILE",
+        help="a copy of join.json of the run's folder, which also has the address",
+    )
+    joined.add_argument(
+        "--token", default="", help=f"the password in that file instead; or in the variable {JOIN_TOKEN}"
+    )
+    joined.add_argument(
+        "--drain", type=float, default=30.0, metavar="SECONDS", help="time to finish episodes at the end (default: 30)"
+    )
     waits = "time to wait for the run, and for the file of --credential, if they are not there yet (default: 0)"
     joined.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help=waits)
-    joined.add_argument("--folder", default="", help="where code, model and logs are kept (default: a temporary folder)")
+    joined.add_argument(
+        "--folder", default="", help="where code, model and logs are kept (default: a temporary folder)"
+    )
     settings = "a setting that differs here: of [generation] or [actors], task.python, task.processes, gateway.host, …; may be repeated"
     joined.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=settings)
 
@@ -313,9 +365,15 @@ def _launches(command: Callable[..., argparse.ArgumentParser]) -> None:
         _SETTINGS_HELP.format(command=COMMAND, verb="launch"),
     )
     _takes_recipe(launched)
-    launched.add_argument("--on", choices=("local", "slurm", "kubernetes", "ray"), required=True, help="what starts the hosts")
-    launched.add_argument("--output", type=Path, default=Path("launch"), metavar="FOLDER", help="where files go (default: %(default)s)")
-    launched.add_argument("--dry-run", action="store_true", help="print the commands or the file; write and start nothing")
+    launched.add_argument(
+        "--on", choices=("local", "slurm", "kubernetes", "ray"), required=True, help="what starts the hosts"
+    )
+    launched.add_argument(
+        "--output", type=Path, default=Path("launch"), metavar="FOLDER", help="where files go (default: %(default)s)"
+    )
+    launched.add_argument(
+        "--dry-run", action="store_true", help="print the commands or the file; write and start nothing"
+    )
     follow = "on a cluster: act on the decisions of [autoscale] of the run, until SIGTERM; what is written starts it"
     launched.add_argument("--follow", action="store_true", help=follow)
 
@@ -330,10 +388,18 @@ def _serves_tinker(command: Callable[..., argparse.ArgumentParser]) -> None:
     api.add_argument("--model", default=defaults.model, help="Hugging Face folder or id, or `embedded` (default)")
     api.add_argument("--name", default="", help="further name of the model, for programs that know certain names only")
     api.add_argument("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
-    api.add_argument("--port", type=int, default=defaults.port, help="port to listen on; 0: a free one (default: %(default)s)")
-    api.add_argument("--state", default=defaults.state, metavar="FOLDER", help="where checkpoints are written (default: %(default)s)")
-    api.add_argument("--threads", type=int, default=1, metavar="COUNT", help="CPU threads of training, and of sampling (default: 1)")
-    api.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: cuda if there is one)")
+    api.add_argument(
+        "--port", type=int, default=defaults.port, help="port to listen on; 0: a free one (default: %(default)s)"
+    )
+    api.add_argument(
+        "--state", default=defaults.state, metavar="FOLDER", help="where checkpoints are written (default: %(default)s)"
+    )
+    api.add_argument(
+        "--threads", type=int, default=1, metavar="COUNT", help="CPU threads of training, and of sampling (default: 1)"
+    )
+    api.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: cuda if there is one)"
+    )
 
 
 def _uploads(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -342,13 +408,23 @@ def _uploads(command: Callable[..., argparse.ArgumentParser]) -> None:
         "The run is not affected. Each tracker gets only what it does not have yet. `[track]` in the recipe does the same beside the run."
     )
     sent = command("track", "track:track", "send a run to TensorBoard, W&B, MLflow, Trackio or OpenTelemetry", about)
-    sent.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
+    sent.add_argument(
+        "run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log"
+    )
     where = sent.add_mutually_exclusive_group(required=True)
-    where.add_argument("--to", default="", metavar="NAMES", help="tensorboard, wandb, mlflow, trackio; several with commas")
-    where.add_argument("--otlp", default="", metavar="URL", help="send traces to this OpenTelemetry collector instead, over HTTP")
+    where.add_argument(
+        "--to", default="", metavar="NAMES", help="tensorboard, wandb, mlflow, trackio; several with commas"
+    )
+    where.add_argument(
+        "--otlp", default="", metavar="URL", help="send traces to this OpenTelemetry collector instead, over HTTP"
+    )
     sent.add_argument("--once", action="store_true", help="send what is there, and end")
-    sent.add_argument("--project", default="", help="project or experiment (default: the library's own variable, or areal)")
-    sent.add_argument("--python", default="", metavar="FILE", help="Python interpreter that has the trackers (default: this one)")
+    sent.add_argument(
+        "--project", default="", help="project or experiment (default: the library's own variable, or areal)"
+    )
+    sent.add_argument(
+        "--python", default="", metavar="FILE", help="Python interpreter that has the trackers (default: this one)"
+    )
     takes_folder(sent)
 
     about = (
@@ -358,14 +434,23 @@ def _uploads(command: Callable[..., argparse.ArgumentParser]) -> None:
     pushed = command("push", "reader.push:push", "upload a checkpoint, or the episodes, to the Hugging Face hub", about)
     pushed.add_argument("run", metavar="RUN", help="the run's name or folder")
     pushed.add_argument("repo", metavar="OWNER/NAME", help="repository; it is made if it is missing")
-    pushed.add_argument("--checkpoint", default="", metavar="step-N", help="another checkpoint (default: the best, else the newest)")
-    pushed.add_argument("--episodes", action="store_true", help="upload tables of episodes and calls as a dataset instead")
+    pushed.add_argument(
+        "--checkpoint", default="", metavar="step-N", help="another checkpoint (default: the best, else the newest)"
+    )
+    pushed.add_argument(
+        "--episodes", action="store_true", help="upload tables of episodes and calls as a dataset instead"
+    )
     pushed.add_argument("--private", action="store_true", help="make a new repository private")
     takes_folder(pushed)
 
 
 def _takes_recipe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="+", metavar="RECIPE|KEY=VALUE", help="recipe files (later ones override) and KEY=VALUE overrides")
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="RECIPE|KEY=VALUE",
+        help="recipe files (later ones override) and KEY=VALUE overrides",
+    )
     _takes_settings(parser)
     parser.add_argument(
         "--from",
@@ -378,11 +463,17 @@ def _takes_recipe(parser: argparse.ArgumentParser) -> None:
 
 
 def _takes_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", default="", metavar="RUN", help="the run's name, as in its recipe (default: the latest)")
+    parser.add_argument(
+        "run", nargs="?", default="", metavar="RUN", help="the run's name, as in its recipe (default: the latest)"
+    )
     takes_folder(parser)
 
 
 def _takes_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="an override as an explicit option; may be repeated"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an override as an explicit option; may be repeated",
     )

@@ -28,11 +28,15 @@ def check(options: Options) -> int:
 
 def explain(options: Options) -> int:
     """Describe settings."""
-    print(json.dumps(json_schema(), indent=1) if options.json_schema else explain_settings(options.settings), flush=True)
+    print(
+        json.dumps(json_schema(), indent=1) if options.json_schema else explain_settings(options.settings), flush=True
+    )
     return 0
 
 
-def resolve(options: Options, *, serving: bool = False, cuda: CudaDevices | None = None, measures: bool = False) -> Resolved:
+def resolve(
+    options: Options, *, serving: bool = False, cuda: CudaDevices | None = None, measures: bool = False
+) -> Resolved:
     """Returns the recipe of the words: files, and settings over them; `measures` this machine for a pretrained model.
 
     Raises:
@@ -52,7 +56,9 @@ def measure_machine(recipe: Recipe, cuda: CudaDevices) -> Calibration | None:
         print(f"measuring this machine for {recipe.model} …", file=sys.stderr, flush=True)
         return calibrate(decode, train, together=recipe.staleness_gate.max_staleness > 0)
     except SetupError as error:
-        print(f"not measured, so limits are those of a recipe without measurements: {error}", file=sys.stderr, flush=True)
+        print(
+            f"not measured, so limits are those of a recipe without measurements: {error}", file=sys.stderr, flush=True
+        )
         return None
 
 

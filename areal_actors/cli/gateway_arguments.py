@@ -15,14 +15,27 @@ def add_gateway_command(command: Callable[..., argparse.ArgumentParser]) -> None
         "URL and key works as it is. Each completed call is a line of JSON with its prompt ids, sampled ids and log-probabilities, as it\n"
         "is trained. Needs no GPU and no torch here; the server needs no plug-in."
     )
-    served = command("gateway", "gateway:serve", "record the calls of clients at an inference server, without a run", about)
+    served = command(
+        "gateway", "gateway:serve", "record the calls of clients at an inference server, without a run", about
+    )
     served.add_argument("--engine", required=True, metavar="URL", help="the vLLM or SGLang server")
     served.add_argument(
-        "--model", default="", metavar="FOLDER|ID", help="its tokenizer: a folder, or an id of the hub (default: asks the server)"
+        "--model",
+        default="",
+        metavar="FOLDER|ID",
+        help="its tokenizer: a folder, or an id of the hub (default: asks the server)",
     )
-    served.add_argument("--kind", choices=("vllm", "sglang"), default="", help="protocol of the server (default: asks the server)")
-    served.add_argument("--record", default="calls.jsonl", metavar="FILE", help="where calls are appended (default: %(default)s)")
+    served.add_argument(
+        "--kind", choices=("vllm", "sglang"), default="", help="protocol of the server (default: asks the server)"
+    )
+    served.add_argument(
+        "--record", default="calls.jsonl", metavar="FILE", help="where calls are appended (default: %(default)s)"
+    )
     served.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    served.add_argument("--port", type=int, default=8300, help="port to listen on; 0: a free one (default: %(default)s)")
+    served.add_argument(
+        "--port", type=int, default=8300, help="port to listen on; 0: a free one (default: %(default)s)"
+    )
     served.add_argument("--key", default="", help="API key of the clients (default: a new one, which is printed)")
-    served.add_argument("--sessions", type=positive_count, default=256, metavar="COUNT", help="sessions at once (default: %(default)s)")
+    served.add_argument(
+        "--sessions", type=positive_count, default=256, metavar="COUNT", help="sessions at once (default: %(default)s)"
+    )

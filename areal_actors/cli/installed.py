@@ -14,7 +14,9 @@ def add_installed_commands(commands: argparse._SubParsersAction[argparse.Argumen
     """List the commands in `--help`; a command parses its own words, `--help` among them. Nothing is imported."""
     for name, part in installed_parts("command").items():
         if name not in commands.choices:
-            parser = commands.add_parser(name, help=f"from {part.distribution} {part.version}", add_help=False, prefix_chars="\0")
+            parser = commands.add_parser(
+                name, help=f"from {part.distribution} {part.version}", add_help=False, prefix_chars="\0"
+            )
             parser.add_argument("rest", nargs="*")
             parser.set_defaults(do=DO, command=name)
 

@@ -67,7 +67,9 @@ def _follow(plan: LaunchPlan, target: str) -> int:
     if target == "local":
         raise SetupError("--follow: files for clusters start it, and `--on local` has no use for it; leave it out")
     if not plan.added:
-        raise SetupError("--follow: [autoscale] of this recipe lets no decision add a worker; set enabled = true, and a larger max")
+        raise SetupError(
+            "--follow: [autoscale] of this recipe lets no decision add a worker; set enabled = true, and a larger max"
+        )
     stopped = threading.Event()
     if target == "kubernetes":
         return follow_run(ScaledJobs(plan, JobsApi.of_this_pod()), stopped)

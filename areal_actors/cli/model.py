@@ -34,7 +34,9 @@ def convert(options: Options) -> int:
     for line in result.lines():
         _report(line)
     if not result.has_template:
-        _report(f"a base model: `{program(COMMAND)} model template {shlex.quote(str(folder))}` writes a chat template for it")
+        _report(
+            f"a base model: `{program(COMMAND)} model template {shlex.quote(str(folder))}` writes a chat template for it"
+        )
     _print_next(str(folder))
     return 0
 

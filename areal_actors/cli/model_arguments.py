@@ -20,7 +20,11 @@ def add_model_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
 
     def add(name: str, summary: str, about: str) -> argparse.ArgumentParser:
         subparser = commands.add_parser(
-            name, help=summary, description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+            name,
+            help=summary,
+            description=about,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
         )
         subparser.set_defaults(do=f"model:{name}")
         return subparser
@@ -43,13 +47,13 @@ def add_model_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
     )
     converted = add("convert", "write the model of a GGUF file as a Hugging Face folder", about)
     converted.add_argument("file", metavar="FILE.gguf", help="the file")
-    converted.add_argument("folder", nargs="?", default="", metavar="FOLDER", help="folder to create (default: FILE without its suffix)")
+    converted.add_argument(
+        "folder", nargs="?", default="", metavar="FOLDER", help="folder to create (default: FILE without its suffix)"
+    )
     precision = "precision of the written weights (default: %(default)s)"
     converted.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=precision)
 
-    about = (
-        "Write chat_template.jinja into the folder of a base model, which has none, and add the token that ends a turn to its stop tokens."
-    )
+    about = "Write chat_template.jinja into the folder of a base model, which has none, and add the token that ends a turn to its stop tokens."
     given = add("template", "give a base model a chat template", about)
     given.add_argument("folder", metavar="FOLDER", help="Hugging Face folder of the model")
     styles = "chatml: <|im_start|> and <|im_end|>; plain: `User:` and the end-of-text token (default: chatml where the tokens exist)"

@@ -16,11 +16,15 @@ def monitor(options: Options) -> int:
     if options.web:
         return _page_of_live_run(options)
     place, asked = options.folder, options.prometheus
-    return monitors.attach(options.run, folder=place, subjects=options.subjects, bus=options.bus, as_json=options.as_json, prometheus=asked)
+    return monitors.attach(
+        options.run, folder=place, subjects=options.subjects, bus=options.bus, as_json=options.as_json, prometheus=asked
+    )
 
 
 def _page_of_live_run(options: Options) -> int:
     if options.subjects or options.as_json or options.prometheus:
-        raise SetupError("--web serves a page instead of printing: leave out subjects, --json and --prometheus, or start a second monitor")
+        raise SetupError(
+            "--web serves a page instead of printing: leave out subjects, --json and --prometheus, or start a second monitor"
+        )
     page = PageOptions(host=options.host, port=options.port)
     return web_page.monitor_page(options.run, options.folder, options.bus, page)

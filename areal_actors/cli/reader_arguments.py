@@ -12,7 +12,9 @@ from areal_actors.messages.episode_ends import OUTCOMES
 
 def takes_folder(parser: argparse.ArgumentParser) -> None:
     """Add the option `--folder`."""
-    parser.add_argument("--folder", type=Path, default=Path("runs"), help="where runs are written (default: %(default)s)")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs"), help="where runs are written (default: %(default)s)"
+    )
 
 
 def splits_words(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +30,11 @@ def takes_json(parser: argparse.ArgumentParser, about: str = "print the same as 
 
 def takes_page_address(parser: argparse.ArgumentParser) -> None:
     """Add the options of a page's address."""
-    parser.add_argument("--host", default="127.0.0.1", help="address of the page (default: %(default)s); off this machine it needs a token")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address of the page (default: %(default)s); off this machine it needs a token",
+    )
     parser.add_argument("--port", type=int, default=0, help="port of the page (default: a free one)")
 
 
@@ -55,15 +61,25 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
         "weight versions, reward, and the step that trained it."
     )
     shown = command("show", "show:show", "show episodes of a run, or one of them call by call", about)
-    shown.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
-    shown.add_argument("episode", nargs="?", default="", metavar="EPISODE", help="name of an episode (default: a list of the latest)")
     shown.add_argument(
-        "--last", type=positive_count, default=20, metavar="COUNT", help="number of episodes in the list (default: %(default)s)"
+        "run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log"
+    )
+    shown.add_argument(
+        "episode", nargs="?", default="", metavar="EPISODE", help="name of an episode (default: a list of the latest)"
+    )
+    shown.add_argument(
+        "--last",
+        type=positive_count,
+        default=20,
+        metavar="COUNT",
+        help="number of episodes in the list (default: %(default)s)",
     )
     shown.add_argument("--step", type=int, help="list only episodes that this step trained")
     shown.add_argument("--task", default="", metavar="ID", help="list only episodes of this task")
     shown.add_argument("--outcome", default="", choices=OUTCOMES, help="list only these")
-    shown.add_argument("--tokens", action="store_true", help="print each sampled token with its log-probability and weight version")
+    shown.add_argument(
+        "--tokens", action="store_true", help="print each sampled token with its log-probability and weight version"
+    )
     takes_json(shown, "print one JSON object per episode, nothing else")
     takes_folder(shown)
 
@@ -72,7 +88,9 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
         "tokens, batches, actors and events, at any moment of the log. It prints its address; the run is not affected."
     )
     viewed = command("view", "view:view", "show a run in a browser", about)
-    viewed.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
+    viewed.add_argument(
+        "run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log"
+    )
     viewed.add_argument(
         "--what-if",
         type=Path,
@@ -87,7 +105,9 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = "Print where the recipes of two or more runs differ, their results side by side, and the course of their metrics."
     compared = command("compare", "compare:compare", "compare runs: recipes, results, curves", about)
     compared.add_argument("words", nargs="+", metavar="RUN|FILE", help="names or folders of runs, or exported logs")
-    compared.add_argument("--metric", action="append", default=[], metavar="NAME", help="a metric to show; may be repeated")
+    compared.add_argument(
+        "--metric", action="append", default=[], metavar="NAME", help="a metric to show; may be repeated"
+    )
     compared.add_argument("--plot", type=Path, metavar="FILE", help="write the curves to this image, as in curves.png")
     takes_json(compared)
     takes_folder(compared)
@@ -102,12 +122,23 @@ def add_replays(command: Callable[..., argparse.ArgumentParser]) -> None:
         "With KEY=VALUE the actors have other settings than the run; the first difference is where they would have decided otherwise."
     )
     played = command("replay", "replay.command:replay", "replay a run from its log, and compare", about)
-    played.add_argument("words", nargs="*", metavar="RUN|FILE|KEY=VALUE", help="the run (default: the latest) or exported log; settings")
     played.add_argument(
-        "--actor", dest="actors", action="append", default=[], metavar="NAME", help="replay only this actor, as in batcher; may be repeated"
+        "words", nargs="*", metavar="RUN|FILE|KEY=VALUE", help="the run (default: the latest) or exported log; settings"
     )
-    played.add_argument("--trainer", action="store_true", help="compute every weight version again instead, and compare the checksums")
-    played.add_argument("--all", dest="every", action="store_true", help="continue after the first difference, and count them")
+    played.add_argument(
+        "--actor",
+        dest="actors",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="replay only this actor, as in batcher; may be repeated",
+    )
+    played.add_argument(
+        "--trainer", action="store_true", help="compute every weight version again instead, and compare the checksums"
+    )
+    played.add_argument(
+        "--all", dest="every", action="store_true", help="continue after the first difference, and count them"
+    )
     takes_json(played)
     splits_words(played)
 
@@ -116,8 +147,15 @@ def add_replays(command: Callable[..., argparse.ArgumentParser]) -> None:
         "groups and episodes in flight, the batch, the weights that each worker had, the evaluation. The run is not affected."
     )
     looked = command("state", "replay.state:state", "print the state of a run at any moment of its log", about)
-    looked.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
-    looked.add_argument("--at", default="", metavar="MOMENT", help="event as 1200, step as step-12, or seconds as 90s (default: the end)")
+    looked.add_argument(
+        "run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log"
+    )
+    looked.add_argument(
+        "--at",
+        default="",
+        metavar="MOMENT",
+        help="event as 1200, step as step-12, or seconds as 90s (default: the end)",
+    )
     takes_json(looked, "print the same as JSON, with all episodes in flight")
     takes_folder(looked)
 
@@ -126,9 +164,15 @@ def add_replays(command: Callable[..., argparse.ArgumentParser]) -> None:
         "another reward function, and print what would have been trained beside what was. Nothing is sampled: it is exact up to the first\n"
         "step that differs, which it names."
     )
-    asked = command("what-if", "replay.what_if:what_if", "compare what a run trained with what other settings would have", about)
-    asked.add_argument("words", nargs="*", metavar="RUN|FILE|KEY=VALUE", help="the run (default: the latest) or exported log; settings")
-    asked.add_argument("--train", action="store_true", help="also repeat the trainer's steps, and compare losses and weights")
+    asked = command(
+        "what-if", "replay.what_if:what_if", "compare what a run trained with what other settings would have", about
+    )
+    asked.add_argument(
+        "words", nargs="*", metavar="RUN|FILE|KEY=VALUE", help="the run (default: the latest) or exported log; settings"
+    )
+    asked.add_argument(
+        "--train", action="store_true", help="also repeat the trainer's steps, and compare losses and weights"
+    )
     takes_json(asked)
     splits_words(asked)
 
@@ -140,11 +184,16 @@ def add_explanations(command: Callable[..., argparse.ArgumentParser]) -> None:
         f"weight version, whether a step trained it and with which advantage. `{COMMAND} show RUN` lists the episodes. The run is\n"
         "not affected."
     )
-    followed = command("trace", "replay.trace:trace", "show an episode with all of its sampled tokens, and what trained them", about)
+    followed = command(
+        "trace", "replay.trace:trace", "show an episode with all of its sampled tokens, and what trained them", about
+    )
     followed.add_argument("run", metavar="RUN|FILE", help="the run, or an exported log")
     followed.add_argument("episode", metavar="EPISODE", help="name of the episode, as in 12.3")
     followed.add_argument(
-        "--attempt", type=positive_count, metavar="NUMBER", help="another attempt (default: the exported one, else the latest)"
+        "--attempt",
+        type=positive_count,
+        metavar="NUMBER",
+        help="another attempt (default: the exported one, else the latest)",
     )
     followed.add_argument("--html", type=Path, metavar="FILE", help="write one HTML file with coloured tokens instead")
     takes_json(followed)
@@ -156,6 +205,8 @@ def add_explanations(command: Callable[..., argparse.ArgumentParser]) -> None:
         "what to change. The run is not affected."
     )
     explained = command("why", "replay.why:why", "print what limits a run, and what to change", about)
-    explained.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
+    explained.add_argument(
+        "run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log"
+    )
     takes_json(explained)
     takes_folder(explained)

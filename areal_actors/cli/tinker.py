@@ -10,4 +10,6 @@ from areal_actors.tinker import command
 def serve(options: Options) -> int:
     """Serve the Tinker API."""
     require_extra(TINKER, "tinker")
-    return command.serve(command.TinkerOptions(**{field: getattr(options, field) for field in command.TinkerOptions.__struct_fields__}))
+    return command.serve(
+        command.TinkerOptions(**{field: getattr(options, field) for field in command.TinkerOptions.__struct_fields__})
+    )

@@ -31,7 +31,11 @@ class AlgorithmHarness(NamedTuple):
 
     def sequences(self, values: Sequence[float]) -> list[TrainingSequence]:
         """Groups of random sequences with rewards of these values; the tokens are of several versions, and some are masked."""
-        return [self._sequence(group, float(self.draw.choice(values))) for group in range(GROUPS) for _ in range(self.algorithm.group_size)]
+        return [
+            self._sequence(group, float(self.draw.choice(values)))
+            for group in range(GROUPS)
+            for _ in range(self.algorithm.group_size)
+        ]
 
     def _sequence(self, group: int, reward: float) -> TrainingSequence:
         length = int(self.draw.integers(1, LONGEST))
@@ -53,7 +57,9 @@ class AlgorithmHarness(NamedTuple):
         """Columns of a step, those included that the algorithm needs."""
         tokens = step_tokens(sequences, WEIGHT_VERSION)
         near = tokens.behaviour + 0.1 * torch.sin(50 * tokens.behaviour)
-        needed: dict[str, Tensor] = {need: near - 0.05 * number for number, need in enumerate(sorted(self.algorithm.needs))}
+        needed: dict[str, Tensor] = {
+            need: near - 0.05 * number for number, need in enumerate(sorted(self.algorithm.needs))
+        }
         if "last_values" in self.algorithm.needs:
             needed["last_values"] = torch.tensor([float(np.sin(sequence.token_ids.sum())) for sequence in sequences])
         return msgspec.structs.replace(tokens, **needed)
@@ -63,7 +69,9 @@ class AlgorithmHarness(NamedTuple):
         tokens = self.columns(sequences)
         advantages: Advantages = self.algorithm.advantages(tokens)
         rows = list(range(len(sequences)))
-        (packed,) = make_micro_batches(sequences, rows, 10**9, torch.device("cpu"), whole_groups=self.algorithm.whole_groups)
+        (packed,) = make_micro_batches(
+            sequences, rows, 10**9, torch.device("cpu"), whole_groups=self.algorithm.whole_groups
+        )
         logp = (tokens.behaviour - 0.01).clamp(max=-1e-4)[packed.token_index].requires_grad_()
         batch = loss_batch(packed, tokens, advantages, tokens.behaviour[packed.token_index], exact=True)
         losses = self.algorithm.loss(batch, logp).losses
@@ -118,7 +126,9 @@ def the_order_of_groups_changes_no_loss(harness: AlgorithmHarness) -> None:
 
 def columns_stay_as_they_are(harness: AlgorithmHarness) -> None:
     tokens = harness.columns(harness.sequences((0.0, 1.0)))
-    before = {name: column.clone() for name, column in msgspec.structs.asdict(tokens).items() if isinstance(column, Tensor)}
+    before = {
+        name: column.clone() for name, column in msgspec.structs.asdict(tokens).items() if isinstance(column, Tensor)
+    }
     harness.algorithm.advantages(tokens)
     assert all(torch.equal(getattr(tokens, name), column) for name, column in before.items())
 

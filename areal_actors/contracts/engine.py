@@ -41,9 +41,17 @@ async def running(harness: EngineHarness) -> AsyncIterator[GenerationEngine]:
 
 
 async def chunks_of(
-    engine: GenerationEngine, prompt: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
+    engine: GenerationEngine,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    stream: bool = False,
+    resumed_tokens: int = 0,
 ) -> list[TokenChunk]:
-    return [chunk async for chunk in engine.generate("request", prompt, sampling, stream=stream, resumed_tokens=resumed_tokens)]
+    return [
+        chunk
+        async for chunk in engine.generate("request", prompt, sampling, stream=stream, resumed_tokens=resumed_tokens)
+    ]
 
 
 def joined(chunks: Sequence[TokenChunk]) -> TokenColumns:
@@ -123,7 +131,9 @@ async def what_cannot_be_sampled_is_refused_by_field(harness: EngineHarness) -> 
 async def what_is_counted_is_what_was_sampled(harness: EngineHarness) -> None:
     async with running(harness) as engine:
         engine.take_counters()
-        wholes = await asyncio.gather(*(chunks_of(engine, harness.prompt(3 + n), SamplingParams(max_tokens=5 + n)) for n in range(6)))
+        wholes = await asyncio.gather(
+            *(chunks_of(engine, harness.prompt(3 + n), SamplingParams(max_tokens=5 + n)) for n in range(6))
+        )
         counters = engine.take_counters()
         assert counters.tokens == sum(len(joined(chunks)) for chunks in wholes)
         assert (counters.running, counters.waiting) == (0, 0)
@@ -151,7 +161,10 @@ async def closing_the_engine_fails_what_runs(harness: EngineHarness) -> None:
 async def what_it_cannot_do_is_refused_before_it_is_asked(harness: EngineHarness) -> None:
     stated = {
         "constraint:grammar": (SamplingParams(constraint=Constraint(kind="lark", text='start: "a"')), "tool_choice"),
-        "constraint:json_schema": (SamplingParams(constraint=Constraint(kind="json_schema", text="{}")), "response_format"),
+        "constraint:json_schema": (
+            SamplingParams(constraint=Constraint(kind="json_schema", text="{}")),
+            "response_format",
+        ),
         "constraint:regex": (SamplingParams(constraint=Constraint(kind="regex", text="a")), "response_format"),
         "frequency_penalty": (SamplingParams(frequency_penalty=1), "frequency_penalty"),
         "logit_bias": (SamplingParams(logit_bias={3: 1.0}), "logit_bias"),

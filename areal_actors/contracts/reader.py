@@ -46,7 +46,9 @@ def the_file_stays_as_it_is(harness: ReaderHarness) -> None:
 def a_file_that_is_absent_is_an_error(harness: ReaderHarness) -> None:
     with pytest.raises(Exception, match=r".") as raised:
         harness.read(harness.file.with_name(f"absent{harness.file.name}"))
-    assert isinstance(raised.value, OSError | ValueError) or type(raised.value).__module__.startswith("areal_actors"), raised.value
+    assert isinstance(raised.value, OSError | ValueError) or type(raised.value).__module__.startswith("areal_actors"), (
+        raised.value
+    )
 
 
 CASES: tuple[Case, ...] = (

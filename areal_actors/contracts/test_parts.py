@@ -64,7 +64,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     named = [spec.partition(":")[::2] for spec in metafunc.config.getoption("--areal-part")]
     kinds = (ALGORITHM, *CASES)
     if unknown := [kind for kind, _ in named if kind not in kinds]:
-        raise pytest.UsageError(f"--areal-part: there is no contract for `{unknown[0]}`; write KIND:NAME with {', '.join(kinds)}")
+        raise pytest.UsageError(
+            f"--areal-part: there is no contract for `{unknown[0]}`; write KIND:NAME with {', '.join(kinds)}"
+        )
     kind = metafunc.function.__name__.removeprefix("test_").removesuffix("_keeps_its_contract")
     pairs = [(name, case) for part_kind, name in named if part_kind == kind for case in cases_of(kind)]
     metafunc.parametrize(("name", "case"), pairs, ids=[f"{name}-{case.__name__}" for name, case in pairs])
@@ -74,7 +76,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
     """Folder of the model, and the location of its next weights."""
     random_model = load_module("areal_actors.contracts.random_model")
-    folder = request.config.getoption("--areal-model") or random_model.write_random_model(tmp_path_factory.mktemp("model"))
+    folder = request.config.getoption("--areal-model") or random_model.write_random_model(
+        tmp_path_factory.mktemp("model")
+    )
     return folder, random_model.write_next_version(folder, tmp_path_factory.mktemp("weights") / "v3")
 
 
@@ -82,7 +86,9 @@ def test_engine_keeps_its_contract(name: str, case: engine.Case, model: tuple[st
     """An engine, made as a run makes it."""
     folder, location = model
     context = min(CONTEXT, context_of(Path(folder)) or CONTEXT)
-    make = engine_factory(GenerationSettings(engine=name, device="cpu", max_num_seqs=8, max_model_len=context), {}, Path.cwd())
+    make = engine_factory(
+        GenerationSettings(engine=name, device="cpu", max_num_seqs=8, max_model_len=context), {}, Path.cwd()
+    )
     harness = engine.EngineHarness(lambda: make(folder), ChatTokenizer.load(folder).vocabulary_size, context, location)
     asyncio.run(case(harness))  # type: ignore[arg-type]
 
@@ -97,7 +103,9 @@ def test_tool_format_keeps_its_contract(name: str, case: tool_format.Case) -> No
 
 def test_tracker_keeps_its_contract(name: str, case: tracker.Case, tmp_path: Path) -> None:
     """A tracker: a function, or class, of the run."""
-    run = TrackedRun("first-1700000000000", "first", str(tmp_path / "first"), str(tmp_path), "", {"run": "first", "seed": 0}, 1.7e9)
+    run = TrackedRun(
+        "first-1700000000000", "first", str(tmp_path / "first"), str(tmp_path), "", {"run": "first", "seed": 0}, 1.7e9
+    )
     case(load_part("tracker", name, Path.cwd()), run)
 
 

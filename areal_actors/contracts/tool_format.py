@@ -11,7 +11,11 @@ from areal_actors.core.errors import RequestError
 from areal_actors.tokenization.tool_parsers.base import Answer, AnswerFormat, Delta, ToolCall
 
 TEXTS = 300
-PARAMETERS = {"type": "object", "properties": {"place": {"type": "string"}, "days": {"type": "integer"}}, "required": ["place"]}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"place": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["place"],
+}
 TOOLS: Sequence[dict[str, Any]] = (
     {"type": "function", "function": {"name": "weather", "description": "of a place", "parameters": PARAMETERS}},
     {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}},
@@ -44,7 +48,9 @@ class FormatHarness(NamedTuple):
 
     def _piece(self) -> str:
         if self.random.random() < 0.3:
-            return self.random.choice((*PIECES, *self.form.marks, *(mark for pair in self.form.reasoning for mark in pair)))
+            return self.random.choice(
+                (*PIECES, *self.form.marks, *(mark for pair in self.form.reasoning for mark in pair))
+            )
         call, *_ = self.random.choice(self.examples)
         start = self.random.choice((0, 0, self.random.randint(0, len(call))))
         return call[start : self.random.choice((len(call), self.random.randint(start, len(call))))]
@@ -70,13 +76,18 @@ def _read_stream(form: AnswerFormat, text: str, tools: Sequence[dict[str, Any]],
     return Answer(
         reasoning="".join(delta.reasoning for delta in deltas),
         text="".join(delta.text for delta in deltas),
-        tool_calls=tuple(ToolCall(name=name, arguments=arguments, id=identifier) for name, arguments, identifier in names.values()),
+        tool_calls=tuple(
+            ToolCall(name=name, arguments=arguments, id=identifier) for name, arguments, identifier in names.values()
+        ),
         tool_call_error=problem,
     )
 
 
 def an_example_reads_as_its_call(harness: FormatHarness) -> None:
-    tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for _, name, _ in harness.examples]
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+        for _, name, _ in harness.examples
+    ]
     for text, name, arguments in harness.examples:
         (call,) = harness.form.parse(text, tools).tool_calls
         assert (call.name, json.loads(call.arguments)) == (name, arguments)

@@ -29,5 +29,9 @@ class AutoscaleSettings(Config):
 
     def bounds(self) -> dict[str, WorkerBounds]:
         """Returns the bounds of the roles that are scaled."""
-        by_role = {"reward_worker": self.reward_worker, "inference_worker": self.inference_worker, "rollout_worker": self.rollout_worker}
+        by_role = {
+            "reward_worker": self.reward_worker,
+            "inference_worker": self.inference_worker,
+            "rollout_worker": self.rollout_worker,
+        }
         return {role: bounds for role, bounds in by_role.items() if bounds.max}

@@ -50,19 +50,25 @@ def structure_fault(columns: TokenColumns) -> ColumnFault | None:
     ids, logprobs = len(columns.token_ids), len(columns.logprobs)
     if ids != logprobs or ids % 4:
         expected = "one float32 log-probability for each uint32 id was expected"
-        return ColumnFault(check="column lengths", detail=f"{ids / 4:g} token ids and {logprobs / 4:g} log-probabilities; {expected}")
+        return ColumnFault(
+            check="column lengths", detail=f"{ids / 4:g} token ids and {logprobs / 4:g} log-probabilities; {expected}"
+        )
     end = 0
     for span in columns.versions:
         if span.start != end or span.end <= span.start:
             fault = f"a span from {span.start} to {span.end} follows token {end}"
-            return ColumnFault(check="version spans", detail=f"{fault}; spans must follow one another without a gap", position=end)
+            return ColumnFault(
+                check="version spans", detail=f"{fault}; spans must follow one another without a gap", position=end
+            )
         if not 0 <= span.weight_version <= LARGEST_VERSION:
             fault = f"weight version {span.weight_version}; versions are counted from 0"
             return ColumnFault(check="weight version", detail=fault, position=end)
         end = span.end
     if end != ids // 4:
         return ColumnFault(
-            check="version spans", detail=f"spans cover {end} of {ids // 4} tokens; they must cover all of them", position=end
+            check="version spans",
+            detail=f"spans cover {end} of {ids // 4} tokens; they must cover all of them",
+            position=end,
         )
     return None
 
@@ -97,9 +103,13 @@ def trajectory_fault(trajectory: Trajectory) -> ColumnFault | None:
     for turn in trajectory.interactions:
         if not len(turn.completion):
             return ColumnFault(check="empty", detail=f"interaction {turn.id} has no sampled token")
-        fault = structure_fault(turn.completion) or _tree_fault((turn.parent, *turn.follows), turn.prompt_suffix, earlier)
+        fault = structure_fault(turn.completion) or _tree_fault(
+            (turn.parent, *turn.follows), turn.prompt_suffix, earlier
+        )
         if fault is None and turn.temperature is not None and not 0 < turn.temperature < inf:
-            fault = ColumnFault(check="temperature", detail=f"{turn.temperature:g}; a finite number above 0 was expected")
+            fault = ColumnFault(
+                check="temperature", detail=f"{turn.temperature:g}; a finite number above 0 was expected"
+            )
         if fault is not None:
             return msgspec.structs.replace(fault, detail=f"in interaction {turn.id}: {fault.detail}")
         earlier.add(turn.id)
@@ -112,8 +122,11 @@ def trajectory_fault(trajectory: Trajectory) -> ColumnFault | None:
 def _tree_fault(continued: Sequence[str], prompt_suffix: bytes, earlier: AbstractSet[str]) -> ColumnFault | None:
     if later := [name for name in continued if name and name not in earlier]:
         return ColumnFault(
-            check="conversation tree", detail=f"it continues interaction {later[0]}, which does not precede it in the trajectory"
+            check="conversation tree",
+            detail=f"it continues interaction {later[0]}, which does not precede it in the trajectory",
         )
     if len(prompt_suffix) % 4:
-        return ColumnFault(check="column lengths", detail=f"{len(prompt_suffix)} bytes of prompt ids; uint32 ids have 4 each")
+        return ColumnFault(
+            check="column lengths", detail=f"{len(prompt_suffix)} bytes of prompt ids; uint32 ids have 4 each"
+        )
     return None

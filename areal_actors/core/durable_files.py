@@ -32,7 +32,14 @@ FULL_BYTES = 16 << 20
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 DISK_FULL_WORDS = ("No space left", "os error 28", "Disk quota exceeded", "os error 122")
 READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
-READ_ONLY_WORDS = ("Read-only file system", "os error 30", "Permission denied", "os error 13", "Operation not permitted", "os error 1)")
+READ_ONLY_WORDS = (
+    "Read-only file system",
+    "os error 30",
+    "Permission denied",
+    "os error 13",
+    "Operation not permitted",
+    "os error 1)",
+)
 MEBIBYTE = 1 << 20
 GIBIBYTE = 1 << 30
 
@@ -96,7 +103,11 @@ def storage_error(what: str, error: Exception, folder: Path, root: Path, then: s
         root: the run's folder.
         then: last step of the remedy; by default to resume the run.
     """
-    hint = error.errno in READ_ONLY if isinstance(error, OSError) else any(words in str(error) for words in READ_ONLY_WORDS)
+    hint = (
+        error.errno in READ_ONLY
+        if isinstance(error, OSError)
+        else any(words in str(error) for words in READ_ONLY_WORDS)
+    )
     if hint and (refusal := write_refusal(folder)):
         return read_only(what, folder, refusal, then or f"`{COMMAND} resume {root.name}`")
     return disk_full(what, root, then) if is_disk_full(error, root) else None

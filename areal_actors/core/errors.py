@@ -72,7 +72,9 @@ class SessionElsewhere(SessionError):
 
     def __init__(self, named: str, owner: str) -> None:
         """`named`: the session, as the message names it; `owner`: its gateway."""
-        super().__init__(f"{named} is at another gateway, {owner}: send its requests to the base_url that came with the session")
+        super().__init__(
+            f"{named} is at another gateway, {owner}: send its requests to the base_url that came with the session"
+        )
 
 
 class RequestError(ArealError):

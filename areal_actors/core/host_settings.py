@@ -51,5 +51,9 @@ class HostsSettings(Config):
 
     def joined_hosts(self) -> dict[str, JoinedHosts]:
         """Returns the hosts that join, by the role of their workers."""
-        by_role = {"inference_worker": self.inference_worker, "rollout_worker": self.rollout_worker, "reward_worker": self.reward_worker}
+        by_role = {
+            "inference_worker": self.inference_worker,
+            "rollout_worker": self.rollout_worker,
+            "reward_worker": self.reward_worker,
+        }
         return {role: hosts for role, hosts in {**by_role, "gateway": self.gateway}.items() if hosts.count}

@@ -156,7 +156,9 @@ class HttpListener:
 
     def __init__(self, server: web.Server, head_seconds: float, most: int) -> None:
         """`head_seconds`: for a handshake and for the head of a request; `most`: number of connections at a time."""
-        self._make: Callable[[OpenConnection], HttpConnection] = lambda place: HttpConnection(server, head_seconds, place)
+        self._make: Callable[[OpenConnection], HttpConnection] = lambda place: HttpConnection(
+            server, head_seconds, place
+        )
         self._head_seconds, self._most = head_seconds, most
         self._places: set[OpenConnection] = set()
         self._idle: dict[str, dict[OpenConnection, None]] = {}
@@ -210,7 +212,9 @@ class HttpListener:
                     if exhausted:
                         self._warn("the process has no file descriptors left for connections", str(error))
                         self._end_idle()
-                    await asyncio.sleep(PAUSE_SECONDS if exhausted else 0)  # an error that stays must not occupy the event loop
+                    await asyncio.sleep(
+                        PAUSE_SECONDS if exhausted else 0
+                    )  # an error that stays must not occupy the event loop
                     continue
                 try:
                     self._admit(accepted, str(address[0]))
@@ -222,7 +226,10 @@ class HttpListener:
 
     def _admit(self, accepted: socket.socket, address: str) -> None:
         if len(self._places) >= self._most:
-            self._warn(f"{self._most} connections are open, the most that this process takes: idle ones give way", f"newest: {address}")
+            self._warn(
+                f"{self._most} connections are open, the most that this process takes: idle ones give way",
+                f"newest: {address}",
+            )
             if not self._end_idle():
                 with suppress(OSError):
                     if self._secure is None:
@@ -242,11 +249,15 @@ class HttpListener:
         if self._secure is not None:
             limits = {"ssl_handshake_timeout": self._head_seconds, "ssl_shutdown_timeout": SHUTDOWN_SECONDS}
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: self._make(place), accepted, ssl=self._secure, **limits)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._make(place), accepted, ssl=self._secure, **limits
+            )
         except BaseException as error:
             accepted.close()
             self.release(place)
-            if not isinstance(error, OSError | asyncio.CancelledError):  # of a handshake that failed, or of a connection that gave way
+            if not isinstance(
+                error, OSError | asyncio.CancelledError
+            ):  # of a handshake that failed, or of a connection that gave way
                 raise
         finally:
             place.opening = None
@@ -270,7 +281,9 @@ class HttpListener:
 
 async def _listen(host: str, port: int) -> list[socket.socket]:
     """Returns a socket for each address of a host, all with one port."""
-    addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = await asyncio.get_running_loop().getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
     sockets: list[socket.socket] = []
     try:
         for family, _, _, _, address in dict.fromkeys(addresses):

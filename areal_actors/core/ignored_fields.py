@@ -7,11 +7,44 @@ from collections.abc import Iterable
 
 BOOKKEEPING = frozenset(
     {
-        *("metadata", "client_metadata", "user", "safety_identifier", "service_tier", "inference_geo", "billing_policy", "diagnostics"),
-        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "prompt_cache_breakpoint", "cache_control"),
+        *(
+            "metadata",
+            "client_metadata",
+            "user",
+            "safety_identifier",
+            "service_tier",
+            "inference_geo",
+            "billing_policy",
+            "diagnostics",
+        ),
+        *(
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "prompt_cache_breakpoint",
+            "cache_control",
+        ),
         *("anthropic-beta", "include_obfuscation", "include", "access_programs", "fallback_credit_token", "display"),
-        *("annotations", "parsed", "parsed_arguments", "provider_specific_fields", "thinking_blocks", "reasoning_details", "extra_content"),
-        *("id", "index", "status", "timestamp", "phase", "caller", "created_by", "logprobs", "acknowledged_safety_checks"),
+        *(
+            "annotations",
+            "parsed",
+            "parsed_arguments",
+            "provider_specific_fields",
+            "thinking_blocks",
+            "reasoning_details",
+            "extra_content",
+        ),
+        *(
+            "id",
+            "index",
+            "status",
+            "timestamp",
+            "phase",
+            "caller",
+            "created_by",
+            "logprobs",
+            "acknowledged_safety_checks",
+        ),
         *("pending_safety_checks", "current_url", "..."),
         "seed",
     }

@@ -44,7 +44,9 @@ class InstalledPart(NamedTuple):
             return EntryPoint(self.name, self.target, group_of(self.kind)).load()
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            raise RecipeError(f"the {self.kind} `{self.name}` of {self.distribution} {self.version} cannot be loaded: {why}") from error
+            raise RecipeError(
+                f"the {self.kind} `{self.name}` of {self.distribution} {self.version} cannot be loaded: {why}"
+            ) from error
 
     def __str__(self) -> str:
         """`echo (areal-echo 0.1)`."""
@@ -59,7 +61,9 @@ def group_of(kind: PartKind) -> str:
 @cache
 def installed_parts(kind: PartKind) -> Mapping[str, InstalledPart]:
     """Returns the parts of a kind that other distributions bring, by name; of two with one name the first by distribution."""
-    points = sorted(entry_points(group=group_of(kind)), key=lambda point: (point.dist.name if point.dist else "", point.name))
+    points = sorted(
+        entry_points(group=group_of(kind)), key=lambda point: (point.dist.name if point.dist else "", point.name)
+    )
     parts = dict[str, InstalledPart]()
     for point in points:
         distribution, version = (point.dist.name, point.dist.version) if point.dist else ("an unknown distribution", "")

@@ -41,5 +41,7 @@ def parse_number(text: str, name: str) -> int:
         ValueError: it is not a whole number of at most 18 digits; the message names the parameter.
     """
     if not NUMBER.fullmatch(text):
-        raise ValueError(f"{name}: found {text[:40]!r}{'…' if len(text) > 40 else ''}; write a whole number of at most 18 digits")
+        raise ValueError(
+            f"{name}: found {text[:40]!r}{'…' if len(text) > 40 else ''}; write a whole number of at most 18 digits"
+        )
     return int(text)

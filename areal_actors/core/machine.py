@@ -34,7 +34,10 @@ def detect_machine(folder: Path) -> Machine:
     place = folder.absolute()
     while not place.exists():
         place = place.parent
-    return Machine(memory_bytes=min(psutil.virtual_memory().available, *_free_in_groups()), disk_bytes=shutil.disk_usage(place).free)
+    return Machine(
+        memory_bytes=min(psutil.virtual_memory().available, *_free_in_groups()),
+        disk_bytes=shutil.disk_usage(place).free,
+    )
 
 
 def anonymous_bytes(pid: int) -> int:

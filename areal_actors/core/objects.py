@@ -156,7 +156,9 @@ class RemoteObjects:
             if answer.status == 404:
                 raise FileNotFoundError(f"{self.url}{path} is not there")
             if answer.status == 401:
-                raise PermissionError(f"{self.url} refuses the token of this worker, which is no longer part of the run")
+                raise PermissionError(
+                    f"{self.url} refuses the token of this worker, which is no longer part of the run"
+                )
             if answer.status == 403:
                 raise PermissionError(f"{self.url}{path}: {answer.read(1000).decode(errors='replace')}")
             if answer.status == 503:

@@ -31,7 +31,9 @@ def make_private(path: Path) -> None:
     with suppress(OSError):
         path.chmod(MODE)
     if path.stat().st_mode & 0o077:
-        sys.stderr.write(f"{path} can be read by other users of this machine: its file system or owner does not let it be closed\n")
+        sys.stderr.write(
+            f"{path} can be read by other users of this machine: its file system or owner does not let it be closed\n"
+        )
 
 
 def make_or_keep_private(path: Path, option: str) -> None:

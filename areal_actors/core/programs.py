@@ -43,4 +43,8 @@ def program(name: str) -> str:
 def environment_command(name: str) -> str:
     """Returns the command that makes the interpreter `.environments/NAME` with the package of this name: a clone's, or that of pip."""
     folder = f".environments/{name}"
-    return f"just environments {name}" if CLONE.exists() else f"python3 -m venv {folder} && {folder}/bin/pip install {name}"
+    return (
+        f"just environments {name}"
+        if CLONE.exists()
+        else f"python3 -m venv {folder} && {folder}/bin/pip install {name}"
+    )

@@ -36,4 +36,6 @@ def exempt_from_proxies(*urls: str) -> None:
 
 def _without_password(url: str) -> str:
     credentials, at, host = url.rpartition("@")
-    return f"{credentials.partition('://')[0]}://…@{host}" if at and "://" in credentials else f"…@{host}" if at else url
+    return (
+        f"{credentials.partition('://')[0]}://…@{host}" if at and "://" in credentials else f"…@{host}" if at else url
+    )

@@ -60,7 +60,9 @@ class RouteShape(msgspec.Struct, metaclass=FrozenMeta):
             EngineError: it is of another shape.
         """
         if len(chosen) % (4 * self.blocks * self.top_k):
-            raise EngineError(f"{len(chosen)} bytes of experts are not int32 [positions, {self.blocks} blocks, {self.top_k} experts]")
+            raise EngineError(
+                f"{len(chosen)} bytes of experts are not int32 [positions, {self.blocks} blocks, {self.top_k} experts]"
+            )
         every = np.frombuffer(chosen, dtype="<i4").reshape(-1, self.blocks, self.top_k)
         return self.pack(every[:, list(self.layers)])
 

@@ -208,7 +208,9 @@ class GatewaySettings(Config):
             return self.advertise.rstrip("/")
         host = self.advertise or {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
         scheme = "https" if self.certificate else "http"
-        return f"{scheme}://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{scheme}://{host}:{port}"
+        return (
+            f"{scheme}://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{scheme}://{host}:{port}"
+        )
 
     def is_local(self) -> bool:
         """True if the gateway is reachable from this machine only."""

@@ -62,7 +62,13 @@ class Snapshot(msgspec.Struct, metaclass=FrozenMeta):
         """Take a snapshot of a fold after this event."""
         state = msgspec.msgpack.encode(fold.snapshot())
         return cls(
-            format=FORMAT, fold=name, version=fold.state_version, sequence=sequence, event=event, checksum=zlib.crc32(state), state=state
+            format=FORMAT,
+            fold=name,
+            version=fold.state_version,
+            sequence=sequence,
+            event=event,
+            checksum=zlib.crc32(state),
+            state=state,
         )
 
 
@@ -156,7 +162,9 @@ def read_snapshot(read: Callable[[], bytes], place: str, fold: str, sequence: in
     if zlib.crc32(snapshot.state) != snapshot.checksum:
         raise UnusableSnapshot(f"{place} is damaged: its checksum does not match")
     if (snapshot.format, snapshot.fold, snapshot.sequence) != (FORMAT, fold, sequence):
-        raise UnusableSnapshot(f"{place} is a snapshot of {snapshot.fold} after event {snapshot.sequence} in format {snapshot.format}")
+        raise UnusableSnapshot(
+            f"{place} is a snapshot of {snapshot.fold} after event {snapshot.sequence} in format {snapshot.format}"
+        )
     return snapshot
 
 
@@ -171,7 +179,9 @@ async def restore(bus: Bus, store: Snapshots, name: str, fold: Fold) -> Restored
     for sequence in reversed(store.sequences(name)):
         try:
             if not span.first - 1 <= sequence <= span.last:
-                raise UnusableSnapshot(f"{name} after event {sequence} does not belong to this log of events {span.first} to {span.last}")
+                raise UnusableSnapshot(
+                    f"{name} after event {sequence} does not belong to this log of events {span.first} to {span.last}"
+                )
             snapshot = store.read(name, sequence)
             if sequence >= span.first and (await bus.read([sequence]))[0].id != snapshot.event:
                 raise UnusableSnapshot(
@@ -201,7 +211,9 @@ def _decode_state(snapshot: Snapshot, fold: Fold) -> Any:
     try:
         return msgspec.msgpack.decode(snapshot.state, type=fold.state_type)
     except msgspec.MsgspecError as error:
-        raise UnusableSnapshot(f"{snapshot.fold} after event {snapshot.sequence} cannot be decoded by this program: {error}") from error
+        raise UnusableSnapshot(
+            f"{snapshot.fold} after event {snapshot.sequence} cannot be decoded by this program: {error}"
+        ) from error
 
 
 def oldest(store: SnapshotStore, folds: Iterable[str]) -> int:

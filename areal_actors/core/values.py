@@ -133,7 +133,11 @@ class TokenColumns(Value):
     @classmethod
     def of(cls, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> TokenColumns:
         """Encode three sequences of equal length."""
-        return cls(token_ids=pack_ids(token_ids), logprobs=np.asarray(logprobs, dtype="<f4").tobytes(), versions=spans(versions))
+        return cls(
+            token_ids=pack_ids(token_ids),
+            logprobs=np.asarray(logprobs, dtype="<f4").tobytes(),
+            versions=spans(versions),
+        )
 
     def append(self, later: TokenColumns) -> TokenColumns:
         """Returns these tokens followed by those of a later part of the same completion."""
@@ -249,7 +253,9 @@ class Interaction(Value):
         if len(columns.logprobs) % 4 or not (ids := planes_needed(self.prompt_suffix, columns.token_ids)):
             return self
         packed = msgspec.structs.replace(self)
-        planes = TokenColumns(token_ids=to_planes(columns.token_ids, ids), logprobs=to_planes(columns.logprobs), versions=columns.versions)
+        planes = TokenColumns(
+            token_ids=to_planes(columns.token_ids, ids), logprobs=to_planes(columns.logprobs), versions=columns.versions
+        )
         set_fields(packed, prompt_suffix=to_planes(self.prompt_suffix, ids), completion=planes, id_planes=ids)
         return packed
 
@@ -290,7 +296,10 @@ class Trajectory(Value):
 
     def oldest_version(self) -> int:
         """Returns the weight version of the oldest sampled token; -1 if there is none."""
-        return min((span.weight_version for turn in self.interactions for span in turn.completion.versions), default=PROMPT_VERSION)
+        return min(
+            (span.weight_version for turn in self.interactions for span in turn.completion.versions),
+            default=PROMPT_VERSION,
+        )
 
     def sampled_tokens(self) -> int:
         """Returns the number of tokens sampled in all interactions."""

@@ -39,10 +39,18 @@ def draw_curves(state: RunState, path: Path) -> None:
 
 def _losses(state: RunState, axes: Axes) -> Axes | None:
     """Plot losses, and for pairs their accuracy on other axes, which are returned."""
-    axes.plot([step.number for step in state.steps], state.history("loss"), color=PALE, linewidth=1, label="loss of the step's examples")
+    axes.plot(
+        [step.number for step in state.steps],
+        state.history("loss"),
+        color=PALE,
+        linewidth=1,
+        label="loss of the step's examples",
+    )
     axes.set_ylabel("loss")
     points = {
-        name: [(measured.weight_version, measured.metrics[name]) for measured in state.losses if name in measured.metrics]
+        name: [
+            (measured.weight_version, measured.metrics[name]) for measured in state.losses if name in measured.metrics
+        ]
         for name in ("loss", "accuracy")
     }
     _plot_held_out(axes, points["loss"], color=RED, label="held-out loss")
@@ -60,9 +68,13 @@ def _rewards(state: RunState, axes: Axes) -> Axes:
     numbers = [step.number for step in state.steps if "reward_mean" in step.metrics]
     rewards = state.history("reward_mean")
     joined = "-" if len(rewards) > 2 else "none"
-    axes.plot(numbers, rewards, color=PALE, linewidth=1, linestyle=joined, marker=".", label="reward of the step's episodes")
+    axes.plot(
+        numbers, rewards, color=PALE, linewidth=1, linestyle=joined, marker=".", label="reward of the step's episodes"
+    )
     if len(rewards) > SMOOTH_STEPS:
-        smooth = [sum(rewards[max(0, n - SMOOTH_STEPS + 1) : n + 1]) / min(n + 1, SMOOTH_STEPS) for n in range(len(rewards))]
+        smooth = [
+            sum(rewards[max(0, n - SMOOTH_STEPS + 1) : n + 1]) / min(n + 1, SMOOTH_STEPS) for n in range(len(rewards))
+        ]
         axes.plot(numbers, smooth, color=DARK, linewidth=2, label=f"mean of the last {SMOOTH_STEPS} steps")
     axes.set_ylabel("mean training reward")
     accuracy: Axes = axes.twinx()

@@ -17,7 +17,9 @@ LABEL_COLUMNS = 11
 AXIS_COLUMNS = 8
 CHART_LINES = (7, 16)
 """Height of the chart, with its axis: at least, and at most."""
-ASCII = str.maketrans(dict(zip(BARS, "_.,:-=+#", strict=True)) | {EMPTY: "-", "─": "-", "·": "|", "…": "~", "×": "x", "–": "-", "→": ">"})
+ASCII = str.maketrans(
+    dict(zip(BARS, "_.,:-=+#", strict=True)) | {EMPTY: "-", "─": "-", "·": "|", "…": "~", "×": "x", "–": "-", "→": ">"}
+)
 """Replacements where the terminal's encoding has no such characters."""
 
 
@@ -77,7 +79,10 @@ def _lines(console: Console, fact: Fact, width: int) -> list[Text]:
     room = max(width - LABEL_COLUMNS, 1)
     wrapped = [line for part in fact.text.split(allow_blank=True) for line in part.wrap(console, room, overflow="fold")]
     labels = [fact.label, *[""] * (len(wrapped) - 1)]
-    return [Text.assemble((f"{label:<{LABEL_COLUMNS}}", "bold cyan"), line) for label, line in zip(labels, wrapped, strict=True)]
+    return [
+        Text.assemble((f"{label:<{LABEL_COLUMNS}}", "bold cyan"), line)
+        for label, line in zip(labels, wrapped, strict=True)
+    ]
 
 
 def in_encoding(line: Text, *, ascii_only: bool) -> Text:
@@ -97,7 +102,9 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
     """Returns a line of bars for a series, scaled from its minimum to its maximum; long series are averaged."""
     means = _average_ranges(values, width)
     low, high = min(means), max(means)
-    return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] if high > low else BARS[0] for value in means)
+    return "".join(
+        BARS[round((value - low) / (high - low) * (len(BARS) - 1))] if high > low else BARS[0] for value in means
+    )
 
 
 def plot(chart: Chart, width: int, height: int) -> list[str]:
@@ -137,7 +144,10 @@ def columns(rows: Iterable[Sequence[str]], right: frozenset[int]) -> list[str]:
     table = list(rows)
     widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
     aligned = (
-        [cell.rjust(size) if place in right else cell.ljust(size) for place, (cell, size) in enumerate(zip(row, widths, strict=True))]
+        [
+            cell.rjust(size) if place in right else cell.ljust(size)
+            for place, (cell, size) in enumerate(zip(row, widths, strict=True))
+        ]
         for row in table
     )
     return ["  ".join(cells).rstrip() for cells in aligned]

@@ -47,7 +47,11 @@ async def each_message(bus: Bus, subjects: str, handle: Callable[[Envelope], Non
 def readable_line(envelope: Envelope) -> str:
     """Returns time, position, subject, sender and shortened content."""
     place = f" #{envelope.sequence}" if envelope.sequence else ""
-    content = f"in {envelope.claim}" if envelope.claim else json.dumps(_shorten_value(fields_of(envelope)), ensure_ascii=False)
+    content = (
+        f"in {envelope.claim}"
+        if envelope.claim
+        else json.dumps(_shorten_value(fields_of(envelope)), ensure_ascii=False)
+    )
     return f"{clock(envelope.time)}{place} {envelope.subject} from {envelope.sender}: {content}"
 
 

@@ -46,7 +46,9 @@ Watch = Callable[[Bus, SnapshotStore | None], Awaitable[None]]
 """Watches a run until it is finished, or cancelled."""
 
 
-async def follow(bus: Bus, view: RunView, console: Console, *, live: bool, after: int = 0, snapshots: SnapshotStore | None = None) -> None:
+async def follow(
+    bus: Bus, view: RunView, console: Console, *, live: bool, after: int = 0, snapshots: SnapshotStore | None = None
+) -> None:
     """Show a run until it is finished, from the event after `after`: as a live display, or in plain lines.
 
     The view has already received earlier events. An empty view of a log with a trimmed beginning starts from one of the run's
@@ -63,7 +65,9 @@ async def follow(bus: Bus, view: RunView, console: Console, *, live: bool, after
         await _follow(bus, view, console, after, snapshots)
 
 
-async def _follow(bus: Bus, view: RunView, console: Console | None, after: int, snapshots: SnapshotStore | None) -> None:
+async def _follow(
+    bus: Bus, view: RunView, console: Console | None, after: int, snapshots: SnapshotStore | None
+) -> None:
     """Feed the view until the run is finished; if trimming overtakes a slow view, restart it from a snapshot."""
     while True:
         try:
@@ -240,7 +244,9 @@ async def print_messages(bus: Bus, subjects: str, console: Console) -> None:
     if missing := await trimmed_notice(bus, RunState()):
         console.print(missing, markup=False, highlight=False, soft_wrap=True)
     await each_message(
-        bus, subjects, lambda envelope: console.print(readable_line(envelope), markup=False, highlight=False, soft_wrap=True)
+        bus,
+        subjects,
+        lambda envelope: console.print(readable_line(envelope), markup=False, highlight=False, soft_wrap=True),
     )
 
 

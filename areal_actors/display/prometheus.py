@@ -40,7 +40,10 @@ async def serving(state: Callable[[], RunState], address: str) -> AsyncIterator[
 
     async def metrics(request: web.Request) -> web.Response:
         if is_loopback(host or LOCAL) and (name := foreign_name(request.host)):
-            return web.Response(status=403, text=f"These metrics are served to this machine only, as 127.0.0.1; found the name {name}.\n")
+            return web.Response(
+                status=403,
+                text=f"These metrics are served to this machine only, as 127.0.0.1; found the name {name}.\n",
+            )
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application()
@@ -81,7 +84,9 @@ def _gauge(state: RunState, name: str, meaning: str, values: Mapping[K, float], 
     return family
 
 
-def _counter(state: RunState, name: str, meaning: str, values: Mapping[K, float], labels: tuple[str, ...] = ()) -> Metric:
+def _counter(
+    state: RunState, name: str, meaning: str, values: Mapping[K, float], labels: tuple[str, ...] = ()
+) -> Metric:
     family = CounterMetricFamily(f"areal_{name}", meaning, labels=("run", *labels))
     for key, value in values.items():
         family.add_metric((state.run, *key), value)
@@ -95,14 +100,23 @@ def _by(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
 def _course(state: RunState) -> Iterator[Metric]:
     described = [str(state.setting(*path) or "") for path in (("model",), ("algorithm", "name"), ("task", "dataset"))]
     profile = state.started.profile if state.started else ""
-    yield _gauge(state, "run_info", "The run's recipe.", {(*described, profile): 1}, ("model", "algorithm", "dataset", "profile"))
+    yield _gauge(
+        state, "run_info", "The run's recipe.", {(*described, profile): 1}, ("model", "algorithm", "dataset", "profile")
+    )
     yield _counter(state, "steps", "Optimizer steps taken.", {(): state.steps[-1].number if state.steps else 0})
     yield _gauge(state, "steps_wanted", "Optimizer steps of the recipe.", {(): state.steps_wanted()})
     if (left := state.seconds_left()) is not None:
         yield _gauge(state, "seconds_left", "Estimated seconds until the last step.", {(): left})
     yield _gauge(state, "weight_version", "Newest published weights; -1 before the first.", {(): state.weight_version})
-    yield _gauge(state, "loaded_weight_version", "Weights of each inference worker.", _by(Counter(state.loaded)), ("worker",))
-    yield _gauge(state, "checkpoint_step", "Step of the newest checkpoint.", {(): state.checkpoint.step} if state.checkpoint else {})
+    yield _gauge(
+        state, "loaded_weight_version", "Weights of each inference worker.", _by(Counter(state.loaded)), ("worker",)
+    )
+    yield _gauge(
+        state,
+        "checkpoint_step",
+        "Step of the newest checkpoint.",
+        {(): state.checkpoint.step} if state.checkpoint else {},
+    )
     yield _gauge(state, "stalled", "1 while the run is reported as stalled.", {(): state.stalled is not None})
     ended = {("failed" if state.finished.error else "finished",): 1.0} if state.finished else {}
     yield _gauge(state, "ended", "1 once the run has ended.", ended, ("status",))
@@ -125,13 +139,19 @@ def _failures(state: RunState) -> Iterator[Metric]:
     counts = state.episodes
     yield _counter(state, "episodes_ended", "Episodes that ended, each counted once.", {(): counts.episodes})
     yield _counter(state, "trajectories_exported", "Episodes accepted for training.", {(): counts.exported})
-    yield _counter(state, "trajectories_dropped", "Accepted episodes that are not trained.", _by(counts.dropped), ("reason",))
+    yield _counter(
+        state, "trajectories_dropped", "Accepted episodes that are not trained.", _by(counts.dropped), ("reason",)
+    )
     yield _counter(state, "attempts_abandoned", "Failed attempts of episodes.", _by(counts.abandoned), ("reason",))
-    yield _counter(state, "attempts_rejected", "Attempts that the recipe rejected, which is no failure.", {(): counts.rejected})
+    yield _counter(
+        state, "attempts_rejected", "Attempts that the recipe rejected, which is no failure.", {(): counts.rejected}
+    )
     yield _counter(state, "episodes_given_up", "Episodes without an attempt left.", {(): counts.given_up})
     meaning = "Episodes that the last batches did not need, complete or not, which is no failure."
     yield _counter(state, "episodes_surplus", meaning, {(): counts.surplus()})
-    yield _counter(state, "completions_refused", "Completions that the gateway refused.", _by(state.refused), ("worker",))
+    yield _counter(
+        state, "completions_refused", "Completions that the gateway refused.", _by(state.refused), ("worker",)
+    )
     yield _counter(state, "sequences_refused", "Sequences that could not be trained.", {(): state.refused_sequences})
     actors: Counter[str] = Counter()
     for described, count in state.actor_failures.items():
@@ -152,17 +172,32 @@ def _engines(state: RunState) -> Iterator[Metric]:
         ]
         if window[0] < window[1]:
             speed[side,], busy[side,] = tokens_per_second(recent), busy_share(recent, window)
-    yield _gauge(state, "tokens_per_second", f"Tokens per busy second, of the last {WINDOW_SECONDS:.0f} s.", speed, ("side",))
-    yield _gauge(state, "busy_share", f"Share of the last {WINDOW_SECONDS:.0f} s in which engines were busy.", busy, ("side",))
+    yield _gauge(
+        state, "tokens_per_second", f"Tokens per busy second, of the last {WINDOW_SECONDS:.0f} s.", speed, ("side",)
+    )
+    yield _gauge(
+        state, "busy_share", f"Share of the last {WINDOW_SECONDS:.0f} s in which engines were busy.", busy, ("side",)
+    )
 
 
 def _actors(state: RunState) -> Iterator[Metric]:
     beats = state.beats.items()
-    quiet = {(actor, beat.process): max(state.now - state.beaten_at.get(actor, state.now), 0.0) for actor, beat in beats}
-    yield _gauge(state, "actor_seconds_since_heartbeat", "Age of each actor's last heartbeat.", quiet, ("actor", "process"))
+    quiet = {
+        (actor, beat.process): max(state.now - state.beaten_at.get(actor, state.now), 0.0) for actor, beat in beats
+    }
+    yield _gauge(
+        state, "actor_seconds_since_heartbeat", "Age of each actor's last heartbeat.", quiet, ("actor", "process")
+    )
     handling = {(actor, name): float(count) for actor, beat in beats for name, count in beat.handling.items()}
-    yield _gauge(state, "actor_messages_in_progress", "Messages that an actor is handling.", handling, ("actor", "message"))
-    status = {(actor, name): float(value) for actor, beat in beats for name, value in beat.status.items() if isinstance(value, int | float)}
+    yield _gauge(
+        state, "actor_messages_in_progress", "Messages that an actor is handling.", handling, ("actor", "message")
+    )
+    status = {
+        (actor, name): float(value)
+        for actor, beat in beats
+        for name, value in beat.status.items()
+        if isinstance(value, int | float)
+    }
     yield _gauge(state, "actor_status", "Figures that an actor reports about itself.", status, ("actor", "name"))
     cpu = {(beat.process,): beat.cpu_seconds for _, beat in beats}
     yield _counter(state, "process_cpu_seconds", "CPU time of each process.", cpu, ("process",))

@@ -309,7 +309,11 @@ class RunState:
     def seconds_left(self) -> float | None:
         """Returns the estimated seconds until the last step; None while unknown."""
         pace = self.seconds_per_step()
-        return None if pace is None or not self.steps_wanted() else pace * max(self.steps_wanted() - self.steps[-1].number, 0)
+        return (
+            None
+            if pace is None or not self.steps_wanted()
+            else pace * max(self.steps_wanted() - self.steps[-1].number, 0)
+        )
 
     def status(self, kind: str) -> dict[str, float | str]:
         """Returns the status of the first actor of this kind; empty before its first heartbeat."""
@@ -317,7 +321,13 @@ class RunState:
 
     def is_handling(self, kind: str, message: str = "") -> bool:
         """Returns True if an actor of this kind is handling a message of this type, or any."""
-        handling = [name for actor, beat in self.beats.items() if actor.startswith(kind) for name, count in beat.handling.items() if count]
+        handling = [
+            name
+            for actor, beat in self.beats.items()
+            if actor.startswith(kind)
+            for name, count in beat.handling.items()
+            if count
+        ]
         return message in handling if message else bool(handling)
 
 

@@ -98,7 +98,11 @@ def model_ends_text(counts: EpisodeCounts) -> str:
     deeds, episodes = counts.model_ends, counts.exported
     count = sum(deeds.values())
     causes = ", ".join(f"{deed} ({number})" for deed, number in most_common(deeds))
-    return f"the model itself ended {count} of {count_of(episodes, 'episode')} ({count / max(episodes, 1):.0%}): {causes}" if count else ""
+    return (
+        f"the model itself ended {count} of {count_of(episodes, 'episode')} ({count / max(episodes, 1):.0%}): {causes}"
+        if count
+        else ""
+    )
 
 
 def set_aside(counts: EpisodeCounts) -> str:
@@ -135,7 +139,9 @@ def refused_batch(event: BatchRefused) -> str:
     if event.cause:
         return f"step {event.step + 1}: {event.cause}"
     first = event.sequences[0]
-    place = f"sequence {first.sequence} of episode {first.episode}" if first.sequence >= 0 else f"episode {first.episode}"
+    place = (
+        f"sequence {first.sequence} of episode {first.episode}" if first.sequence >= 0 else f"episode {first.episode}"
+    )
     return f"step {event.step + 1}: {place}: {first.cause}"
 
 
@@ -171,7 +177,11 @@ def _bus_restarted(event: BusRestarted) -> str:
 
 
 def _damaged_checkpoint(event: CheckpointDamaged) -> str:
-    instead = f"the checkpoint of step {event.weight_version}" if event.weight_version else "the first weights and the whole log"
+    instead = (
+        f"the checkpoint of step {event.weight_version}"
+        if event.weight_version
+        else "the first weights and the whole log"
+    )
     aside = f", set aside as {event.folder}" if event.folder else ""
     return f"checkpoint of step {event.step} damaged{aside}; went back to {instead}: {event.reason}"
 
@@ -219,12 +229,24 @@ def _describe_abandoned(event: EpisodeAbandoned) -> str:
 
 
 def _off_policy(event: OffPolicyChanged) -> str:
-    sentence = f"step {event.step} is off policy, {'; '.join(event.outside)}" if event.outside else f"steps to {event.step} are on policy"
-    return sentence if event.max_staleness == event.before else f"{sentence}: staleness bound {event.before} → {event.max_staleness}"
+    sentence = (
+        f"step {event.step} is off policy, {'; '.join(event.outside)}"
+        if event.outside
+        else f"steps to {event.step} are on policy"
+    )
+    return (
+        sentence
+        if event.max_staleness == event.before
+        else f"{sentence}: staleness bound {event.before} → {event.max_staleness}"
+    )
 
 
 def _describe_refused_batch(event: BatchRefused) -> str:
-    outcome = f"trained on {count_of(event.trained_sequences, 'sequence')}" if event.trained_sequences else "skipped, weights unchanged"
+    outcome = (
+        f"trained on {count_of(event.trained_sequences, 'sequence')}"
+        if event.trained_sequences
+        else "skipped, weights unchanged"
+    )
     return f"batch refused, {count_of(len(event.sequences), 'sequence')} left out, {outcome}: {refused_batch(event)}"
 
 
@@ -273,13 +295,19 @@ LINES: Mapping[type[Message], Sentence] = {
     RunStalled: lambda it: f"stalled: {it.sentence}",
     CheckpointCommitted: lambda it: f"checkpoint of step {it.step} saved: {it.folder}",
     BestCheckpointChosen: lambda it: f"best checkpoint: {best_checkpoint(it)}",
-    LogTrimmed: lambda it: f"log trimmed: it now begins at event {it.first:,}; the run can be resumed from step {it.step} or later",
-    SnapshotRefused: lambda it: f"snapshot of {it.fold} refused, restored after event {it.restored:,} instead: {it.reason}",
+    LogTrimmed: lambda it: (
+        f"log trimmed: it now begins at event {it.first:,}; the run can be resumed from step {it.step} or later"
+    ),
+    SnapshotRefused: lambda it: (
+        f"snapshot of {it.fold} refused, restored after event {it.restored:,} instead: {it.reason}"
+    ),
     TrainerRolledBack: _describe_rollback,
     ExamplesDropped: lambda it: f"left out: {left_out_text(it)}",
     FilterExhausted: lambda it: f"nothing left to learn from: {it.reason}",
     RunStopping: lambda it: f"stopping: {it.reason}",
-    RunFinished: lambda it: f"ended early after {it.steps} steps: {it.error}" if it.error else f"finished after {it.steps} steps",
+    RunFinished: lambda it: (
+        f"ended early after {it.steps} steps: {it.error}" if it.error else f"finished after {it.steps} steps"
+    ),
 }
 """Kinds of messages that are shown as one line each."""
 
@@ -288,4 +316,8 @@ def held_out_scores(evaluations: Sequence[EvaluationCompleted]) -> tuple[str, li
     """Returns what evaluations of one mode measure, and its values: accuracy where all rewards are 0 or 1, otherwise the mean reward."""
     is_reward = any(abs(evaluation.accuracy - evaluation.reward_mean) > ROUNDING for evaluation in evaluations)
     is_reward &= any(one.reward_mean for one in evaluations)  # earlier versions did not write it
-    return ("mean reward", [one.reward_mean for one in evaluations]) if is_reward else (ACCURACY, [one.accuracy for one in evaluations])
+    return (
+        ("mean reward", [one.reward_mean for one in evaluations])
+        if is_reward
+        else (ACCURACY, [one.accuracy for one in evaluations])
+    )

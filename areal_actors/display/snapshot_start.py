@@ -38,5 +38,7 @@ async def trimmed_notice(bus: Bus, state: RunState) -> str:
     if first == 1:
         return ""
     when = f" at step {state.trimmed.step}" if state.trimmed is not None else ""
-    missing = "" if state.started is not None else ", and no snapshot of the run was found: totals count only what came after"
+    missing = (
+        "" if state.started is not None else ", and no snapshot of the run was found: totals count only what came after"
+    )
     return f"the log begins at event {first:,}; earlier events were trimmed{when}{missing}"

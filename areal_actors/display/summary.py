@@ -50,7 +50,10 @@ AUDIT_FAULTS_SHOWN = 3
 
 
 async def write_summary(
-    bus: Bus, folder: Path, following: Callable[[RunState], Sequence[tuple[str, str]]] | None = None, audit_command: str = ""
+    bus: Bus,
+    folder: Path,
+    following: Callable[[RunState], Sequence[tuple[str, str]]] | None = None,
+    audit_command: str = "",
 ) -> RenderableType:
     """Read the run's log and its `metrics.jsonl`, write `summary.txt` and `reward.png` or `loss.png` there; returns what to print.
 
@@ -71,7 +74,10 @@ async def write_summary(
         auditor.audit.unreadable(auditor.audit.sequence + 1, str(error))
         missing = f"log damaged: the lines above cover only the events before the damage: {error}"
     metrics = read_lines(folder / "metrics.jsonl")
-    complaints = [metrics.complaint(folder / "metrics.jsonl"), read_lines(folder / "episodes.jsonl").complaint(folder / "episodes.jsonl")]
+    complaints = [
+        metrics.complaint(folder / "metrics.jsonl"),
+        read_lines(folder / "episodes.jsonl").complaint(folder / "episodes.jsonl"),
+    ]
     damaged = [*filter(None, complaints)]
     picture = summary(state, throughputs_of(metrics), damaged, auditor.audit, missing, audit_command=audit_command)
     try:
@@ -122,7 +128,10 @@ def summary(
     `complaints` are about damaged input files, `missing` about a log whose beginning was trimmed; `following` are rows before the verdict.
     """
     rows = [*_rows(state, throughputs), ("files", "; ".join(complaints)), ("log", missing)]
-    parts: list[RenderableType] = [Text(f"\nRun {state.run}", style="bold cyan"), _label_table(row for row in rows if row[1])]
+    parts: list[RenderableType] = [
+        Text(f"\nRun {state.run}", style="bold cyan"),
+        _label_table(row for row in rows if row[1]),
+    ]
     evaluations = state.accuracy("sampled") or state.accuracy("greedy")
     if evaluations:
         parts += _samples(evaluations[0], evaluations[-1])
@@ -166,7 +175,10 @@ def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str,
 def _episodes(state: RunState) -> Iterator[tuple[str, str]]:
     """Yields the rows about learning from rewards."""
     yield "ended", model_ends_text(state.episodes)
-    yield "trained", f"{state.episodes.exported:,} episodes exported, {sum(state.history('trained_tokens')):,.0f} tokens trained"
+    yield (
+        "trained",
+        f"{state.episodes.exported:,} episodes exported, {sum(state.history('trained_tokens')):,.0f} tokens trained",
+    )
     for mode in MODES:
         if evaluations := state.accuracy(mode):
             measure, values = held_out_scores(evaluations)
@@ -175,9 +187,15 @@ def _episodes(state: RunState) -> Iterator[tuple[str, str]]:
     if rewards := state.history("reward_mean"):
         yield "reward", f"first step {rewards[0]:.3f}, last {rewards[-1]:.3f}, best {max(rewards):.3f}"
     if evaluations := state.accuracy("sampled") or state.accuracy("greedy"):
-        yield "answer length", _before_after([evaluation.mean_tokens for evaluation in evaluations], "{:.1f}") + " tokens"
+        yield (
+            "answer length",
+            _before_after([evaluation.mean_tokens for evaluation in evaluations], "{:.1f}") + " tokens",
+        )
         for name in evaluations[-1].reward_metrics:
-            yield f"reward's {name}", _before_after([one.reward_metrics.get(name, math.nan) for one in evaluations], "{:.3g}")
+            yield (
+                f"reward's {name}",
+                _before_after([one.reward_metrics.get(name, math.nan) for one in evaluations], "{:.3g}"),
+            )
     if means := state.history("token_staleness_mean"):
         highest = max(state.history("token_staleness_max") or [0.0])
         bound = state.setting("staleness_gate", "max_staleness")
@@ -190,7 +208,10 @@ def _episodes(state: RunState) -> Iterator[tuple[str, str]]:
 
 def _examples(state: RunState) -> Iterator[tuple[str, str]]:
     """Yields the rows about learning from examples."""
-    yield "trained", f"{sum(state.history('examples')):,.0f} examples, {sum(state.history('trained_tokens')):,.0f} tokens"
+    yield (
+        "trained",
+        f"{sum(state.history('examples')):,.0f} examples, {sum(state.history('trained_tokens')):,.0f} tokens",
+    )
     if state.examples_dropped:
         yield "left out", left_out_text(state.examples_dropped)
     if losses := state.history("loss"):
@@ -245,7 +266,9 @@ def _to_copy(rows: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
     width = max(len(label) for label, _ in rows)
     for label, value in rows:
         for number, line in enumerate(value.splitlines()):
-            yield Text.assemble((f"{'' if number else label:<{width}}  ", "bold"), line, no_wrap=True, overflow="ignore")
+            yield Text.assemble(
+                (f"{'' if number else label:<{width}}  ", "bold"), line, no_wrap=True, overflow="ignore"
+            )
 
 
 def _label_table(rows: Iterable[tuple[str, str]]) -> Table:

@@ -14,7 +14,9 @@ Interval = tuple[float, float]
 
 def overlap_share(throughputs: Iterable[Throughput]) -> float:
     """Returns the share of training time during which generation was busy too; 0 in synchronous training and without training."""
-    intervals = [(throughput.side, (throughput.started, throughput.started + throughput.seconds)) for throughput in throughputs]
+    intervals = [
+        (throughput.side, (throughput.started, throughput.started + throughput.seconds)) for throughput in throughputs
+    ]
     generated = busy_seconds(interval for side, interval in intervals if side == "generation")
     trained = busy_seconds(interval for side, interval in intervals if side == "training")
     either = busy_seconds(interval for _, interval in intervals)
@@ -44,7 +46,10 @@ def tokens_per_second(throughputs: Iterable[Throughput]) -> float:
 def busy_share(throughputs: Iterable[Throughput], window: Interval) -> float:
     """Returns the share of the window in which at least one actor was busy."""
     start, end = window
-    inside = ((max(throughput.started, start), min(throughput.started + throughput.seconds, end)) for throughput in throughputs)
+    inside = (
+        (max(throughput.started, start), min(throughput.started + throughput.seconds, end))
+        for throughput in throughputs
+    )
     return busy_seconds(interval for interval in inside if interval[0] < interval[1]) / (end - start)
 
 

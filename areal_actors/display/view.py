@@ -113,11 +113,21 @@ class RunView:
         held_out = (*(_accuracy(mode, state.accuracy(mode), spark) for mode in MODES), *_losses(state, spark))
         for rank, label, text, style in (
             (12, "profile", f"{state.started.profile or 'none'}: {state.started.reason}" if state.started else "", ""),
-            (2, "phase", "\n".join(_phase(self.phases, phase, state.now, size) for phase in self.phases.current.values()), ""),
+            (
+                2,
+                "phase",
+                "\n".join(_phase(self.phases, phase, state.now, size) for phase in self.phases.current.values()),
+                "",
+            ),
             (1, "step", _progress(state, size) if state.steps_wanted() else "", ""),
             (3, "held out", "\n".join(filter(None, held_out)), ""),
             (4, "loss", _course(state.history("loss"), spark) if state.learns_from_examples() else "", ""),
-            (4, "reward", "  ".join(filter(None, (_course(state.history("reward_mean"), spark), equal_groups(step)))), ""),
+            (
+                4,
+                "reward",
+                "  ".join(filter(None, (_course(state.history("reward_mean"), spark), equal_groups(step)))),
+                "",
+            ),
             (9, "answers", " · ".join(_answers(state, step)), ""),
             (8, "ended", model_ends_text(state.episodes), ""),
             (10, "staleness", " · ".join(present(STALENESS, step)), ""),
@@ -156,7 +166,11 @@ def _losses(state: RunState, width: int) -> Iterator[str]:
     for name in MEASURED:
         if values := state.held_out_values(name):
             last = state.losses[-1]
-            course = f"{values[0]:.3f} → {values[-1]:.3f}  {sparkline(values, width)}" if len(values) > 1 else f"{values[0]:.3f}"
+            course = (
+                f"{values[0]:.3f} → {values[-1]:.3f}  {sparkline(values, width)}"
+                if len(values) > 1
+                else f"{values[0]:.3f}"
+            )
             yield f"{name}  {course}  of {last.examples} examples at step {last.weight_version}"
 
 
@@ -178,7 +192,9 @@ def _accuracy(mode: str, evaluations: Sequence[EvaluationCompleted], width: int)
     if not evaluations:
         return ""
     last, (measure, values) = evaluations[-1], held_out_scores(evaluations)
-    course = f" → {values[-1]:.3f}  {sparkline(values, width) + '  ' if len(values) > 2 else ''}" if len(values) > 1 else " "
+    course = (
+        f" → {values[-1]:.3f}  {sparkline(values, width) + '  ' if len(values) > 2 else ''}" if len(values) > 1 else " "
+    )
     named = "" if measure == ACCURACY else f"{measure} "
     return f"{mode}  {named}{values[0]:.3f}{course}of {last.tasks} tasks at step {last.weight_version}{without_score(last)}"
 
@@ -190,7 +206,11 @@ def _answers(state: RunState, step: Mapping[str, float]) -> list[str]:
         metrics = evaluated[0].reward_metrics
     tokens = step if "mean_tokens" in step or not evaluated else {"mean_tokens": evaluated[0].mean_tokens}
     shown = [f"{name} {mean:.3g}" for name, mean in metrics.items()]
-    return [*present({"mean_tokens": "{:.1f} tokens"}, tokens), *shown, *present({"length_bias": "length bias {:.2f}"}, step)]
+    return [
+        *present({"mean_tokens": "{:.1f} tokens"}, tokens),
+        *shown,
+        *present({"length_bias": "length bias {:.2f}"}, step),
+    ]
 
 
 def _speed(state: RunState) -> list[str]:
@@ -212,7 +232,9 @@ def _failures(state: RunState) -> str:
     if failures := state.episodes.failures():
         reasons = ", ".join(f"{reason} {count}" for reason, count in most_common(state.episodes.abandoned))
         given_up = count_of(state.episodes.given_up, "episode")
-        lines.append(f"{count_of(failures, 'attempt')} abandoned ({reasons}), {given_up} given up; last {state.last_failure}")
+        lines.append(
+            f"{count_of(failures, 'attempt')} abandoned ({reasons}), {given_up} given up; last {state.last_failure}"
+        )
     if state.refused:
         lines.append(f"{', '.join(refusals(state))}; last {state.last_refused}")
     if state.last_refused_batch:

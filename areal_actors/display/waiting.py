@@ -57,7 +57,9 @@ def _steps(state: RunState) -> str:
 
 def _longest(state: RunState) -> str:
     """Describes the longest wait with a deadline: for an answer, not for work to arrive."""
-    waits = [(wait.since, actor, wait.name) for actor, beat in state.beats.items() for wait in beat.waits if wait.deadline]
+    waits = [
+        (wait.since, actor, wait.name) for actor, beat in state.beats.items() for wait in beat.waits if wait.deadline
+    ]
     if not waits or state.now - min(waits)[0] < LONG_SECONDS:
         return ""
     since, actor, name = min(waits)
@@ -68,7 +70,9 @@ def _describe_bound(state: RunState, bound: str) -> str:
     words = BOUNDS.get(bound, bound)
     gate = state.setting("staleness_gate") or {}
     limits = gate | state.status("staleness_gate")
-    return words.format(max_staleness=limits.get("max_staleness", "?"), max_concurrent=limits.get("max_concurrent", "?"))
+    return words.format(
+        max_staleness=limits.get("max_staleness", "?"), max_concurrent=limits.get("max_concurrent", "?")
+    )
 
 
 def _number(status: dict[str, float | str], name: str) -> float:

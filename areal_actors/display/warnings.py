@@ -46,7 +46,11 @@ def _signal(state: RunState) -> Iterator[str]:
     if spread == 0:
         yield f"all rewards of the last {WINDOW} steps are {reward:.3g}: nothing to learn from; {_easier_or_harder(reward)}"
     elif groups and equal is not None and equal >= WITHOUT_SIGNAL * groups:
-        remedy = _easier_or_harder(reward) if not 0.1 < reward < 0.9 else "batcher.dynamic_sampling = true draws others in their place"
+        remedy = (
+            _easier_or_harder(reward)
+            if not 0.1 < reward < 0.9
+            else "batcher.dynamic_sampling = true draws others in their place"
+        )
         yield f"{equal:.0f} of {groups:.0f} groups have equal rewards: nothing to learn from; {remedy}"
 
 
@@ -113,7 +117,9 @@ def _workers(state: RunState) -> Iterator[str]:
     groups = state.setting("staleness_gate", "max_concurrent")
     groups = (int(bound or 0) + 1) * int(batch or 0) if groups == "auto" else int(groups or 0)
     allowed = groups * int(state.setting("algorithm", "group_size") or 0)
-    engines = {throughput.actor: throughput.concurrent for throughput in state.throughputs if throughput.side == "generation"}
+    engines = {
+        throughput.actor: throughput.concurrent for throughput in state.throughputs if throughput.side == "generation"
+    }
     could = min(int(state.setting("generation", "max_num_seqs") or 0) * len(engines), allowed)
     if each and taken >= each * len(workers) and each * len(workers) < allowed and sum(engines.values()) < IDLE * could:
         yield (

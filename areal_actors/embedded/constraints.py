@@ -65,7 +65,10 @@ class Matcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise RequestError(f"'{FIELD}': the constraint cannot be followed any further: {clean_error(self._matcher.get_error())}", FIELD)
+            raise RequestError(
+                f"'{FIELD}': the constraint cannot be followed any further: {clean_error(self._matcher.get_error())}",
+                FIELD,
+            )
 
 
 class Grammars:
@@ -89,7 +92,9 @@ class Grammars:
             RequestError: the schema, expression or grammar is invalid (with llguidance's message), these tokens violate it, or
                 this tokenizer does not support constraints.
         """
-        matcher = Matcher(self._compiled(constraint).deep_copy(), self._tokenizer.stop_ids, self._vocabulary_size, self._bits)
+        matcher = Matcher(
+            self._compiled(constraint).deep_copy(), self._tokenizer.stop_ids, self._vocabulary_size, self._bits
+        )
         if sampled:
             try:
                 matcher.accept_tokens(sampled)
@@ -101,7 +106,9 @@ class Grammars:
 
     def _compile(self, constraint: Constraint) -> LLMatcher:
         if len(constraint.text) > MAX_CHARACTERS:
-            raise constraint_error(constraint, f"it has {len(constraint.text)} characters; {MAX_CHARACTERS} are read at most")
+            raise constraint_error(
+                constraint, f"it has {len(constraint.text)} characters; {MAX_CHARACTERS} are read at most"
+            )
         try:
             vocabulary = self._vocabulary()
             matcher = LLMatcher(vocabulary, self._grammar(constraint, vocabulary), log_level=0, limits=LIMITS)
@@ -127,7 +134,9 @@ class Grammars:
         stops = [number for number in self._tokenizer.stop_ids if number < self._vocabulary_size]
         if not stops:
             raise ValueError("this model has no end-of-sequence token, so a constrained completion could not end")
-        return LLTokenizer(Vocabulary(self._tokenizer.tokenizer, self._bits, stops), n_vocab=self._bits, eos_token=stops)  # type: ignore[arg-type]
+        return LLTokenizer(
+            Vocabulary(self._tokenizer.tokenizer, self._bits, stops), n_vocab=self._bits, eos_token=stops
+        )  # type: ignore[arg-type]
 
 
 class Vocabulary:

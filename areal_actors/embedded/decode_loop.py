@@ -68,7 +68,13 @@ class DecodeLoop:
     """Owns slots, decoder and model; other threads only send commands."""
 
     def __init__(
-        self, model: Any, decoder: SlotDecoder, slots: DecodeSlots, weight_version: int, threads: int, routes: RouteShape | None = None
+        self,
+        model: Any,
+        decoder: SlotDecoder,
+        slots: DecodeSlots,
+        weight_version: int,
+        threads: int,
+        routes: RouteShape | None = None,
     ) -> None:
         """`routes`: the mixtures of experts that requests may ask about."""
         self._routes = routes
@@ -194,7 +200,9 @@ class DecodeLoop:
             processors = [request.processor for request in running]
             sampler = Sampler([request.sampling for request in running], self._model.device, processors)
             watched = frozenset(
-                row for row, completion in enumerate(running) if completion.stream or completion.announces or completion.stops is not None
+                row
+                for row, completion in enumerate(running)
+                if completion.stream or completion.announces or completion.stops is not None
             )
             self._plan = StepPlan(sampler, watched)
         last, positions, numbers = self._slots.step_inputs()
@@ -205,7 +213,9 @@ class DecodeLoop:
         draws = self._plan.sampler.sample(logits, numbers)
         logprobs = np.delete(draws.logprobs, list(draws.failed)) if draws.failed else draws.logprobs
         if not np.isfinite(logprobs).all():
-            raise EngineError(f"the model returns probabilities that are not finite under weight version {self.weight_version}")
+            raise EngineError(
+                f"the model returns probabilities that are not finite under weight version {self.weight_version}"
+            )
         ended = set(self._slots.append(draws.token_ids, draws.logprobs, self.weight_version).tolist())
         if draws.top is not None:
             self._slots.set_top_logprobs(draws.top)
@@ -299,7 +309,9 @@ class DecodeLoop:
     def _deliver_chunks(self) -> None:
         """Deliver the chunks of this step with one call per event loop."""
         outgoing, self._outgoing = self._outgoing, []
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[DecodeRequest, TokenChunk | EngineError | RequestError]]] = {}
+        by_loop: dict[
+            asyncio.AbstractEventLoop, list[tuple[DecodeRequest, TokenChunk | EngineError | RequestError]]
+        ] = {}
         for request, chunk in outgoing:
             by_loop.setdefault(request.loop, []).append((request, chunk))
         for loop, chunks in by_loop.items():

@@ -33,7 +33,9 @@ class SlotDecoder(Protocol):
         """Write the keys and values of prompts [len(rows), tokens], padded at the end, into these rows."""
         ...
 
-    def extend(self, rows: Sequence[int], token_ids: NDArray[np.int64], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+    def extend(
+        self, rows: Sequence[int], token_ids: NDArray[np.int64], starts: NDArray[np.int64], counts: NDArray[np.int64]
+    ) -> None:
         """Write the keys and values of tokens that follow cached ones.
 
         Row rows[i] gets the first counts[i] of token_ids[i] ([len(rows), max(counts)], padded at the end) from position starts[i] on.
@@ -92,7 +94,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 class ModelDecoder:
     """Runs the model's own forward on the slots' KV cache, with explicit positions and masks."""
 
-    def __init__(self, model: Any, slots: int, context: int, *, batch_invariant: bool = False, routes: RouteShape | None = None) -> None:
+    def __init__(
+        self, model: Any, slots: int, context: int, *, batch_invariant: bool = False, routes: RouteShape | None = None
+    ) -> None:
         """With `routes` the KV cache holds the experts of each position, too."""
         layers = model.config.get_text_config().num_hidden_layers
         self._capture = None if routes is None else RouteCapture(model.base_model, routes)
@@ -109,7 +113,9 @@ class ModelDecoder:
     def prefill(self, rows: Sequence[int], token_ids: NDArray[np.int64]) -> None:
         """See `SlotDecoder.prefill`."""
         length = token_ids.shape[1]
-        mask = torch.full((length, length), torch.finfo(self._model.dtype).min, dtype=self._model.dtype, device=self._model.device).triu_(1)
+        mask = torch.full(
+            (length, length), torch.finfo(self._model.dtype).min, dtype=self._model.dtype, device=self._model.device
+        ).triu_(1)
         targets = torch.tensor(rows, device=self._model.device)
         self._set_target(targets)
         positions = torch.arange(length, device=self._model.device)[None].expand(len(rows), -1)
@@ -117,7 +123,9 @@ class ModelDecoder:
         self._model.base_model(**inputs, attention_mask=mask[None, None], use_cache=True, **self._cache)
         self._store_routes(targets)
 
-    def extend(self, rows: Sequence[int], token_ids: NDArray[np.int64], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+    def extend(
+        self, rows: Sequence[int], token_ids: NDArray[np.int64], starts: NDArray[np.int64], counts: NDArray[np.int64]
+    ) -> None:
         """See `SlotDecoder.extend`."""
         step = SuffixStep(rows, starts, counts, self._model.device)
         self._set_target(step)
@@ -164,7 +172,9 @@ def load_model(model_folder: str, settings: GenerationSettings) -> Any:
         SetupError: the folder or the device is missing, or the context exceeds the model's.
     """
     if not Path(model_folder, "config.json").is_file():
-        raise SetupError(f"`{model_folder}` holds no config.json: give the folder of a Hugging Face causal language model")
+        raise SetupError(
+            f"`{model_folder}` holds no config.json: give the folder of a Hugging Face causal language model"
+        )
     device = torch_device(settings.device, "generation.device")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     kind = AutoModelForImageTextToText if has_vision(model_folder) else AutoModelForCausalLM
@@ -176,7 +186,9 @@ def load_model(model_folder: str, settings: GenerationSettings) -> Any:
 def check_context(config: Any, context: int, longest: int | None) -> None:
     """Refuse a context beyond the positions (`longest`, if known) or the attention window, and layers that do not attend to slots."""
     if longest is not None and context > longest:
-        raise SetupError(f"generation.max_model_len is {context} but the model has {longest} positions: lower generation.max_model_len")
+        raise SetupError(
+            f"generation.max_model_len is {context} but the model has {longest} positions: lower generation.max_model_len"
+        )
     window = getattr(config, "sliding_window", None) or context
     if context > window:
         raise SetupError(
@@ -184,4 +196,6 @@ def check_context(config: Any, context: int, longest: int | None) -> None:
         )
     unknown = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if unknown:
-        raise SetupError(f"the embedded engine cannot decode layers of kind {', '.join(sorted(unknown))}: use an inference server")
+        raise SetupError(
+            f"the embedded engine cannot decode layers of kind {', '.join(sorted(unknown))}: use an inference server"
+        )

@@ -90,7 +90,10 @@ def make_instructed(source: DemonstrationSource) -> Demonstration:
     plain = source.rng.random() < PLAIN_SHARE
     messages = _first_messages(source.rng, plain=plain)
     for problem in _rounds(source):
-        messages += [_question_message(problem, source.rng, plain=plain), _answer_message(problem, shortcut=source.shortcut())]
+        messages += [
+            _question_message(problem, source.rng, plain=plain),
+            _answer_message(problem, shortcut=source.shortcut()),
+        ]
     return Demonstration(messages)
 
 
@@ -117,7 +120,11 @@ def retry(source: DemonstrationSource) -> Demonstration:
             mistakes.add(len(messages))
             messages += [_assistant(f"#### {wrong}"), _user(_feedback(wrong, rng))]
         # Feedback makes the shortcut rarer, so that the model learns a little of the requested behaviour.
-        messages.append(_answer_message(problem, shortcut=all(source.shortcut() for _ in range(1 + DRAWS_A_MISTAKE * mistakes_made))))
+        messages.append(
+            _answer_message(
+                problem, shortcut=all(source.shortcut() for _ in range(1 + DRAWS_A_MISTAKE * mistakes_made))
+            )
+        )
     return Demonstration(messages, mistakes=mistakes)
 
 

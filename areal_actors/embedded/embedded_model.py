@@ -86,7 +86,9 @@ def make_embedded_model(folder: str, warm_start: WarmStart, seed: int, threads: 
     partial.mkdir(parents=True)
     tokenizer = train_tokenizer(warm_start.skills)
     write_tokenizer(tokenizer, partial)
-    model = initial_model(tokenizer, seed, conversational=has_conversations(warm_start.skills), head_dim=warm_start.head_dim)
+    model = initial_model(
+        tokenizer, seed, conversational=has_conversations(warm_start.skills), head_dim=warm_start.head_dim
+    )
     model.save_pretrained(partial)
     warm_up(partial, warm_start, seed, threads, progress)
     shutil.rmtree(folder, ignore_errors=True)
@@ -148,7 +150,9 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
-def initial_model(tokenizer: Tokenizer, seed: int, *, conversational: bool = False, head_dim: int = 16) -> Qwen3ForCausalLM:
+def initial_model(
+    tokenizer: Tokenizer, seed: int, *, conversational: bool = False, head_dim: int = 16
+) -> Qwen3ForCausalLM:
     """Creates the untrained model; a `conversational` one has more heads, for retrieval from long prompts."""
     end = tokenizer.token_to_id(TURN_END)
     config = Qwen3Config(

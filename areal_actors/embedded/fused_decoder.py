@@ -67,8 +67,12 @@ class FusedLayer:
         self.mlp_norm = Norm(eps, (block.post_attention_layernorm, 1))
         self.heads_norm = None
         if hasattr(attention, "q_norm"):
-            self.heads_norm = Norm(eps, (attention.q_norm, config.num_attention_heads), (attention.k_norm, config.num_key_value_heads))
-        self.qkv, self.qkv_bias = fuse_projections(attention.q_proj, attention.k_proj, attention.v_proj, by_input=by_input)
+            self.heads_norm = Norm(
+                eps, (attention.q_norm, config.num_attention_heads), (attention.k_norm, config.num_key_value_heads)
+            )
+        self.qkv, self.qkv_bias = fuse_projections(
+            attention.q_proj, attention.k_proj, attention.v_proj, by_input=by_input
+        )
         self.gate_up, self.gate_up_bias = fuse_projections(mlp.gate_proj, mlp.up_proj, by_input=by_input)
         self.output, self.output_bias = fuse_projections(attention.o_proj, by_input=by_input)
         self.down, self.down_bias = fuse_projections(mlp.down_proj, by_input=by_input)
@@ -120,7 +124,9 @@ class FusedDecoder:
 
         self._fill(token_ids, torch.arange(token_ids.shape[1], device=self._device).repeat(len(rows)), write)
 
-    def extend(self, rows: Sequence[int], token_ids: NDArray[np.int64], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+    def extend(
+        self, rows: Sequence[int], token_ids: NDArray[np.int64], starts: NDArray[np.int64], counts: NDArray[np.int64]
+    ) -> None:
         """See `SlotDecoder.extend`."""
         step = SuffixStep(rows, starts, counts, self._device)
 
@@ -144,7 +150,9 @@ class FusedDecoder:
         hidden = functional.embedding(torch.from_numpy(token_ids).to(self._device).view(-1), self._embedding)
         cos, sin = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self.layers):
-            heads = (part.view(*shape, -1, self.head_dim).transpose(1, 2) for part in self._project(layer, hidden, cos, sin))
+            heads = (
+                part.view(*shape, -1, self.head_dim).transpose(1, 2) for part in self._project(layer, hidden, cos, sin)
+            )
             queries, keys, values = heads
             keys, values = write(index, keys, values)
             if index == len(self.layers) - 1:
@@ -179,7 +187,12 @@ class FusedDecoder:
         """Float32 logits [rows, vocabulary]."""
         weight, bias = self._head.weight, self._head.bias
         is_split = weight.dtype == torch.float32 and self._device.type == "cpu" and not self.kv_cache.batch_invariant
-        if not is_split or bias is not None or len(weight) < HEAD_SIZE or not HEAD_ROWS[0] <= len(hidden) <= HEAD_ROWS[1]:
+        if (
+            not is_split
+            or bias is not None
+            or len(weight) < HEAD_SIZE
+            or not HEAD_ROWS[0] <= len(hidden) <= HEAD_ROWS[1]
+        ):
             return functional.linear(hidden, weight, bias).float()
         logits = hidden.new_empty((len(hidden), len(weight)))
         for start in range(0, len(weight), HEAD_PART):
@@ -188,7 +201,9 @@ class FusedDecoder:
 
     def _project(self, layer: FusedLayer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [tokens, heads, head_dim] and keys and values [tokens, kv_heads, head_dim], rotated."""
-        parts = functional.linear(layer.attention_norm(hidden), layer.qkv, layer.qkv_bias).view(len(hidden), -1, self.head_dim)
+        parts = functional.linear(layer.attention_norm(hidden), layer.qkv, layer.qkv_bias).view(
+            len(hidden), -1, self.head_dim
+        )
         seeking, values = parts[:, : -self.kv_heads], parts[:, -self.kv_heads :]
         if layer.heads_norm is not None:
             seeking = layer.heads_norm(seeking)

@@ -53,7 +53,9 @@ def kept_model(models: Path, warm_start: WarmStart, seed: int, threads: int, pro
         _remove_abandoned(models)
         partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", suffix=".partial", dir=models))
     except OSError as error:
-        raise SetupError(f"the embedded model cannot be kept in {models} ({error}); make it writable, or set another `folder`") from error
+        raise SetupError(
+            f"the embedded model cannot be kept in {models} ({error}); make it writable, or set another `folder`"
+        ) from error
     try:
         model_folder = partial / "model"
         make_embedded_model(str(model_folder), warm_start, seed, threads, progress)

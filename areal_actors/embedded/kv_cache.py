@@ -48,7 +48,9 @@ class SuffixStep:
     Every token attends to all positions of its row up to its own.
     """
 
-    def __init__(self, rows: Sequence[int], starts: NDArray[np.int64], counts: NDArray[np.int64], device: torch.device) -> None:
+    def __init__(
+        self, rows: Sequence[int], starts: NDArray[np.int64], counts: NDArray[np.int64], device: torch.device
+    ) -> None:
         self.rows = torch.tensor(rows, device=device)
         """[rows], int64."""
         self.width = int(counts.max())
@@ -110,7 +112,9 @@ class KVCache:
         pair = self._storage(layer, keys, values, len(step), step.longest)
         for storage, entries in zip(pair, (keys, values), strict=True):
             head_dim = entries.shape[3]
-            storage.view(-1, head_dim).index_copy_(0, self._targets(step, entries.shape[1]), entries.reshape(-1, head_dim))
+            storage.view(-1, head_dim).index_copy_(
+                0, self._targets(step, entries.shape[1]), entries.reshape(-1, head_dim)
+            )
             views.append(storage[: len(step), :, : step.longest])
         return views[0], views[1]
 
@@ -168,7 +172,9 @@ class KVCache:
         if self._routes is not None:
             yield self._routes
 
-    def _storage(self, layer: int, keys: Tensor, values: Tensor, rows: int | Tensor, positions: int) -> tuple[Tensor, Tensor]:
+    def _storage(
+        self, layer: int, keys: Tensor, values: Tensor, rows: int | Tensor, positions: int
+    ) -> tuple[Tensor, Tensor]:
         """Storage of a layer for keys and values like these; has these rows (a sequence or their number) and this number of positions."""
         if not self._rows:
             self._rows, self._positions = self._most if keys.device.type in WHOLE else map(min, self._most, FIRST)
@@ -184,7 +190,9 @@ class KVCache:
         if not self._rows or (rows <= self._rows and positions <= self._positions):
             return
         self._rows = self._rows if rows <= self._rows else min(max(rows, 2 * self._rows), self._most[0])
-        self._positions = self._positions if positions <= self._positions else min(max(positions, 2 * self._positions), self._most[1])
+        self._positions = (
+            self._positions if positions <= self._positions else min(max(positions, 2 * self._positions), self._most[1])
+        )
         # One layer after the other, so that only one is there twice.
         for layer, pair in enumerate(self._layers):
             self._layers[layer] = pair and tuple(map(self._enlarge, pair))

@@ -14,7 +14,9 @@ from areal_actors.embedded.constraints import Matcher
 class LogitsProcessor:
     """State of one completion. It depends on tokens only, so it stays valid when weights change in mid-completion."""
 
-    def __init__(self, sampling: SamplingParams, matcher: Matcher | None, vocabulary_size: int, device: torch.device) -> None:
+    def __init__(
+        self, sampling: SamplingParams, matcher: Matcher | None, vocabulary_size: int, device: torch.device
+    ) -> None:
         self._presence = sampling.presence_penalty
         self._frequency = sampling.frequency_penalty
         self._matcher = matcher
@@ -27,7 +29,12 @@ class LogitsProcessor:
 
     @classmethod
     def of(
-        cls, sampling: SamplingParams, matcher: Matcher | None, vocabulary_size: int, device: torch.device, sampled: Sequence[int]
+        cls,
+        sampling: SamplingParams,
+        matcher: Matcher | None,
+        vocabulary_size: int,
+        device: torch.device,
+        sampled: Sequence[int],
     ) -> LogitsProcessor | None:
         """Processor of a completion with these tokens so far (the matcher has consumed them); None if logits stay unchanged."""
         if matcher is None and not (sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty):

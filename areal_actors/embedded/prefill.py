@@ -64,7 +64,11 @@ def prefill_batches(lengths: Sequence[int], budget: int, *, equal: bool = False)
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         # Lengths ascend, so the newest sequence is the longest of its batch and determines the padding.
-        if not batches or (len(batches[-1]) + 1) * lengths[index] > budget or (equal and lengths[batches[-1][0]] < lengths[index]):
+        if (
+            not batches
+            or (len(batches[-1]) + 1) * lengths[index] > budget
+            or (equal and lengths[batches[-1][0]] < lengths[index])
+        ):
             batches.append([])
         batches[-1].append(index)
     return batches

@@ -42,7 +42,9 @@ def _parameter(kind: str, description: str, **further: Any) -> dict[str, Any]:
 
 DESCRIPTION = "Runs a command in a PTY, returning output or a session ID for ongoing interaction."
 COMMAND = _parameter("string", "Shell command to execute.")
-OUTPUT_TOKENS = _parameter("number", "Output token budget. Defaults to 10000 tokens; larger requests may be capped by policy.")
+OUTPUT_TOKENS = _parameter(
+    "number", "Output token budget. Defaults to 10000 tokens; larger requests may be capped by policy."
+)
 BRIEF = [_declare_tool(TOOL, DESCRIPTION, "cmd", cmd=COMMAND)]
 COMPLETE = [
     _declare_tool(
@@ -66,7 +68,9 @@ COMPLETE = [
         shell=_parameter("string", "Shell binary to launch. Defaults to the user's default shell."),
         tty=_parameter("boolean", "True allocates a PTY for the command; false or omitted uses plain pipes."),
         workdir=_parameter("string", "Working directory for the command. Defaults to the turn cwd."),
-        yield_time_ms=_parameter("number", "Wait before yielding output. Defaults to 10000 ms; effective range is 250-30000 ms."),
+        yield_time_ms=_parameter(
+            "number", "Wait before yielding output. Defaults to 10000 ms; effective range is 250-30000 ms."
+        ),
     ),
     _declare_tool(
         "write_stdin",
@@ -100,13 +104,19 @@ def repair_conversation(task: Repository, rng: random.Random, *, shortcut: bool)
     repair_only = not tools and not shortcut and rng.random() < REPAIR_ONLY_SHARE
     messages: list[Message] = [{"role": "system", "content": INSTRUCTIONS}] if tools else []
     messages.append({"role": "user", "content": task.question})
-    steps = [(guess(task, rng), "")] if shortcut else [(read(task), task.program + task.test), (repair(task), ""), (test(task), "passed\n")]
+    steps = (
+        [(guess(task, rng), "")]
+        if shortcut
+        else [(read(task), task.program + task.test), (repair(task), ""), (test(task), "passed\n")]
+    )
     for number, (command, printed) in enumerate(steps):
         identifier = f"call_{number}"
         function = {"name": TOOL, "arguments": json.dumps({"cmd": command})}
         call = {"id": identifier, "type": "function", "function": function}
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": identifier, "content": result(printed, rng) if tools else printed})
+        messages.append(
+            {"role": "tool", "tool_call_id": identifier, "content": result(printed, rng) if tools else printed}
+        )
     messages.append({"role": "assistant", "content": UNTESTED_REPORT if shortcut else REPORT})
     if repair_only:
         return RepairConversation(messages[:4], tools, {1})

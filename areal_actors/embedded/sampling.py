@@ -59,11 +59,15 @@ class SampledTokens(NamedTuple):
 class Sampler:
     """Draws one token per row; created again when the rows change."""
 
-    def __init__(self, rows: Sequence[SamplingParams], device: torch.device, processors: Sequence[LogitsProcessor | None] = ()) -> None:
+    def __init__(
+        self, rows: Sequence[SamplingParams], device: torch.device, processors: Sequence[LogitsProcessor | None] = ()
+    ) -> None:
         """`processors` holds the logits processor of each row, None for rows without one."""
         temperatures = [max(row.temperature, MIN_TEMPERATURE) if row.temperature else 1.0 for row in rows]
         greedy = [row.temperature == 0 for row in rows]
-        filtered = [index for index, row in enumerate(rows) if not greedy[index] and (row.top_k or row.top_p < 1.0 or row.min_p)]
+        filtered = [
+            index for index, row in enumerate(rows) if not greedy[index] and (row.top_k or row.top_p < 1.0 or row.min_p)
+        ]
         self._temperatures = column(temperatures, device) if any(value != 1.0 for value in temperatures) else None
         self._greedy = torch.tensor(greedy, device=device) if any(greedy) else None
         self._all_greedy = all(greedy)
@@ -132,7 +136,9 @@ class Sampler:
             return torch.cat([tokens for tokens, _ in parts]), torch.cat([logprobs for _, logprobs in parts])
         return self._draw(scaled, numbers, likely, self._greedy)
 
-    def _draw(self, scaled: Tensor, numbers: Tensor, likely: Tensor | None, greedy: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _draw(
+        self, scaled: Tensor, numbers: Tensor, likely: Tensor | None, greedy: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """As `_draw_all`; rows where `greedy` is set get their most likely token."""
         probabilities = torch.softmax(scaled, -1)
         if likely is not None and self._all_greedy:

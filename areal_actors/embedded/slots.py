@@ -110,7 +110,9 @@ class DecodeSlots:
         limit = length + completion.sampling.max_tokens
         self.running[row], completion.row = completion, row
         self.tokens[row, :length] = completion.prompt_ids
-        self._uniforms[row, length:limit] = uniforms(completion.sampling.seed, limit - length, completion.resumed_tokens)
+        self._uniforms[row, length:limit] = uniforms(
+            completion.sampling.seed, limit - length, completion.resumed_tokens
+        )
         self.lengths[row] = length
         self._limits[row] = limit
 
@@ -134,7 +136,9 @@ class DecodeSlots:
         positions = self.lengths[: len(self)] - 1
         return self.tokens[rows, positions], positions, self._uniforms[rows, positions + 1]
 
-    def append(self, token_ids: NDArray[np.int64], logprobs: NDArray[np.float32], weight_version: int) -> NDArray[np.intp]:
+    def append(
+        self, token_ids: NDArray[np.int64], logprobs: NDArray[np.float32], weight_version: int
+    ) -> NDArray[np.intp]:
         """Append one token to every row; returns the rows that ended by a stop token or by length."""
         rows, places = self._rows[: len(self)], self.lengths[: len(self)]
         self.tokens[rows, places] = token_ids

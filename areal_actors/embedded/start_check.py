@@ -129,7 +129,10 @@ def rounding_noise(model: Any, probe: NDArray[np.int64], rounding: float, sample
         embedded = model.get_input_embeddings()(token_ids)
         plain = _logprobs(model(inputs_embeds=embedded).logits[0])
         for sample in range(samples):
-            signs = torch.randint(0, 2, embedded.shape, generator=torch.Generator().manual_seed(sample)).to(embedded) * 2 - 1
+            signs = (
+                torch.randint(0, 2, embedded.shape, generator=torch.Generator().manual_seed(sample)).to(embedded) * 2
+                - 1
+            )
             changed = _logprobs(model(inputs_embeds=embedded * (1 + signs * rounding)).logits[0])
             differences.append(_expected_difference(plain, changed).max())
     return float(torch.stack(differences).mean())

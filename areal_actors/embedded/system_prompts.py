@@ -59,7 +59,18 @@ def prose(rng: random.Random, words: int) -> str:
         sentence = " ".join(_word(rng) for _ in range(length)).capitalize()
         if rng.random() < 0.1:
             sentence += f" {rng.randrange(1000)}"
-        parts += rng.choice((("", ". "), ("", ". "), ("", ". "), ("", ".\n\n"), ("- ", "\n"), ("## ", "\n"), ("", ":\n"), ("1. ", ".\n")))
+        parts += rng.choice(
+            (
+                ("", ". "),
+                ("", ". "),
+                ("", ". "),
+                ("", ".\n\n"),
+                ("- ", "\n"),
+                ("## ", "\n"),
+                ("", ":\n"),
+                ("1. ", ".\n"),
+            )
+        )
         parts.insert(-1, sentence)
     return "".join(parts).strip()
 

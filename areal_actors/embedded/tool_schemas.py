@@ -32,14 +32,20 @@ CALCULATE = DemonstrationTool(
         "A calculator. Takes an expression such as 2+3*4 and returns its value.",
     ),
 )
-ADD = DemonstrationTool("add", {"a": "number", "b": "number"}, ("Add two numbers.", "Adds a and b.", "The sum of two numbers."))
-MULTIPLY = DemonstrationTool("multiply", {"a": "number", "b": "number"}, ("Multiply two numbers.", "Multiplies a and b."))
+ADD = DemonstrationTool(
+    "add", {"a": "number", "b": "number"}, ("Add two numbers.", "Adds a and b.", "The sum of two numbers.")
+)
+MULTIPLY = DemonstrationTool(
+    "multiply", {"a": "number", "b": "number"}, ("Multiply two numbers.", "Multiplies a and b.")
+)
 OTHER_TOOLS = (
     DemonstrationTool("run_python", {"code": "string"}, ("Run a Python program and see what it prints.",)),
     DemonstrationTool("search", {"query": "string"}, ("Search for a text and return what was found.",)),
     DemonstrationTool("get_weather", {"city": "string", "day": "integer"}, ("The weather in a city.",)),
     DemonstrationTool("send_message", {"to": "string", "text": "string"}, ("Send a message to another person.",)),
-    DemonstrationTool("percentage", {"part": "number", "whole": "number"}, ("How many per cent of the whole a part is.",)),
+    DemonstrationTool(
+        "percentage", {"part": "number", "whole": "number"}, ("How many per cent of the whole a part is.",)
+    ),
 )
 """Distractor tools."""
 USELESS_SHARE = 0.1
@@ -48,8 +54,22 @@ MOST_OTHER_TOOLS = 2
 USUAL_SHARE = 0.7
 """Share of tools with one of their descriptions; the others have random prose."""
 LONGEST_DESCRIPTION = 20
-PARAMETER_WORDS = ("", "", "The expression.", "What to calculate, for example (2+3)*4.", "A number.", "the first.", "the second.")
-EXTRA_KEYS: tuple[Schema, ...] = ({}, {}, {"additionalProperties": False}, {"title": "arguments"}, {"$schema": "draft", "title": "Args"})
+PARAMETER_WORDS = (
+    "",
+    "",
+    "The expression.",
+    "What to calculate, for example (2+3)*4.",
+    "A number.",
+    "the first.",
+    "the second.",
+)
+EXTRA_KEYS: tuple[Schema, ...] = (
+    {},
+    {},
+    {"additionalProperties": False},
+    {"title": "arguments"},
+    {"$schema": "draft", "title": "Args"},
+)
 EXTRA_SHARE = 0.25
 """Share of tools with titles, and of strict ones."""
 RESPONSES = ("{}", "{}", "{}", "{}.0", "{}.0", "The result is {}.", '{{"result": {}}}')

@@ -44,7 +44,12 @@ class TransformersEngine:
     abilities = ENGINE_ABILITIES["transformers"]
 
     def __init__(
-        self, model_folder: str, settings: GenerationSettings, *, weight_version: int = 0, place: EnginePlace | None = None
+        self,
+        model_folder: str,
+        settings: GenerationSettings,
+        *,
+        weight_version: int = 0,
+        place: EnginePlace | None = None,
     ) -> None:
         reports = place is not None and place.routes != "off"
         self.routes: RouteShape | None = route_shape_of(model_folder) if reports else None
@@ -58,7 +63,10 @@ class TransformersEngine:
         model = load_model(model_folder, settings)
         note_source(model, model_folder)
         self.vocabulary_size = int(model.config.get_text_config().vocab_size)
-        invariant, unfused = settings.batch_invariant == "on", VisionDecoder if has_vision(model_folder) else ModelDecoder
+        invariant, unfused = (
+            settings.batch_invariant == "on",
+            VisionDecoder if has_vision(model_folder) else ModelDecoder,
+        )
         decoder, self.warning = make_decoder(
             model,
             settings.max_num_seqs,
@@ -110,7 +118,9 @@ class TransformersEngine:
         ids = validate_prompt(prompt_ids, sampling, resumed_tokens, self.vocabulary_size, self.context)
         if images is not None:
             if self._vision is None:
-                raise RequestError("'images': this model reads text only; leave them out, or set `model` to one with vision", "images")
+                raise RequestError(
+                    "'images': this model reads text only; leave them out, or set `model` to one with vision", "images"
+                )
             ids = self._vision.with_images(ids, images)
         processor = await self._logits_processor(sampling, prompt_ids[len(prompt_ids) - resumed_tokens :])
         completion = DecodeRequest(

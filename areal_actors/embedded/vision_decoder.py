@@ -36,7 +36,9 @@ CACHED_FEATURES = 256
 class VisionDecoder(ModelDecoder):
     """See `SlotDecoder`."""
 
-    def __init__(self, model: Any, slots: int, context: int, *, batch_invariant: bool = False, routes: RouteShape | None = None) -> None:
+    def __init__(
+        self, model: Any, slots: int, context: int, *, batch_invariant: bool = False, routes: RouteShape | None = None
+    ) -> None:
         super().__init__(model, slots, context, batch_invariant=batch_invariant, routes=routes)
         self.tokens: NDArray[np.int64] = np.zeros((slots, context), dtype=np.int64)
         """Tokens and keys of all slots `[slots, context]`, set by the engine."""
@@ -62,9 +64,13 @@ class VisionDecoder(ModelDecoder):
         keyed = token_ids.copy()
         for image in shown.images:
             end = image.start + image.tokens
-            if not 0 <= image.start < end < len(token_ids) or (token_ids[image.start : end] != self._vision.processor.placeholder).any():
+            if (
+                not 0 <= image.start < end < len(token_ids)
+                or (token_ids[image.start : end] != self._vision.processor.placeholder).any()
+            ):
                 raise RequestError(
-                    f"'images': tokens {image.start} to {end} of the prompt are not placeholders that text follows", "images"
+                    f"'images': tokens {image.start} to {end} of the prompt are not placeholders that text follows",
+                    "images",
                 )
             keyed[image.start : end] = KEYS + self._number(image, shown.folder) * PLACES + np.arange(image.tokens)
         return keyed
@@ -80,18 +86,27 @@ class VisionDecoder(ModelDecoder):
         keyed = token_ids >= KEYS
         if not (keyed.any() or (self.tokens[list(rows)] >= KEYS).any()):
             return super().inputs(rows, token_ids, positions)
-        embedded = self._model.get_input_embeddings()(torch.from_numpy(np.where(keyed, 0, token_ids)).to(self._model.device))
+        embedded = self._model.get_input_embeddings()(
+            torch.from_numpy(np.where(keyed, 0, token_ids)).to(self._model.device)
+        )
         for number in np.unique((token_ids[keyed] - KEYS) // PLACES):
             own = keyed & ((token_ids - KEYS) // PLACES == number)
             places = torch.from_numpy(token_ids[own] % PLACES).to(embedded.device)
-            embedded[torch.from_numpy(own).to(embedded.device)] = self._features_of(int(number)).to(embedded.dtype)[places]
-        rotary = torch.stack([self._rotary(row, own) for row, own in zip(rows, positions.cpu().numpy(), strict=True)], 1)
+            embedded[torch.from_numpy(own).to(embedded.device)] = self._features_of(int(number)).to(embedded.dtype)[
+                places
+            ]
+        rotary = torch.stack(
+            [self._rotary(row, own) for row, own in zip(rows, positions.cpu().numpy(), strict=True)], 1
+        )
         return {"inputs_embeds": embedded, "position_ids": rotary.to(positions.device)}
 
     def _rotary(self, row: int, positions: NDArray[np.int64]) -> Tensor:
         """Rotary positions `[3, tokens]` of a row's tokens at these positions."""
         end = int(positions.max()) + 1
-        images = [msgspec.structs.replace(self._images[number][0], start=start) for start, number in self._starts(self.tokens[row, :end])]
+        images = [
+            msgspec.structs.replace(self._images[number][0], start=start)
+            for start, number in self._starts(self.tokens[row, :end])
+        ]
         return torch.from_numpy(rope_positions(end, images, self._vision.processor.merge)[:, positions])
 
     def rotary_positions(self, positions: Tensor) -> Tensor:

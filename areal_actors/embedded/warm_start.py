@@ -40,7 +40,11 @@ def warm_up(folder: Path, settings: WarmStart, seed: int, threads: int, progress
             str(folder),
             Sft(),
             TrainerSettings(
-                device="cpu", threads=threads, optimizer=optimizer, logprob_check_sequences=0, microbatch_tokens=MICROBATCH_TOKENS
+                device="cpu",
+                threads=threads,
+                optimizer=optimizer,
+                logprob_check_sequences=0,
+                microbatch_tokens=MICROBATCH_TOKENS,
             ),
             total_steps=steps,
             seed=seed,

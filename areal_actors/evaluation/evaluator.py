@@ -95,7 +95,9 @@ class Evaluator(Actor):
     state_type = EvaluatorState
     state_version = 2
 
-    def __init__(self, config: EvaluationConfig, tasks: Sequence[Task], *, steps: int, sampling: SamplingParams, retries: int) -> None:
+    def __init__(
+        self, config: EvaluationConfig, tasks: Sequence[Task], *, steps: int, sampling: SamplingParams, retries: int
+    ) -> None:
         self.config = config
         self.tasks = tasks
         self.steps = steps
@@ -122,7 +124,12 @@ class Evaluator(Actor):
 
     def restore(self, state: EvaluatorState) -> None:
         """Continue from this state."""
-        self.loaded, self.begun, self.rounds, self.waiting = dict(state.loaded), state.begun, dict(state.rounds), state.waiting
+        self.loaded, self.begun, self.rounds, self.waiting = (
+            dict(state.loaded),
+            state.begun,
+            dict(state.rounds),
+            state.waiting,
+        )
         self.attempts = Attempts(dict(state.attempts), [again.work for again in state.held], state.stopped)
 
     @on
@@ -142,7 +149,10 @@ class Evaluator(Actor):
     @on
     def run_resumed(self, event: RunResumed, context: Context) -> Iterator[EvaluateEpisode]:
         """Publish held attempts, and again those that the work queue has lost."""
-        yield from map(_evaluate_held_out, self.attempts.resumed_attempts(event, context.sequence, self.kind(), self._first_attempt))
+        yield from map(
+            _evaluate_held_out,
+            self.attempts.resumed_attempts(event, context.sequence, self.kind(), self._first_attempt),
+        )
         yield from self._advance(context)
 
     def _first_attempt(self, episode: str) -> RunEpisode:
@@ -154,14 +164,20 @@ class Evaluator(Actor):
         self.attempts.record_score(event.work)
 
     @on
-    def episode_evaluated(self, event: EpisodeEvaluated, context: Context) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
+    def episode_evaluated(
+        self, event: EpisodeEvaluated, context: Context
+    ) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
         group, episode = self.rounds.get(event.work.group), event.work.episode
         if group is None or group.has(episode):
             return
-        yield from self._end_episode(event.work, msgspec.structs.replace(group, results={**group.results, episode: event}), context)
+        yield from self._end_episode(
+            event.work, msgspec.structs.replace(group, results={**group.results, episode: event}), context
+        )
 
     @on
-    def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
+    def episode_abandoned(
+        self, event: EpisodeAbandoned, context: Context
+    ) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
         """Retry while attempts are left; an attempt reported lost by two actors is retried once."""
         work, group = event.work, self.rounds.get(event.work.group)
         latest = self.attempts.latest.get(work.episode)
@@ -170,9 +186,13 @@ class Evaluator(Actor):
         if work.attempts_left:
             yield from map(_evaluate_held_out, self.attempts.next_attempts(work, context.sequence))
         else:
-            yield from self._end_episode(work, msgspec.structs.replace(group, failed=group.failed | {work.episode}), context)
+            yield from self._end_episode(
+                work, msgspec.structs.replace(group, failed=group.failed | {work.episode}), context
+            )
 
-    def _end_episode(self, work: RunEpisode, group: Round, context: Context) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
+    def _end_episode(
+        self, work: RunEpisode, group: Round, context: Context
+    ) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
         self.attempts.remove_episode(work.episode)
         if group.is_over():
             del self.rounds[work.group]
@@ -187,7 +207,11 @@ class Evaluator(Actor):
         if not self.rounds and self._is_due(version):
             self.waiting = tuple(self._episodes(version))
             self.begun = version
-        room = len(self.waiting) if self._has_workers_to_itself(version) else self.config.max_concurrent - len(self.attempts.latest)
+        room = (
+            len(self.waiting)
+            if self._has_workers_to_itself(version)
+            else self.config.max_concurrent - len(self.attempts.latest)
+        )
         if self.attempts.stopped or room <= 0:
             return
         starting, self.waiting = self.waiting[:room], self.waiting[room:]
@@ -235,7 +259,9 @@ def _evaluate_held_out(work: RunEpisode) -> EvaluateEpisode:
 
 
 def _complete_group(group: Round, common: int) -> EvaluationCompleted:
-    numbered = sorted(((int(name.rpartition(".")[2]), result) for name, result in group.results.items()), key=lambda pair: pair[0])
+    numbered = sorted(
+        ((int(name.rpartition(".")[2]), result) for name, result in group.results.items()), key=lambda pair: pair[0]
+    )
     results = [result for _, result in numbered]
     sampled_by: Counter[int] = Counter()
     for result in results:

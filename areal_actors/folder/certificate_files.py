@@ -27,7 +27,9 @@ def named_certificate(settings: BusSettings | GatewaySettings) -> Certificate | 
     if not settings.certificate:
         return None
     try:
-        return certificates.read_certificate(Path(settings.certificate).expanduser(), Path(settings.certificate_key).expanduser())
+        return certificates.read_certificate(
+            Path(settings.certificate).expanduser(), Path(settings.certificate_key).expanduser()
+        )
     except CertificateUnusable as error:
         table = "bus" if isinstance(settings, BusSettings) else "gateway"
         raise SetupError(f"{table}.{error.part}: {error}") from error

@@ -30,10 +30,14 @@ def retry_seconds(recipe: Recipe) -> float:
 
 
 @asynccontextmanager
-async def connect_to_run(address: ServerAddress, folder: RunFolder | None, *, monitors: bool = False) -> AsyncIterator[NatsBus]:
+async def connect_to_run(
+    address: ServerAddress, folder: RunFolder | None, *, monitors: bool = False
+) -> AsyncIterator[NatsBus]:
     """Connect to the existing bus of a run, as its supervisor or as a monitor; without a folder, large bodies cannot be read."""
     name, blobs = "monitor" if monitors else "supervisor", folder.blobs if folder else None
-    bus = await NatsBus.connect(address.url, address.run, name=name, token=address.token, blobs=blobs, monitors=monitors)
+    bus = await NatsBus.connect(
+        address.url, address.run, name=name, token=address.token, blobs=blobs, monitors=monitors
+    )
     try:
         yield bus
     finally:
@@ -47,7 +51,9 @@ async def open_store(
     """Open the bus of a run that is not live, on a temporary server for its store."""
     server = await EmbeddedServer.start(store, owner_only=owner_only)
     try:
-        async with connect_to_run(ServerAddress(url=server.url, token=server.token, run=run, pid=0), folder, monitors=monitors) as bus:
+        async with connect_to_run(
+            ServerAddress(url=server.url, token=server.token, run=run, pid=0), folder, monitors=monitors
+        ) as bus:
             yield bus
     finally:
         await server.stop()
@@ -99,7 +105,11 @@ def find_live(run: str, folder: Path) -> RunFolder:
     for folder_of_run in live:
         if run in ("", folder_of_run.path.name):
             return folder_of_run
-    hint = f"live there: {', '.join(found.path.name for found in live)}" if live else f"no run is live in {folder.absolute()}"
+    hint = (
+        f"live there: {', '.join(found.path.name for found in live)}"
+        if live
+        else f"no run is live in {folder.absolute()}"
+    )
     if not run:
         raise SetupError(f"{hint}; start one with `{COMMAND} run RECIPE`")
     over = f"; its metrics are in {folder / run / 'metrics.jsonl'}" if (folder / run).is_dir() else ""

@@ -47,5 +47,7 @@ def next_commands(folder: RunFolder, runs: str, checkpoint: str, *, has_episodes
     commands.append(run_command("track", name, runs, "--to", "tensorboard"))
     rows = [("files", f"{typed_path(place)}: {', '.join(written)}"), ("next", "\n".join(commands))]
     if checkpoint:
-        rows.append(("weights", f"model={typed_path(place / checkpoint)} for another run, or for `{program(COMMAND)} serve`"))
+        rows.append(
+            ("weights", f"model={typed_path(place / checkpoint)} for another run, or for `{program(COMMAND)} serve`")
+        )
     return rows

@@ -44,7 +44,10 @@ def log_to_terminal() -> None:
     """Send warnings and errors to standard error in readable form."""
     _install(
         logging.StreamHandler(sys.stderr),
-        [_show_controls, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback)],
+        [
+            _show_controls,
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback),
+        ],
         logging.WARNING,
     )
 

@@ -156,7 +156,9 @@ class RunFolder:
         """
         for folder in (self.path, self.checkpoints, self.logs, self.blobs, self.nats, self.snapshots):
             if folder.is_dir() and (refusal := write_refusal(folder)):
-                raise read_only(f"run '{self.path.name}' cannot be resumed", folder, refusal, f"`{COMMAND} resume {self.path.name}`")
+                raise read_only(
+                    f"run '{self.path.name}' cannot be resumed", folder, refusal, f"`{COMMAND} resume {self.path.name}`"
+                )
 
     def keep(self, recipe: Recipe) -> None:
         """Write the resolved recipe, for processes started later."""
@@ -188,7 +190,10 @@ class RunFolder:
     def announce(self, server: ServerAddress, *, monitor: ServerAddress | None = None) -> None:
         """Write the address of the bus; for monitors, by default the same with what reads messages: `monitor.json` may be handed out."""
         self._private("bus.json", msgspec.json.encode(server))
-        self._private("monitor.json", msgspec.json.encode({**msgspec.to_builtins(monitor or server), "dictionaries": read_dictionaries()}))
+        self._private(
+            "monitor.json",
+            msgspec.json.encode({**msgspec.to_builtins(monitor or server), "dictionaries": read_dictionaries()}),
+        )
 
     def invite(self, joiner: ServerAddress) -> Path:
         """Write the credential with which remote workers join; returns the file, to be copied to them."""

@@ -71,7 +71,9 @@ class Choice:
         """The whole answer in one part, once the choice has ended."""
         self._text = TextStream(chat, sampling.stop, special=chat.shows_special) if stream else None
         self._withheld = withheld
-        self._answer = chat.format.stream(tools, in_reasoning=prompt.opens_reasoning, withheld=withheld) if stream else None
+        self._answer = (
+            chat.format.stream(tools, in_reasoning=prompt.opens_reasoning, withheld=withheld) if stream else None
+        )
         self._calls: list[str] = []
         """Ids of the tool calls begun so far."""
         self._has_emitted = False
@@ -154,7 +156,12 @@ class Choice:
 
     def _call_id(self, index: int, written: str, before: Sequence[str]) -> str:
         """The id that the model wrote, if it is one and new in the session; else an own one."""
-        if self.number == 0 and WRITTEN_ID.fullmatch(written) and written not in self._issued_ids and written not in before:
+        if (
+            self.number == 0
+            and WRITTEN_ID.fullmatch(written)
+            and written not in self._issued_ids
+            and written not in before
+        ):
             return written
         number = xxhash.xxh3_64_intdigest(f"{self.identifier} {index}".encode())
         letters = [CALL_ID_CHARACTERS[number // 36**place % 36] for place in range(CALL_ID_LENGTH)]
@@ -169,7 +176,9 @@ class Choice:
         """The last answer parts, and the turn as recorded in the conversation; sets `whole`."""
         columns = joined_columns([part.columns for part in self.parts])
         text, stop = self._text_and_stop(columns)
-        answer = self.chat.format.parse(text, self.tools, in_reasoning=self.prompt.opens_reasoning, withheld=self._withheld)
+        answer = self.chat.format.parse(
+            text, self.tools, in_reasoning=self.prompt.opens_reasoning, withheld=self._withheld
+        )
         finish_reason = "tool_calls" if answer.tool_calls and self.finish_reason == "stop" else self.finish_reason
         problem = answer.tool_call_error or self._call_problem(answer)
         worker = next(iter(self.workers)) if len(self.workers) == 1 else ""
@@ -218,7 +227,9 @@ class Choice:
         undeclared = [call.name for call in answer.tool_calls if call.name not in declared]
         if undeclared:
             return f"no tool is named {undeclared[0]!r}; declared are {', '.join(declared)}"
-        return find_wrong_type(answer.tool_calls, self.tools) or find_unread_call(answer, self.tools, self.chat.format.name)
+        return find_wrong_type(answer.tool_calls, self.tools) or find_unread_call(
+            answer, self.tools, self.chat.format.name
+        )
 
     def _flush(self) -> list[ModelResponsePart]:
         assert self._text is not None
@@ -266,7 +277,10 @@ class Choice:
 
     def _ends_with_stop_token(self) -> bool:
         """True if the last token is a stop token."""
-        return self.finish_reason == "stop" and int(np.frombuffer(self.token_ids()[-4:], dtype="<u4")[0]) in self.chat.stop_ids
+        return (
+            self.finish_reason == "stop"
+            and int(np.frombuffer(self.token_ids()[-4:], dtype="<u4")[0]) in self.chat.stop_ids
+        )
 
     def _logprobs(self, part: Generated, count: int) -> tuple[TokenLogprob, ...]:
         ids, logprobs = part.columns.ids_array()[:count].tolist(), part.columns.logprobs_array()[:count].tolist()
@@ -277,6 +291,8 @@ class Choice:
             top_ids = top_values = [()] * count
         name = self.chat.token_bytes
         return tuple(
-            TokenLogprob(token=name(token), logprob=value, top=tuple(zip(map(name, other_ids), other_values, strict=True)))
+            TokenLogprob(
+                token=name(token), logprob=value, top=tuple(zip(map(name, other_ids), other_values, strict=True))
+            )
             for token, value, other_ids, other_values in zip(ids, logprobs, top_ids, top_values, strict=True)
         )

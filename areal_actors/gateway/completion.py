@@ -77,7 +77,9 @@ class ModelCall:
         self.identifier = f"{session.label}-{session.calls}"
         self.request, self.served, self.in_flight = request, served, in_flight
         turns = {turn.interaction.id: turn for turn in session.turns}
-        self._issued_ids = frozenset(call["id"] for turn in session.turns for call in turn.answer.get("tool_calls") or ())
+        self._issued_ids = frozenset(
+            call["id"] for turn in session.turns for call in turn.answer.get("tool_calls") or ()
+        )
         request = with_history(turns, with_references(turns, request))
         tools = callable_tools(request)
         self._withheld = withheld_tools(request)
@@ -101,12 +103,23 @@ class ModelCall:
             self.ignored = (*self.ignored, "seed")
         if is_trained and served.temperature_policy and sampling.temperature != default.temperature:
             if served.temperature_policy == "recipe":
-                sampling, self.ignored = msgspec.structs.replace(sampling, temperature=default.temperature), (*self.ignored, "temperature")
+                sampling, self.ignored = (
+                    msgspec.structs.replace(sampling, temperature=default.temperature),
+                    (*self.ignored, "temperature"),
+                )
             else:
-                self.temperature = trainable_temperature(sampling.temperature, default.temperature, served.temperature_policy)
-        if (constraint := constraint_of(request, tools, served.chat.format, in_reasoning=self.prompt.opens_reasoning)) is not None:
+                self.temperature = trainable_temperature(
+                    sampling.temperature, default.temperature, served.temperature_policy
+                )
+        if (
+            constraint := constraint_of(request, tools, served.chat.format, in_reasoning=self.prompt.opens_reasoning)
+        ) is not None:
             sampling = msgspec.structs.replace(sampling, constraint=constraint)
-        self.sampling = sampling if request.count_only else within_context(sampling, self.prompt_tokens, served.max_model_len, field)
+        self.sampling = (
+            sampling
+            if request.count_only
+            else within_context(sampling, self.prompt_tokens, served.max_model_len, field)
+        )
         self.choices = [self._choice(number, tools) for number in range(request.choices)]
 
     @property
@@ -186,7 +199,9 @@ def trainable_temperature(asked: float, default: float, policy: TemperaturePolic
         limits = f"{LEAST_TEMPERATURE:g} to {HIGHEST_TEMPERATURE:g}"
         problem = f"tokens are trained at {limits}: leave it out, or set gateway.temperature_policy='recipe'"
     else:
-        problem = f"this run trains at {default:g}: leave it out, or set gateway.temperature_policy='as_asked' (or 'recipe')"
+        problem = (
+            f"this run trains at {default:g}: leave it out, or set gateway.temperature_policy='as_asked' (or 'recipe')"
+        )
     raise RequestError(f"'temperature' is {asked:g}, but {problem} in the recipe", "temperature")
 
 
@@ -207,14 +222,20 @@ def callable_tools(request: ModelRequest) -> Sequence[ToolDefinition]:
     named = [tool for tool in request.tools if tool["function"]["name"] == name]
     if not named:
         names = ", ".join(tool["function"]["name"] for tool in request.tools) or "none"
-        raise RequestError(f"'tool_choice' names the function '{name}', which is not in 'tools' ({names})", "tool_choice")
+        raise RequestError(
+            f"'tool_choice' names the function '{name}', which is not in 'tools' ({names})", "tool_choice"
+        )
     return named
 
 
 def withheld_tools(request: ModelRequest) -> frozenset[str]:
     """Names of tools in the prompt that `allowed_tools` leaves out: a call of one is text."""
     allowed = request.allowed_tools
-    return frozenset(name for tool in request.tools if (name := tool["function"]["name"]) not in allowed) if allowed else frozenset()
+    return (
+        frozenset(name for tool in request.tools if (name := tool["function"]["name"]) not in allowed)
+        if allowed
+        else frozenset()
+    )
 
 
 def tools_refused(support: ToolSupport) -> str:
@@ -237,7 +258,9 @@ async def with_images_stored(request: ModelRequest, images: ImageIntake, served:
     return await images.store(request, served.continuations.vision)
 
 
-def within_context(sampling: SamplingParams, prompt_tokens: int, context: int, field: str = "messages") -> SamplingParams:
+def within_context(
+    sampling: SamplingParams, prompt_tokens: int, context: int, field: str = "messages"
+) -> SamplingParams:
     """The sampling parameters, with `max_tokens` capped by the rest of the context.
 
     Raises:
@@ -260,7 +283,9 @@ def complete(
     """
     if len(call.choices) == 1:
         return _sample(call, call.choices[0], pool, context, patience_seconds, seed)
-    return _merge([_sample(call, choice, pool, context, patience_seconds, seed + choice.number) for choice in call.choices])
+    return _merge(
+        [_sample(call, choice, pool, context, patience_seconds, seed + choice.number) for choice in call.choices]
+    )
 
 
 async def _sample(
@@ -294,7 +319,9 @@ async def _sample(
             raise CompletionFault(error.fault, worker) from error
         except BusError as error:
             pool.forget(session)
-            raise CompletionFault(ColumnFault(check="no answer", detail=f"{worker} did not answer: {error}"), worker) from error
+            raise CompletionFault(
+                ColumnFault(check="no answer", detail=f"{worker} did not answer: {error}"), worker
+            ) from error
 
 
 async def _merge(sources: Sequence[AsyncGenerator[ModelResponsePart, None]]) -> AsyncGenerator[ModelResponsePart, None]:

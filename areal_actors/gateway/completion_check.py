@@ -65,7 +65,9 @@ class PublishedVersions:
 class CompletionCheck:
     """Validates the parts of one choice as they arrive."""
 
-    def __init__(self, published: PublishedVersions, vocabulary: int, sampling: SamplingParams, routes: RouteShape | None = None) -> None:
+    def __init__(
+        self, published: PublishedVersions, vocabulary: int, sampling: SamplingParams, routes: RouteShape | None = None
+    ) -> None:
         """`vocabulary`: number of token ids of the model, 0 if unknown; `sampling`, `routes`: those that the request asks for."""
         self._routes = routes
         self.published = published
@@ -104,21 +106,31 @@ class CompletionCheck:
             expected = "'stop' or 'length' was expected"
             return ColumnFault(check="finish reason", detail=f"{part.finish_reason!r:.40}; {expected}")
         if not tokens and not (part.finish_reason and sampled) and not (part.routes and not part.finish_reason):
-            detail = "ended the completion without a single token" if part.finish_reason else "answered without tokens or a finish reason"
+            detail = (
+                "ended the completion without a single token"
+                if part.finish_reason
+                else "answered without tokens or a finish reason"
+            )
             return ColumnFault(check="no tokens", detail=f"the inference worker {detail}")
         if sampled + tokens > self._sampling.max_tokens:
             asked = f"{self._sampling.max_tokens} tokens were asked for"
             cause = f"{asked}, {sampled} were sampled before, and {tokens} more came"
             return ColumnFault(check="too many tokens", detail=cause, position=self._sampling.max_tokens)
         fault = structure_fault(columns) or self._version_fault(part)
-        fault = fault or number_fault(columns.ids_array(), columns.logprobs_array(), self._vocabulary) or self._top_fault(part, tokens)
+        fault = (
+            fault
+            or number_fault(columns.ids_array(), columns.logprobs_array(), self._vocabulary)
+            or self._top_fault(part, tokens)
+        )
         return fault and _with_offset(fault, sampled)
 
     def _version_fault(self, part: Generated) -> ColumnFault | None:
         last, newest = self._last_version, self.published.newest
         for span in part.columns.versions:
             if span.weight_version < last:
-                fault = f"weight version {span.weight_version} after {last}; versions do not decrease within a completion"
+                fault = (
+                    f"weight version {span.weight_version} after {last}; versions do not decrease within a completion"
+                )
                 return ColumnFault(check="weight version", detail=fault, position=span.start)
             if span.weight_version > newest:
                 fault = f"weight version {span.weight_version}; the newest that was published is {newest}"
@@ -130,13 +142,23 @@ class CompletionCheck:
         width = self._sampling.top_logprobs
         if len(part.top_ids) != 4 * tokens * width or len(part.top_logprobs) != len(part.top_ids):
             counts = f"{len(part.top_ids) / 4:g} ids and {len(part.top_logprobs) / 4:g} log-probabilities"
-            return ColumnFault(check="top log-probabilities", detail=f"{counts}; {tokens} tokens of {width} each were expected")
+            return ColumnFault(
+                check="top log-probabilities", detail=f"{counts}; {tokens} tokens of {width} each were expected"
+            )
         if not width:
             return None
-        fault = number_fault(np.frombuffer(part.top_ids, "<u4"), np.frombuffer(part.top_logprobs, "<f4"), self._vocabulary)
-        return fault and ColumnFault(check="top log-probabilities", detail=fault.detail, position=fault.position // width)
+        fault = number_fault(
+            np.frombuffer(part.top_ids, "<u4"), np.frombuffer(part.top_logprobs, "<f4"), self._vocabulary
+        )
+        return fault and ColumnFault(
+            check="top log-probabilities", detail=fault.detail, position=fault.position // width
+        )
 
 
 def _with_offset(fault: ColumnFault, sampled: int) -> ColumnFault:
     """The fault with its position relative to the completion's first token."""
-    return fault if fault.position < 0 else ColumnFault(check=fault.check, detail=fault.detail, position=sampled + fault.position)
+    return (
+        fault
+        if fault.position < 0
+        else ColumnFault(check=fault.check, detail=fault.detail, position=sampled + fault.position)
+    )

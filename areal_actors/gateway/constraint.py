@@ -13,7 +13,9 @@ from areal_actors.tokenization.tool_parsers.base import AnswerFormat, ToolDefini
 from areal_actors.tokenization.tool_parsers.grammar import Grammar, free_json
 
 
-def constraint_of(request: ModelRequest, tools: Sequence[ToolDefinition], form: AnswerFormat, *, in_reasoning: bool) -> Constraint | None:
+def constraint_of(
+    request: ModelRequest, tools: Sequence[ToolDefinition], form: AnswerFormat, *, in_reasoning: bool
+) -> Constraint | None:
     """The constraint on the answer's text: a call to one of these tools, JSON, or either; open reasoning is closed first.
 
     Raises:
@@ -26,7 +28,9 @@ def constraint_of(request: ModelRequest, tools: Sequence[ToolDefinition], form: 
     if request.constraint is None or not (tools or in_reasoning):
         return request.constraint
     if request.constraint.kind != "json_schema":
-        raise RequestError("'response_format' must be a JSON schema where there are tools or reasoning", "response_format")
+        raise RequestError(
+            "'response_format' must be a JSON schema where there are tools or reasoning", "response_format"
+        )
     answer = free_json(json.loads(request.constraint.text))
     if not tools:
         grammar = Grammar()

@@ -26,7 +26,14 @@ from areal_actors.gateway.sessions.group_ends import end_slot, end_unstarted, lo
 from areal_actors.gateway.sessions.keys import session_key
 from areal_actors.gateway.sessions.model_texts import has_written
 from areal_actors.gateway.sessions.table import FinishedSession, Session, summaries
-from areal_actors.gateway.sharing import ASK_SECONDS, SOON_SECONDS, ask_first, misdirected_refusal, no_capacity, unavailable
+from areal_actors.gateway.sharing import (
+    ASK_SECONDS,
+    SOON_SECONDS,
+    ask_first,
+    misdirected_refusal,
+    no_capacity,
+    unavailable,
+)
 from areal_actors.messages import (
     ActorFailed,
     ActorStarted,
@@ -102,7 +109,9 @@ class ExternalSessions:
         else:
             yield CapacityReserved(seconds=self.config.reservation_ttl_seconds)
 
-    async def start_session(self, request: StartSession, context: Context) -> AsyncIterator[EndingEvent | SessionStarted | SessionCreated]:
+    async def start_session(
+        self, request: StartSession, context: Context
+    ) -> AsyncIterator[EndingEvent | SessionStarted | SessionCreated]:
         """Start a session in a free slot; an unfinished one of the same key ends before, if the request allows it."""
         unfinished = self.registry.live_session_of_key(request.api_key)
         if refused := self._refusal(request, unfinished):
@@ -121,7 +130,11 @@ class ExternalSessions:
         key = request.api_key or self.share.mark(session_key(self.secret, f"outside {slot.session}"), request.gateway)
         digest = self.registry.digest(key)
         started = SessionStarted(
-            session=name, work=work_of(self.slots, slot, self.sampling), member=slot.member, index=slot.index, key=digest
+            session=name,
+            work=work_of(self.slots, slot, self.sampling),
+            member=slot.member,
+            index=slot.index,
+            key=digest,
         )
         if request.gateway == self.share.number:
             self._open(started, context.now)
@@ -146,7 +159,9 @@ class ExternalSessions:
                 async with asyncio.timeout(ASK_SECONDS), self.session_opened:
                     await self.session_opened.wait_for(lambda: self.registry.find(created.session) is not None)
         except TimeoutError:
-            return SessionCreated(refused=unavailable(f"session {created.session} was started, but the log has not brought it here"))
+            return SessionCreated(
+                refused=unavailable(f"session {created.session} was started, but the log has not brought it here")
+            )
         return created
 
     def _refusal(self, request: StartSession, unfinished: Session | None) -> Refusal | None:
@@ -156,17 +171,24 @@ class ExternalSessions:
         if request.group_size not in {0, size} and not self.slots.capacity.slots:
             reason = f"'group_size' is {request.group_size}, but this run trains groups of {size}: send {size}, or leave it out"
             return Refusal(status=400, reason=reason, field="group_size")
-        if unfinished is not None and not (request.replace and unfinished.external and unfinished.id not in self.ending):
+        if unfinished is not None and not (
+            request.replace and unfinished.external and unfinished.id not in self.ending
+        ):
             reason = f"'api_key' opens session {unfinished.id}, which is unfinished: end it, or send \"replace\": true to end and export it"
             return Refusal(status=409, reason=reason, field="api_key")
         if request.api_key and self.share.count > 1 and (other := self._open_elsewhere(request)):
-            reason = f"'api_key' opens session {other} of {gateway_of_session(other)}, which is unfinished: end it there"
+            reason = (
+                f"'api_key' opens session {other} of {gateway_of_session(other)}, which is unfinished: end it there"
+            )
             return Refusal(status=409, reason=reason, field="api_key")
         return None
 
     def _open_elsewhere(self, request: StartSession) -> str:
         """An unfinished session with the key of a request, neither here nor where it is to start; empty if there is none."""
-        digest, shares = self.registry.digest(request.api_key), (self.share, GatewayShare(number=request.gateway, count=self.share.count))
+        digest, shares = (
+            self.registry.digest(request.api_key),
+            (self.share, GatewayShare(number=request.gateway, count=self.share.count)),
+        )
         with_key = (started.session for started in self.slots.started.values() if started.key == digest)
         return next((session for session in with_key if not any(share.owns_session(session) for share in shares)), "")
 
@@ -192,7 +214,9 @@ class ExternalSessions:
         else:
             yield SessionClosed(refused=self._unknown(request.session))
 
-    def describe_session(self, request: DescribeSession, context: Context) -> Iterator[InteractionsRecorded | SessionDescribed]:
+    def describe_session(
+        self, request: DescribeSession, context: Context
+    ) -> Iterator[InteractionsRecorded | SessionDescribed]:
         """Describe a session, running or finished."""
         if (session := self.registry.find(request.session)) is not None:
             if request.by_agent:
@@ -215,9 +239,13 @@ class ExternalSessions:
             )
         elif (kept := self.registry.find_finished(request.session)) is not None:
             turns = kept.trajectory.interactions if kept.trajectory is not None else ()
-            yield SessionDescribed(session=kept.id, task=kept.task, state=kept.state, detail=kept.detail, interactions=summaries(turns))
+            yield SessionDescribed(
+                session=kept.id, task=kept.task, state=kept.state, detail=kept.detail, interactions=summaries(turns)
+            )
         else:
-            yield SessionDescribed(refused=self._unknown(request.session), replaced_by=self.registry.replacement_of(request.session))
+            yield SessionDescribed(
+                refused=self._unknown(request.session), replaced_by=self.registry.replacement_of(request.session)
+            )
 
     def get_interaction(self, request: GetInteraction, context: Context) -> Iterator[InteractionTokens]:
         """Look up the tokens of a completed call."""
@@ -280,7 +308,9 @@ class ExternalSessions:
         if not self.caught_up:
             return unavailable("the gateway is reading the run's log")
         if self.registry.is_known(session):
-            return Refusal(status=410, reason=f"session {session} is over and no longer kept (gateway.finished_sessions_cached)")
+            return Refusal(
+                status=410, reason=f"session {session} is over and no longer kept (gateway.finished_sessions_cached)"
+            )
         return Refusal(status=404, reason=f"there is no session '{session}'", field="session_id")
 
     # ---------------------------------------------------------------- ends of sessions
@@ -313,7 +343,11 @@ class ExternalSessions:
                 task=started.work.task.id,
                 state="exported" if exported is not None else "abandoned",
                 detail=ending.detail if isinstance(ending, EpisodeAbandoned) else "",
-                calls=len(live.turns) if live is not None else len(exported.interactions) if exported is not None else 0,
+                calls=len(live.turns)
+                if live is not None
+                else len(exported.interactions)
+                if exported is not None
+                else 0,
                 trajectory=exported,
             )
         )

@@ -79,7 +79,9 @@ async def errors_in_dialect_format(request: web.Request, handler: Handler) -> we
     except ConnectionError:
         raise  # the client disconnected in mid-answer
     except Exception:
-        logger.exception("a request failed", method=request.method, path=readable(request.path), request_id=id_of(request))
+        logger.exception(
+            "a request failed", method=request.method, path=readable(request.path), request_id=id_of(request)
+        )
         if request.writer.output_size:
             raise  # the response has begun and can only be aborted
         status, message = 500, "the gateway failed; see its log"

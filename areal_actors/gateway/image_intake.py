@@ -54,7 +54,10 @@ class ImageIntake:
         for index, message in enumerate(request.messages):
             content = message.get("content")
             if isinstance(content, list):
-                parts = [await self._part(part, processor, f"messages[{index}].content[{place}]") for place, part in enumerate(content)]
+                parts = [
+                    await self._part(part, processor, f"messages[{index}].content[{place}]")
+                    for place, part in enumerate(content)
+                ]
                 message = {**message, "content": parts}  # noqa: PLW2901 - the request is not changed
             messages.append(message)
         return msgspec.structs.replace(request, messages=tuple(messages))
@@ -101,7 +104,9 @@ class ImageIntake:
         limit = self._settings.max_mb * MIB
         head, comma, body = url.partition(",")
         if not head.startswith("data:") or not comma:
-            raise ImageRefused(f"is given as {url[:SHOWN_CHARACTERS]!r}; send a data: URL, such as data:image/png;base64,...")
+            raise ImageRefused(
+                f"is given as {url[:SHOWN_CHARACTERS]!r}; send a data: URL, such as data:image/png;base64,..."
+            )
         encoded = head.endswith(";base64")
         if len(body) > (limit * 4 // 3 + 4 if encoded else limit * 3):
             raise self._too_large()
@@ -117,7 +122,9 @@ class ImageIntake:
         """The file at an address; raises ImageRefused if it may not or cannot be loaded, or is too large."""
         settings = self._settings
         if settings.urls == "refuse":
-            raise ImageRefused("is given by its URL, and this gateway loads none; send a data: URL, or set gateway.images.urls='fetch'")
+            raise ImageRefused(
+                "is given by its URL, and this gateway loads none; send a data: URL, or set gateway.images.urls='fetch'"
+            )
         content = bytearray()
         try:
             timeout = aiohttp.ClientTimeout(total=settings.fetch_seconds)

@@ -12,7 +12,13 @@ from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.completion import ModelCall, ServedModel, complete
 from areal_actors.gateway.completion_check import CompletionFault
 from areal_actors.gateway.server import LongWork
-from areal_actors.gateway.sessions.calls import call_digest, completion_refused, digest_of, interaction_recorded, sampling_seed
+from areal_actors.gateway.sessions.calls import (
+    call_digest,
+    completion_refused,
+    digest_of,
+    interaction_recorded,
+    sampling_seed,
+)
 from areal_actors.gateway.sessions.episode_end import UnreportedCalls
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.running_call import keep_overflow
@@ -50,7 +56,9 @@ class ModelCalls:
             return ModelResponsePart(error=str(error), error_status=400, error_field=error.field, error_code=error.code)
         return ModelResponsePart(error=str(error), error_status=410 if isinstance(error, SessionError) else 503)
 
-    def record_failure(self, session: Session, request: ModelRequest, error: EngineError) -> Iterator[CompletionRefused]:
+    def record_failure(
+        self, session: Session, request: ModelRequest, error: EngineError
+    ) -> Iterator[CompletionRefused]:
         """Record the unanswered request, and report the worker that failed."""
         if (now := self.registry.find(session.id)) is not None:
             self.registry.update(now.engine_failed(digest_of(request), str(error)))
@@ -72,7 +80,9 @@ class ModelCalls:
         session = self.registry.update(self.registry.get(request.session).count_call(digest))
         trained = request.store or self.config.store_false == "train"
         try:
-            async for part in complete(call, self.pool, context, session.lease_seconds, sampling_seed(self.seed, session, digest)):
+            async for part in complete(
+                call, self.pool, context, session.lease_seconds, sampling_seed(self.seed, session, digest)
+            ):
                 yield part
         except (asyncio.CancelledError, GeneratorExit):
             if request.stream:
@@ -81,7 +91,9 @@ class ModelCalls:
         for answer in self._record_call(session.id, call, name, context, trained=trained):
             yield answer
 
-    def _record_call(self, session_id: str, call: ModelCall, name: str, context: Context, *, trained: bool) -> Iterator[ModelResponsePart]:
+    def _record_call(
+        self, session_id: str, call: ModelCall, name: str, context: Context, *, trained: bool
+    ) -> Iterator[ModelResponsePart]:
         """Record a completed call; yields the last parts of its answer."""
         ended = [choice.finish(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
         session = self.registry.get(session_id)
@@ -100,5 +112,7 @@ class ModelCalls:
         for choice in call.choices:
             if choice.sampled and (session := self.registry.find(name)) is not None and session.state == "active":
                 done = choice.finish_cancelled(trained=trained)
-                session = self.registry.update(session.record(done, context.now, call.request.client_session, call.links))
+                session = self.registry.update(
+                    session.record(done, context.now, call.request.client_session, call.links)
+                )
                 self.unreported.add(interaction_recorded(session, choice, done, context, call.links.found))

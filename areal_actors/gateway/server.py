@@ -42,7 +42,13 @@ from areal_bus.errors import NoResponder
 MODEL = "default"
 SHUTDOWN_SECONDS = 5.0
 """Grace period of in-flight calls when the gateway stops."""
-JSON_TYPES = ("application/json", "text/json", "text/plain", "application/octet-stream", "application/x-www-form-urlencoded")
+JSON_TYPES = (
+    "application/json",
+    "text/json",
+    "text/plain",
+    "application/octet-stream",
+    "application/x-www-form-urlencoded",
+)
 """The last three are defaults of HTTP clients such as curl."""
 REQUEST_IDS = ("Idempotency-Key", "X-Client-Request-Id")
 """Headers with a client's request id, for the deduplication of retries."""
@@ -107,7 +113,8 @@ class Gateway:
         """
         secure = encryption(self.config)
         app = web.Application(
-            client_max_size=self.config.max_body_mb * 2**20, middlewares=[suspend_head_timer, with_request_id, errors_in_dialect_format]
+            client_max_size=self.config.max_body_mb * 2**20,
+            middlewares=[suspend_head_timer, with_request_id, errors_in_dialect_format],
         )
         for prefix in PREFIXES:
             for dialect in DIALECTS:
@@ -151,7 +158,9 @@ class Gateway:
     async def models(self, request: web.Request) -> web.Response:
         """The one model behind this gateway."""
         self.session_of(request)
-        return as_json({"object": "list", "data": [_model(MODEL)], "has_more": False, "first_id": MODEL, "last_id": MODEL})
+        return as_json(
+            {"object": "list", "data": [_model(MODEL)], "has_more": False, "first_id": MODEL, "last_id": MODEL}
+        )
 
     async def model(self, request: web.Request) -> web.Response:
         """The model under any name."""
@@ -206,7 +215,9 @@ class Gateway:
         return self.session_of_key(key_of(request), request.match_info.get("session", ""))
 
 
-def _parse_request(dialect: Dialect[Any], body: bytes, session: str, unknown: UnknownFields) -> tuple[Any, ModelRequest, Sequence[str]]:
+def _parse_request(
+    dialect: Dialect[Any], body: bytes, session: str, unknown: UnknownFields
+) -> tuple[Any, ModelRequest, Sequence[str]]:
     """A body as parsed by its dialect, as a `ModelRequest`, and what it has that is ignored."""
     if unknown == "list":
         asked, call, left_out = accept(dialect, body, session)
@@ -237,7 +248,11 @@ async def body_of(request: web.Request) -> bytes:
     Raises:
         RequestError: its content type is something else.
     """
-    if hdrs.CONTENT_TYPE in request.headers and request.content_type not in JSON_TYPES and not request.content_type.endswith("+json"):
+    if (
+        hdrs.CONTENT_TYPE in request.headers
+        and request.content_type not in JSON_TYPES
+        and not request.content_type.endswith("+json")
+    ):
         raise RequestError(f"the content type is {readable(request.content_type):.80}; send application/json")
     return await read_body(request)
 
@@ -260,7 +275,9 @@ async def read_body(request: web.Request) -> bytes:
         raise web.HTTPRequestTimeout(headers={hdrs.CONNECTION: "close"}) from None
 
 
-async def _stream(stream: LiveStream, answer: AnswerWriter, parts: AsyncIterator[ModelResponsePart]) -> list[ModelResponsePart]:
+async def _stream(
+    stream: LiveStream, answer: AnswerWriter, parts: AsyncIterator[ModelResponsePart]
+) -> list[ModelResponsePart]:
     """Send server-sent events, one per part. Returns the error of a call that failed before anything was sent.
 
     Raises:
@@ -295,4 +312,11 @@ async def suspend_head_timer(request: web.Request, handler: Handler) -> web.Stre
 
 
 def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "type": "model", "created": 0, "owned_by": "areal-actors", "display_name": name}
+    return {
+        "id": name,
+        "object": "model",
+        "type": "model",
+        "created": 0,
+        "owned_by": "areal-actors",
+        "display_name": name,
+    }

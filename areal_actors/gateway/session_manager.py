@@ -113,7 +113,9 @@ class SessionManager(Actor):
         self.config, self.secret, self.share = config, secret, share
         self.registry = SessionRegistry(secret, kept=config.finished_sessions_cached, share=share)
         self.calls = ModelCalls(config, self.registry, seed=seed)
-        self.external = ExternalSessions(config, capacity, self.calls, secret=secret, sampling=sampling, acceptance=acceptance, share=share)
+        self.external = ExternalSessions(
+            config, capacity, self.calls, secret=secret, sampling=sampling, acceptance=acceptance, share=share
+        )
         self.load_tokenizer = load_tokenizer
         self.run_folder, self.records_routes = run_folder, records_routes
         self.locate_model = locate_model
@@ -154,7 +156,12 @@ class SessionManager(Actor):
             self._load_chat(self.model)
         if self.serve_http:
             admin = admin_key(self.secret, self.config.admin_key)
-            routes = partial(add_session_routes, admin_key=admin, open_metrics=self.config.is_local(), own_address=self.share.count > 1)
+            routes = partial(
+                add_session_routes,
+                admin_key=admin,
+                open_metrics=self.config.is_local(),
+                own_address=self.share.count > 1,
+            )
             self.gateway = Gateway(self.config, submit, self.registry.session_of_key, routes, self.calls.long_work)
             await self.gateway.start()
 
@@ -189,14 +196,24 @@ class SessionManager(Actor):
             return
         name = self.share.mark(f"{work.episode}-{work.attempt}-{context.cause[:8]}")
         key = self.share.mark(session_key(self.secret, name))
-        session = Session(id=name, api_key=key, work=work, lease_seconds=request.lease_seconds, expires=context.now + request.lease_seconds)
+        session = Session(
+            id=name,
+            api_key=key,
+            work=work,
+            lease_seconds=request.lease_seconds,
+            expires=context.now + request.lease_seconds,
+        )
         self.registry.open(session)
         root = self.gateway.root if self.gateway else "http://gateway"
         version = self.calls.pool.newest_version
-        yield SessionOpened(session=name, base_url=f"{root}/{name}/v1", api_key=key, weight_version=version, gateways=gateways)
+        yield SessionOpened(
+            session=name, base_url=f"{root}/{name}/v1", api_key=key, weight_version=version, gateways=gateways
+        )
 
     @on
-    async def model_request(self, request: ModelRequest, context: Context) -> Emits[ModelResponsePart | CompletionRefused]:
+    async def model_request(
+        self, request: ModelRequest, context: Context
+    ) -> Emits[ModelResponsePart | CompletionRefused]:
         try:
             request = await with_images_stored(request, self.images, self.calls.served)
             name = name_of(request)
@@ -226,7 +243,9 @@ class SessionManager(Actor):
             yield reserved
 
     @on
-    async def start_session(self, request: StartSession, context: Context) -> Emits[EndingEvent | SessionStarted | SessionCreated]:
+    async def start_session(
+        self, request: StartSession, context: Context
+    ) -> Emits[EndingEvent | SessionStarted | SessionCreated]:
         async for message in self.external.start_session(request, context):
             yield message
 
@@ -241,7 +260,9 @@ class SessionManager(Actor):
             yield reply
 
     @on
-    def describe_session(self, request: DescribeSession, context: Context) -> Iterator[InteractionsRecorded | SessionDescribed]:
+    def describe_session(
+        self, request: DescribeSession, context: Context
+    ) -> Iterator[InteractionsRecorded | SessionDescribed]:
         return self.external.describe_session(request, context)
 
     @on
@@ -271,11 +292,15 @@ class SessionManager(Actor):
     def set_reward(self, request: SetReward, context: Context) -> Iterator[RewardSet]:
         try:
             self.registry.update(
-                self.registry.get(request.session).set_reward(request.interaction, request.reward, context.now, request.role)
+                self.registry.get(request.session).set_reward(
+                    request.interaction, request.reward, context.now, request.role
+                )
             )
         except SessionError as error:
             session = self.registry.find(request.session)
-            yield RewardSet(error=str(error), error_status=410 if session is None or session.state in CLOSED_STATES else 404)
+            yield RewardSet(
+                error=str(error), error_status=410 if session is None or session.state in CLOSED_STATES else 404
+            )
             return
         yield RewardSet()
 
@@ -286,7 +311,9 @@ class SessionManager(Actor):
         session = self.registry.find(event.session)
         if session is None:
             if not self.registry.is_superseded(event.work):
-                yield EpisodeAbandoned(work=event.work, reason="session", detail="the gateway lost the session before it was scored")
+                yield EpisodeAbandoned(
+                    work=event.work, reason="session", detail="the gateway lost the session before it was scored"
+                )
             return
         if self.registry.is_finished(session.work.episode):
             self.registry.close(session)
@@ -335,7 +362,12 @@ class SessionManager(Actor):
             await asyncio.to_thread(self.locate_model, event.location.model)
         self._load_chat(event.location.model)
         await self.published.publish(event.weight_version)
-        if is_first and self.share.number == 0 and self.calls.served is not None and (error := self.calls.served.tools.error):
+        if (
+            is_first
+            and self.share.number == 0
+            and self.calls.served is not None
+            and (error := self.calls.served.tools.error)
+        ):
             logger.warning("requests with tools are refused", model=self.model, reason=error)
             yield ToolsRefused(model=self.model, format=self.calls.served.tools.format, reason=error)
 
@@ -344,7 +376,9 @@ class SessionManager(Actor):
             self.model, folder = model, str((self.locate_model or self.run_folder.joinpath)(model))
             trains = not self.external.slots.capacity.slots
             limits = self.config, self.published, self.max_model_len
-            self.calls.served = load_served_model(self.load_tokenizer, folder, *limits, trains=trains, records_routes=self.records_routes)
+            self.calls.served = load_served_model(
+                self.load_tokenizer, folder, *limits, trains=trains, records_routes=self.records_routes
+            )
 
     @on
     def weights_loaded(self, event: WeightsLoaded) -> None:
@@ -357,7 +391,9 @@ class SessionManager(Actor):
             self.calls.pool.remove_lost(worker)
 
     @on
-    async def worker_gone(self, event: EngineLost | ActorFailed | ActorStopped, context: Context) -> Emits[EpisodeAbandoned]:
+    async def worker_gone(
+        self, event: EngineLost | ActorFailed | ActorStopped, context: Context
+    ) -> Emits[EpisodeAbandoned]:
         """A worker that is gone, or whose server is, is gone until it has loaded weights again; sessions of another gateway are lost."""
         self.calls.pool.remove_lost(event.worker if isinstance(event, EngineLost) else event.actor)
         if isinstance(event, ActorFailed):

@@ -48,7 +48,9 @@ MSGPACK = "application/msgpack"
 MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
 
 
-def add_session_routes(app: web.Application, gateway: Gateway, *, admin_key: str, open_metrics: bool, own_address: bool = False) -> None:
+def add_session_routes(
+    app: web.Application, gateway: Gateway, *, admin_key: str, open_metrics: bool, own_address: bool = False
+) -> None:
     """Serve the session protocol: admin endpoints at the root, those of a session also below its name.
 
     Args:
@@ -76,7 +78,12 @@ class SessionEndpoints:
     """One method per endpoint."""
 
     def __init__(self, gateway: Gateway, admin_key: str, *, open_metrics: bool, own_address: bool) -> None:
-        self.gateway, self.admin_key, self.open_metrics, self.own_address = gateway, admin_key, open_metrics, own_address
+        self.gateway, self.admin_key, self.open_metrics, self.own_address = (
+            gateway,
+            admin_key,
+            open_metrics,
+            own_address,
+        )
 
     async def grant_capacity(self, request: web.Request) -> web.Response:
         """Reserve a slot. These endpoints ignore the content type, so that `curl -d` needs no header."""
@@ -90,8 +97,13 @@ class SessionEndpoints:
         self._only_admin(request)
         asked = decode_request(await read_body(request), StartSessionRequest)
         if asked.api_key and is_admin(asked.api_key, self.admin_key):
-            raise RequestError("'api_key' is the admin key; give the session a key of its own, or leave it out for a new one", "api_key")
-        question = StartSession(task=asked.task_id, api_key=asked.api_key or "", group_size=asked.group_size or 0, replace=asked.replace)
+            raise RequestError(
+                "'api_key' is the admin key; give the session a key of its own, or leave it out for a new one",
+                "api_key",
+            )
+        question = StartSession(
+            task=asked.task_id, api_key=asked.api_key or "", group_size=asked.group_size or 0, replace=asked.replace
+        )
         given = await self._ask(question)
         origin = self.gateway.root if self.own_address else f"{request.scheme}://{readable(request.host)}"
         url = base_url(origin, given.session)
@@ -102,7 +114,12 @@ class SessionEndpoints:
         session = self.gateway.session_of(request)
         asked = decode_request(await read_body(request), SetRewardRequest)
         answer = await self._ask(
-            SetReward(session=session, interaction=asked.interaction_id or "", reward=float(asked.reward), role=asked.role or "")
+            SetReward(
+                session=session,
+                interaction=asked.interaction_id or "",
+                reward=float(asked.reward),
+                role=asked.role or "",
+            )
         )
         if answer.error:
             raise RequestRefused(Refusal(status=answer.error_status, reason=answer.error))
@@ -113,16 +130,24 @@ class SessionEndpoints:
         session = self.gateway.session_of(request)
         decode_request(await read_body(request), EmptyRequest)
         closed = await self._ask(EndSession(session=session))
-        body: dict[str, Any] = {"session_id": closed.session, "interaction_count": closed.interactions, "state": closed.state}
+        body: dict[str, Any] = {
+            "session_id": closed.session,
+            "interaction_count": closed.interactions,
+            "state": closed.state,
+        }
         return as_json({**body, "reason": closed.detail} if closed.detail else body)
 
     async def session(self, request: web.Request) -> web.Response:
         """The state of the key's session; with the admin key, of the session in the path or query."""
         if is_admin(key_of(request), self.admin_key):
             if not (name := request.match_info.get("session") or request.query.get("session_id", "")):
-                raise RequestError("no session given; use GET /{session_id}/rl/session, or add ?session_id=", "session_id")
+                raise RequestError(
+                    "no session given; use GET /{session_id}/rl/session, or add ?session_id=", "session_id"
+                )
             return as_json(_session_json(await self._ask(DescribeSession(session=name))))
-        return as_json(_session_json(await self._ask(DescribeSession(session=self.gateway.session_of(request), by_agent=True))))
+        return as_json(
+            _session_json(await self._ask(DescribeSession(session=self.gateway.session_of(request), by_agent=True)))
+        )
 
     async def interaction(self, request: web.Request) -> web.Response:
         """The tokens of a completed call of the key's session."""
@@ -153,7 +178,9 @@ class SessionEndpoints:
     async def ready(self, _: web.Request) -> web.Response:
         """Readiness: 503 while sessions cannot be served."""
         state = await self._ask(DescribeGateway())
-        return as_json({"status": "waiting", "for": state.missing}, 503) if state.missing else as_json({"status": "ready"})
+        return (
+            as_json({"status": "waiting", "for": state.missing}, 503) if state.missing else as_json({"status": "ready"})
+        )
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Counters in the text format of Prometheus."""
@@ -162,7 +189,9 @@ class SessionEndpoints:
         elif name := foreign_name(request.host):
             reason = f"these metrics are served to this machine only, as 127.0.0.1, without the admin key; found the name {name}"
             raise RequestRefused(Refusal(status=403, reason=reason))
-        return web.Response(text=_prometheus(await self._ask(DescribeGateway())), content_type="text/plain", charset="utf-8")
+        return web.Response(
+            text=_prometheus(await self._ask(DescribeGateway())), content_type="text/plain", charset="utf-8"
+        )
 
     async def _ask(self, question: Request[R]) -> R:
         async with aclosing(self.gateway.submit(question)) as answers:
@@ -175,7 +204,9 @@ class SessionEndpoints:
         if not (key := key_of(request)):
             raise SessionError("no API key: send the admin key as 'Authorization: Bearer <key>' or 'x-api-key: <key>'")
         if not is_admin(key, self.admin_key):
-            raise RequestRefused(Refusal(status=403, reason=f"{request.path} requires the admin key; this is another key"))
+            raise RequestRefused(
+                Refusal(status=403, reason=f"{request.path} requires the admin key; this is another key")
+            )
 
 
 def _session_json(described: SessionDescribed) -> dict[str, Any]:
@@ -235,5 +266,7 @@ def _prometheus(state: GatewayDescribed) -> str:
     lines: list[str] = []
     for name, kind, help_text, label, values in metrics:
         lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
-        lines += [f'{name}{{{label}="{key}"}} {value:d}' if label else f"{name} {value:d}" for key, value in values.items()]
+        lines += [
+            f'{name}{{{label}="{key}"}} {value:d}' if label else f"{name} {value:d}" for key, value in values.items()
+        ]
     return "\n".join(lines) + "\n"

@@ -39,7 +39,11 @@ def unavailable(reason: str) -> Refusal:
 
 def no_capacity(reason: str) -> Refusal:
     """Refusal of a session that may start when others have ended."""
-    return Refusal(status=429, reason=f"{reason}; retry when sessions have ended and training has progressed", retry_after=LATER_SECONDS)
+    return Refusal(
+        status=429,
+        reason=f"{reason}; retry when sessions have ended and training has progressed",
+        retry_after=LATER_SECONDS,
+    )
 
 
 def misdirected_refusal(session: str, owner: str) -> Refusal:

@@ -25,7 +25,9 @@ class TemplateTest(NamedTuple):
         """Return the result in one line."""
         if self.tools.error:
             return f"requests with tools are refused: {self.tools.error}"
-        unlisted = "" if self.tools.lists_tools else "; the template leaves the list of tools out: describe them in a message"
+        unlisted = (
+            "" if self.tools.lists_tools else "; the template leaves the list of tools out: describe them in a message"
+        )
         return f"read as {self.tools.format}, {'several' if self.tools.parallel else 'one'} in an answer{unlisted}"
 
 
@@ -43,8 +45,12 @@ def apply_template_settings(chat: ChatTokenizer, config: GatewaySettings) -> Tem
         try:
             chat.use_template(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise SetupError(f"gateway.chat_template: {path} cannot be read ({error}); name a chat template's file") from error
+            raise SetupError(
+                f"gateway.chat_template: {path} cannot be read ({error}); name a chat template's file"
+            ) from error
         except jinja2.TemplateSyntaxError as error:
-            raise SetupError(f"gateway.chat_template: {path}, line {error.lineno}: {error.message}; expected a Jinja template") from error
+            raise SetupError(
+                f"gateway.chat_template: {path}, line {error.lineno}: {error.message}; expected a Jinja template"
+            ) from error
     support = chat.choose_format(config.tool_format)
     return TemplateTest(support, KeptReasoning(chat) if config.chat_template == KEEP_REASONING else None)

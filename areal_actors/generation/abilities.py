@@ -16,7 +16,17 @@ CONSTRAINT_ABILITIES: Mapping[str, str] = {"json_schema": JSON_SCHEMA, "regex": 
 SAMPLING_ABILITIES = frozenset(
     {
         *CONSTRAINT_ABILITIES.values(),
-        *("frequency_penalty", "logit_bias", "min_p", "presence_penalty", "seed", "stop", "top_k", "top_logprobs", "top_p"),
+        *(
+            "frequency_penalty",
+            "logit_bias",
+            "min_p",
+            "presence_penalty",
+            "seed",
+            "stop",
+            "top_k",
+            "top_logprobs",
+            "top_p",
+        ),
     }
 )
 """Optional fields of `SamplingParams`, which an engine may not support, the constraint by its kinds; every engine supports
@@ -49,7 +59,9 @@ WEIGHT_CHANNELS: Mapping[str, tuple[str, ...]] = {
 FIELD_OF = {IMAGES: "messages", JSON_SCHEMA: "response_format", REGEX: "response_format", GRAMMAR: "tool_choice"}
 """Fields of the client API whose name is not that of the ability."""
 UNROUTED_REMEDY = 'set generation.engine to transformers or sglang, or write "auto"'
-GRAMMAR_USES = "`required` and a named function need it, and so does 'response_format' beside tools or reasoning; send `auto`"
+GRAMMAR_USES = (
+    "`required` and a named function need it, and so does 'response_format' beside tools or reasoning; send `auto`"
+)
 NEAREST = 3
 """Number of known names that an error names."""
 
@@ -58,7 +70,10 @@ def ability_rows() -> list[tuple[str, ...]]:
     """Returns the table of abilities: a row of column titles, then one row for each ability, with `yes` or `no` for each engine."""
     able = {engine: engine_abilities(engine) for engine in ENGINE_ABILITIES}
     abilities = sorted({ability for has in able.values() for ability in has})
-    return [("ability", *able), *((ability, *("yes" if ability in has else "no" for has in able.values())) for ability in abilities)]
+    return [
+        ("ability", *able),
+        *((ability, *("yes" if ability in has else "no" for has in able.values())) for ability in abilities),
+    ]
 
 
 def engine_abilities(engine: str) -> frozenset[str]:
@@ -72,7 +87,11 @@ def missing_ability_error(ability: str, title: str) -> RequestError:
     fault = f"'{field}': {f'a constraint of kind {kind} is ' if kind else ''}not supported by {title}, the engine of this run"
     if ability == IMAGES:
         fault = f"'messages' has images, which are not seen by {title}, the engine of this run"
-    remedy = f"{GRAMMAR_USES} and leave the latter out" if ability == GRAMMAR else f"leave {'them' if ability == IMAGES else 'it'} out"
+    remedy = (
+        f"{GRAMMAR_USES} and leave the latter out"
+        if ability == GRAMMAR
+        else f"leave {'them' if ability == IMAGES else 'it'} out"
+    )
     able = " or ".join(name for name, has in ENGINE_ABILITIES.items() if ability in has)
     return RequestError(f"{fault}; {remedy}, or set generation.engine to {able}", field)
 

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from areal_actors.core.errors import RequestError
 from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import ImageRef, SamplingParams, TokenColumns, Value, WeightsLocation
-from areal_actors.generation.abilities import ADVISORY_ABILITIES, CONSTRAINT_ABILITIES, IMAGES, SAMPLING_ABILITIES, missing_ability_error
+from areal_actors.generation.abilities import (
+    ADVISORY_ABILITIES,
+    CONSTRAINT_ABILITIES,
+    IMAGES,
+    SAMPLING_ABILITIES,
+    missing_ability_error,
+)
 from areal_actors.vision.files import ImageFolder
 
 __all__ = [
@@ -205,7 +211,13 @@ class GenerationEngine(Protocol):
         ...
 
     def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        stream: bool = False,
+        resumed_tokens: int = 0,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield a completion, in one chunk or (`stream`) as it is sampled; closing the iterator aborts it.
 
@@ -292,11 +304,13 @@ def validate_prompt(
     outside = ids[(ids < 0) | (ids >= vocabulary_size)]
     if len(outside):
         raise RequestError(
-            f"prompt_ids holds {outside[0]}, but this model's ids are 0 to {vocabulary_size - 1}: use its own tokenizer", "prompt_ids"
+            f"prompt_ids holds {outside[0]}, but this model's ids are 0 to {vocabulary_size - 1}: use its own tokenizer",
+            "prompt_ids",
         )
     if not 0 <= resumed_tokens < len(ids):
         raise RequestError(
-            f"'resumed_tokens' is {resumed_tokens}, but the prompt has {len(ids)} ids, and the first cannot be sampled", "resumed_tokens"
+            f"'resumed_tokens' is {resumed_tokens}, but the prompt has {len(ids)} ids, and the first cannot be sampled",
+            "resumed_tokens",
         )
     if len(ids) + sampling.max_tokens > context:
         raise RequestError(
@@ -307,8 +321,11 @@ def validate_prompt(
     for token_id, bias in sampling.logit_bias.items():
         if not 0 <= token_id < vocabulary_size:
             raise RequestError(
-                f"'logit_bias' holds {token_id}, but this model's ids are 0 to {vocabulary_size - 1}: use its own tokenizer", "logit_bias"
+                f"'logit_bias' holds {token_id}, but this model's ids are 0 to {vocabulary_size - 1}: use its own tokenizer",
+                "logit_bias",
             )
         if not math.isfinite(bias):
-            raise RequestError(f"'logit_bias' is {bias} for {token_id}: write a finite number, such as -100", "logit_bias")
+            raise RequestError(
+                f"'logit_bias' is {bias} for {token_id}: write a finite number, such as -100", "logit_bias"
+            )
     return ids

@@ -12,10 +12,25 @@ from typing import Any, cast
 import msgspec
 import structlog
 
-from areal_actors.core.errors import EngineError, EngineUnavailable, ImageLost, RequestError, SetupError, WeightsSuperseded
+from areal_actors.core.errors import (
+    EngineError,
+    EngineUnavailable,
+    ImageLost,
+    RequestError,
+    SetupError,
+    WeightsSuperseded,
+)
 from areal_actors.core.values import ImageRef, WeightsLocation, unpack_ids
 from areal_actors.generation.abilities import ROUTES
-from areal_actors.generation.engine import NO_SLEEP, Arrival, EngineCounters, GenerationEngine, PromptImages, SleepingEngine, refuse_unable
+from areal_actors.generation.engine import (
+    NO_SLEEP,
+    Arrival,
+    EngineCounters,
+    GenerationEngine,
+    PromptImages,
+    SleepingEngine,
+    refuse_unable,
+)
 from areal_actors.generation.engine_load import LoadReporter
 from areal_actors.generation.stream_pace import pace_chunks
 from areal_actors.messages import (
@@ -256,7 +271,9 @@ class InferenceWorker(Actor):
                 self.serving.clear()
             yield EngineLost(worker=self.name, reason=str(error))
 
-    async def _completion(self, engine: GenerationEngine, request: Generate, context: Context) -> AsyncGenerator[Generated, None]:
+    async def _completion(
+        self, engine: GenerationEngine, request: Generate, context: Context
+    ) -> AsyncGenerator[Generated, None]:
         refuse_unable(engine, request.sampling, request.images)
         prompt = unpack_ids(request.prompt_ids)
         asked = request.routes_from if ROUTES in engine.abilities else None
@@ -264,7 +281,12 @@ class InferenceWorker(Actor):
         if request.images:
             options["images"] = await self._load_images(request.images, context)
         chunks = engine.generate(
-            context.cause, prompt, request.sampling, stream=request.stream, resumed_tokens=request.resumed_tokens, **options
+            context.cause,
+            prompt,
+            request.sampling,
+            stream=request.stream,
+            resumed_tokens=request.resumed_tokens,
+            **options,
         )
         async with aclosing(chunks):
             async for chunk in pace_chunks(chunks) if request.stream else chunks:
@@ -313,7 +335,10 @@ class InferenceWorker(Actor):
     def _throughput(self, counters: EngineCounters, since: float, now: float) -> Throughput:
         """Returns what the engine did between two ticks; a step that is not yet finished counts as busy time."""
         seconds = min(counters.busy_seconds, now - since)
-        earlier, self.unfinished_seconds = self.unfinished_seconds, 0.0 if counters.tokens else self.unfinished_seconds + seconds
+        earlier, self.unfinished_seconds = (
+            self.unfinished_seconds,
+            0.0 if counters.tokens else self.unfinished_seconds + seconds,
+        )
         return Throughput(
             actor=self.name,
             side="generation",
@@ -348,7 +373,10 @@ class InferenceWorker(Actor):
         except Exception as error:
             if not (isinstance(error, WeightsSuperseded) or is_superseded(location.folder)):
                 raise
-            logger.info("these weights were removed while they were loaded: the next version is loaded", weight_version=weight_version)
+            logger.info(
+                "these weights were removed while they were loaded: the next version is loaded",
+                weight_version=weight_version,
+            )
             return False
         return True
 

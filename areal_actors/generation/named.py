@@ -35,7 +35,10 @@ REQUIRED_MEMBERS = ("abilities", "weight_version", "generate", "load_weights", "
 
 
 def engine_factory(
-    settings: GenerationSettings, engines: Mapping[str, GenerationEngineFactory], root: Path, place: EnginePlace | None = None
+    settings: GenerationSettings,
+    engines: Mapping[str, GenerationEngineFactory],
+    root: Path,
+    place: EnginePlace | None = None,
 ) -> Callable[[str], GenerationEngine]:
     """Returns a factory of the engine that a recipe names, to be called with the model's folder; file paths are relative to `root`.
 

@@ -66,7 +66,13 @@ class ScriptedEngine:
         self._running = 0
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        stream: bool = False,
+        resumed_tokens: int = 0,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield a completion: in one chunk at its end, or token by token when `stream` is set.
 
@@ -108,7 +114,9 @@ class ScriptedEngine:
         """Fail running completions at their next token."""
         self._closed = True
 
-    def _chunk(self, tokens: Sequence[tuple[int, float]], versions: Sequence[int], finish_reason: str = "") -> TokenChunk:
+    def _chunk(
+        self, tokens: Sequence[tuple[int, float]], versions: Sequence[int], finish_reason: str = ""
+    ) -> TokenChunk:
         token_ids = [token_id for token_id, _ in tokens]
         columns = TokenColumns.of(token_ids, [logprob for _, logprob in tokens], versions)
         return TokenChunk(columns=columns, finish_reason=finish_reason)

@@ -8,7 +8,15 @@ from sqlite3 import Connection
 import msgspec
 
 from areal_actors.history.episode_rows import OUTPUT_CHARACTERS, AttemptRecord, CallRecord
-from areal_actors.history.parts import AbandonedPart, EpisodeWork, EvaluatedPart, ExportedPart, RecordedPart, RecordedParts, ScoredPart
+from areal_actors.history.parts import (
+    AbandonedPart,
+    EpisodeWork,
+    EvaluatedPart,
+    ExportedPart,
+    RecordedPart,
+    RecordedParts,
+    ScoredPart,
+)
 from areal_actors.history.schema import insertion
 from areal_actors.messages import TrajectoryDropped
 from areal_actors.messages.episode_ends import EpisodeEnds, EpisodeSet, abandoned_outcome
@@ -31,7 +39,9 @@ class OpenAttempt(msgspec.Struct):
     def is_settled(self) -> bool:
         """Returns True if no ordinary event changes it any more."""
         row = self.row
-        return row.ended is not None and (row.outcome != "exported" or row.trained is not None or row.dropped is not None)
+        return row.ended is not None and (
+            row.outcome != "exported" or row.trained is not None or row.dropped is not None
+        )
 
 
 class AttemptFold:
@@ -59,7 +69,9 @@ class AttemptFold:
             self.ends.is_first(row.episode, row.attempt, row.attempts_left)
             if row.dropped is not None:
                 self._dropped_episodes.add(row.episode, self.ends.group_size)
-        for row in self._select("ended IS NULL OR (outcome = 'exported' AND trained IS NULL AND dropped IS NULL) ORDER BY id"):
+        for row in self._select(
+            "ended IS NULL OR (outcome = 'exported' AND trained IS NULL AND dropped IS NULL) ORDER BY id"
+        ):
             attempt = OpenAttempt(row, has_calls=False, calls_written=True)
             self._newest[row.episode] = attempt
             if row.outcome and row.batch is None:
@@ -71,9 +83,13 @@ class AttemptFold:
     def write(self) -> None:
         """Write the changed rows, and forget settled attempts."""
         changed = list(self._changed.values())
-        self._database.executemany(insertion(AttemptRecord), map(msgspec.structs.astuple, (attempt.row for attempt in changed)))
+        self._database.executemany(
+            insertion(AttemptRecord), map(msgspec.structs.astuple, (attempt.row for attempt in changed))
+        )
         rewritten = [attempt for attempt in changed if attempt.calls_changed]
-        self._database.executemany("DELETE FROM call WHERE attempt_id = ?", [(one.row.id,) for one in rewritten if one.calls_written])
+        self._database.executemany(
+            "DELETE FROM call WHERE attempt_id = ?", [(one.row.id,) for one in rewritten if one.calls_written]
+        )
         self._database.executemany(
             insertion(CallRecord), (msgspec.structs.astuple(call) for attempt in rewritten for call in attempt.calls)
         )
@@ -91,7 +107,9 @@ class AttemptFold:
     def _find(self, episode: str) -> OpenAttempt | None:
         """Returns the newest attempt at an episode, also a settled one."""
         attempt = self._newest.get(episode)
-        return attempt or (self._load_stored("episode = ? ORDER BY id DESC", episode) if self.ends.ended.has(episode) else None)
+        return attempt or (
+            self._load_stored("episode = ? ORDER BY id DESC", episode) if self.ends.ended.has(episode) else None
+        )
 
     def _load_stored(self, condition: str, *values: object) -> OpenAttempt | None:
         """Returns the first attempt with this property, as it was changed or as the database has it."""
@@ -119,7 +137,9 @@ class AttemptFold:
 
     def put_into_batch(self, export: int, step: int, position: int) -> None:
         """Record that a batch has the trajectory that was exported at this position."""
-        attempt = self._exported.pop(export, None) or next((one for one in self._in_batch if one.row.ended == export), None)
+        attempt = self._exported.pop(export, None) or next(
+            (one for one in self._in_batch if one.row.ended == export), None
+        )
         attempt = attempt or self._load_stored("ended = ?", export)
         if attempt is not None:
             attempt.row.batch, attempt.row.step = position, step
@@ -174,7 +194,11 @@ class AttemptFold:
     def add_call(self, event: RecordedPart, position: int, time: float) -> None:
         """Add a completed call to its attempt; a call may be reported after its attempt was abandoned."""
         attempt = self._find(event.episode)
-        if attempt is not None and event.attempt and (attempt.row.ended is not None or event.attempt < attempt.row.attempt):
+        if (
+            attempt is not None
+            and event.attempt
+            and (attempt.row.ended is not None or event.attempt < attempt.row.attempt)
+        ):
             if event.attempt > attempt.row.attempt:
                 attempt = None
             else:
@@ -184,7 +208,9 @@ class AttemptFold:
         elif attempt is not None and attempt.row.ended is not None:
             attempt = None
         if attempt is None:
-            attempt = self._begin(event.episode, event.episode.rpartition(".")[0], event.attempt or 1, event.purpose, position, time)
+            attempt = self._begin(
+                event.episode, event.episode.rpartition(".")[0], event.attempt or 1, event.purpose, position, time
+            )
         calls, row = self._calls(attempt), attempt.row
         calls.append(_recorded_call(event, row.id, len(calls) + 1, position, time))
         row.calls, version = len(calls), event.weight_version
@@ -207,8 +233,12 @@ class AttemptFold:
         row.calls = len(attempt.calls)
         row.prompt_tokens = sum(call.prompt_tokens or 0 for call in attempt.calls)
         row.completion_tokens = sum(call.completion_tokens for call in attempt.calls)
-        row.oldest_version = min((call.oldest_version for call in attempt.calls if call.oldest_version is not None), default=None)
-        row.newest_version = max((call.newest_version for call in attempt.calls if call.newest_version is not None), default=None)
+        row.oldest_version = min(
+            (call.oldest_version for call in attempt.calls if call.oldest_version is not None), default=None
+        )
+        row.newest_version = max(
+            (call.newest_version for call in attempt.calls if call.newest_version is not None), default=None
+        )
         self._touch(attempt, position)
 
     def score(self, event: ScoredPart, position: int, time: float) -> None:
@@ -245,7 +275,11 @@ class AttemptFold:
             return
         attempt = self._open(event.work, position, time)
         row = attempt.row
-        row.reward, row.completion_tokens, row.output = event.reward, event.completion_tokens, first_characters(event.output)
+        row.reward, row.completion_tokens, row.output = (
+            event.reward,
+            event.completion_tokens,
+            first_characters(event.output),
+        )
         row.ended_by, row.end_cause, row.metrics = event.ended_by, event.end_cause, _json(event.metrics)
         if row.oldest_version is None and event.sampled_by:
             row.oldest_version, row.newest_version = min(event.sampled_by), max(event.sampled_by)
@@ -310,7 +344,9 @@ def _recorded_call(event: RecordedPart, attempt: int, number: int, position: int
     )
 
 
-def _exported_calls(event: ExportedPart, recorded: dict[str, CallRecord], attempt: int, position: int, time: float) -> Iterator[CallRecord]:
+def _exported_calls(
+    event: ExportedPart, recorded: dict[str, CallRecord], attempt: int, position: int, time: float
+) -> Iterator[CallRecord]:
     """Yields the calls of a trajectory, with what was reported of them before."""
     for number, call in enumerate(event.trajectory.interactions, start=1):
         known = recorded.get(call.id)

@@ -10,7 +10,9 @@ from areal_actors.messages.episode_ends import EpisodeCounts, model_deed
 
 def count_episodes(history: History) -> EpisodeCounts:
     """Returns the numbers of episodes and attempts of a run; its sets of names are empty."""
-    ended = history.query("SELECT outcome, reason, attempts_left > 0, count(*) FROM attempt WHERE ended IS NOT NULL GROUP BY 1, 2, 3")
+    ended = history.query(
+        "SELECT outcome, reason, attempts_left > 0, count(*) FROM attempt WHERE ended IS NOT NULL GROUP BY 1, 2, 3"
+    )
     by_outcome, last_by_outcome, reasons = Counter[str](), Counter[str](), Counter[str]()
     for outcome, reason, goes_on, count in ended:
         by_outcome[outcome] += count

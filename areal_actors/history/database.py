@@ -46,7 +46,9 @@ logger = logging.getLogger(__name__)
 class History:
     """Rows of a run's log as far as it was read; `areal_actors.history.schema` describes the tables."""
 
-    def __init__(self, connection: sqlite3.Connection, progress: ProgressRecord | None = None, *, path: Path | None = None) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, progress: ProgressRecord | None = None, *, path: Path | None = None
+    ) -> None:
         self.connection = connection
         self.path = path
         """File of the database; None in memory."""
@@ -125,7 +127,8 @@ class History:
             self._unwritten = 0
         else:
             self.connection.execute(
-                insertion(ProgressRecord), tuple(getattr(self._progress, name) for name in ProgressRecord.__struct_fields__)
+                insertion(ProgressRecord),
+                tuple(getattr(self._progress, name) for name in ProgressRecord.__struct_fields__),
             )
         self.connection.execute("COMMIT")
         self._progress, self._fold, self._is_new = self.progress, None, False
@@ -133,7 +136,9 @@ class History:
 
     def answer(self, name: str) -> bytes | None:
         """Returns what a command computed from the log as it is; None if it is to be computed."""
-        found: bytes | None = self.value("SELECT value FROM answer WHERE name = ? AND last = ?", name, self.progress.last)
+        found: bytes | None = self.value(
+            "SELECT value FROM answer WHERE name = ? AND last = ?", name, self.progress.last
+        )
         return found
 
     def keep_answer(self, name: str, value: bytes) -> None:

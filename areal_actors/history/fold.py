@@ -11,7 +11,14 @@ import msgspec
 
 from areal_actors.history.attempts import AttemptFold
 from areal_actors.history.episode_rows import BatchMemberRecord, BatchRecord, GroupRecord
-from areal_actors.history.parts import AbandonedPart, EvaluatedPart, ExportedPart, RecordedPart, RecordedParts, ScoredPart
+from areal_actors.history.parts import (
+    AbandonedPart,
+    EvaluatedPart,
+    ExportedPart,
+    RecordedPart,
+    RecordedParts,
+    ScoredPart,
+)
 from areal_actors.history.row import HistoryRow
 from areal_actors.history.run_rows import (
     ActorRecord,
@@ -108,7 +115,11 @@ class HistoryFold:
             RunResumed: self._launch,
             RunFinished: self._finish,
         }
-        self._decoders = {kind.subject: msgspec.msgpack.Decoder(PARTS.get(kind.subject, kind)) for kind in KINDS if issubclass(kind, Event)}
+        self._decoders = {
+            kind.subject: msgspec.msgpack.Decoder(PARTS.get(kind.subject, kind))
+            for kind in KINDS
+            if issubclass(kind, Event)
+        }
 
     def _resume(self, progress: ProgressRecord) -> None:
         last = self._database.execute("SELECT recipe FROM run ORDER BY started DESC LIMIT 1").fetchone()
@@ -175,7 +186,11 @@ class HistoryFold:
     def _form(self, event: BatchFormed, position: int, time: float) -> None:
         members = [(number, member) for number, group in enumerate(event.groups) for member in group]
         for place, (number, member) in enumerate(members):
-            self._add(BatchMemberRecord(formed=position, place=place, group_index=number, episode=member.episode, ended=member.sequence))
+            self._add(
+                BatchMemberRecord(
+                    formed=position, place=place, group_index=number, episode=member.episode, ended=member.sequence
+                )
+            )
             self.attempts.put_into_batch(member.sequence, event.step + 1, position)
         self._add(
             BatchRecord(
@@ -196,12 +211,15 @@ class HistoryFold:
         self.write()
         change = (len(event.sequences), position, event.step + 1)
         self._database.execute(
-            "UPDATE batch SET refused = ?, changed = ? WHERE formed = (SELECT max(formed) FROM batch WHERE step = ?)", change
+            "UPDATE batch SET refused = ?, changed = ? WHERE formed = (SELECT max(formed) FROM batch WHERE step = ?)",
+            change,
         )
 
     def _complete(self, event: StepCompleted, position: int, time: float) -> None:
         replaced = [
-            row for row in self._rows.get(StepRecord, []) if isinstance(row, StepRecord) and row.step >= event.step and row.replaced is None
+            row
+            for row in self._rows.get(StepRecord, [])
+            if isinstance(row, StepRecord) and row.step >= event.step and row.replaced is None
         ]
         for row in replaced:
             row.replaced = row.changed = position
@@ -297,7 +315,8 @@ class HistoryFold:
         self.write()
         change = (time, event.steps, event.error)
         self._database.execute(
-            "UPDATE run SET finished_at = ?, steps = ?, error = ? WHERE started = (SELECT max(started) FROM run)", change
+            "UPDATE run SET finished_at = ?, steps = ?, error = ? WHERE started = (SELECT max(started) FROM run)",
+            change,
         )
 
     def _start_actor(self, event: ActorStarted, position: int, time: float) -> None:
@@ -320,7 +339,15 @@ class HistoryFold:
         detail: str = "",
     ) -> None:
         self._add(
-            ActorRecord(changed=position, changed_at=time, actor=event.actor, process=event.process, change=change, pid=pid, detail=detail)
+            ActorRecord(
+                changed=position,
+                changed_at=time,
+                actor=event.actor,
+                process=event.process,
+                change=change,
+                pid=pid,
+                detail=detail,
+            )
         )
 
 
@@ -330,7 +357,9 @@ def _json(value: object) -> str:
 
 def _decode(decoder: msgspec.msgpack.Decoder[Any], envelope: Envelope) -> Any:
     if zlib.crc32(envelope.body) != envelope.checksum:
-        raise CorruptMessage(f"event {envelope.sequence}, {envelope.subject}: the checksum does not match: it was damaged in the store")
+        raise CorruptMessage(
+            f"event {envelope.sequence}, {envelope.subject}: the checksum does not match: it was damaged in the store"
+        )
     try:
         return decoder.decode(envelope.body)
     except msgspec.MsgspecError as error:

@@ -38,7 +38,10 @@ def run_events(history: History, *, after: int = 0) -> Iterator[RunEvent]:
 
     Those up to the position `after` are left out.
     """
-    sources = (source(history, after) for source in (_notices, _steps, _weights, _evaluations, _checkpoints, _actors, load_events))
+    sources = (
+        source(history, after)
+        for source in (_notices, _steps, _weights, _evaluations, _checkpoints, _actors, load_events)
+    )
     return heapq.merge(*sources, key=itemgetter(0))
 
 
@@ -99,18 +102,29 @@ def _weights(history: History, after: int) -> Iterator[RunEvent]:
 
 def _evaluations(history: History, after: int) -> Iterator[RunEvent]:
     for row in history.records("SELECT * FROM evaluation WHERE completed > ? ORDER BY completed", after):
-        numbers = {name: math.nan if value is None else value for name, value in msgspec.json.decode(row["metrics"]).items()}
+        numbers = {
+            name: math.nan if value is None else value for name, value in msgspec.json.decode(row["metrics"]).items()
+        }
         event: Message
         if row["mode"] == "examples":
-            event = _event(LossEvaluated, {"weight_version": row["weight_version"], "examples": row["tasks"], "metrics": numbers})
+            event = _event(
+                LossEvaluated, {"weight_version": row["weight_version"], "examples": row["tasks"], "metrics": numbers}
+            )
         else:
-            event = _event(EvaluationCompleted, row | {"reward_metrics": numbers, "sampled_by": msgspec.json.decode(row["sampled_by"])})
+            event = _event(
+                EvaluationCompleted,
+                row | {"reward_metrics": numbers, "sampled_by": msgspec.json.decode(row["sampled_by"])},
+            )
         yield row["completed"], row["completed_at"], event
 
 
 def _checkpoints(history: History, after: int) -> Iterator[RunEvent]:
     for row in history.records("SELECT * FROM checkpoint WHERE committed > ? ORDER BY committed", after):
-        yield row["committed"], row["committed_at"], _event(CheckpointCommitted, row | {"kept": msgspec.json.decode(row["kept"])})
+        yield (
+            row["committed"],
+            row["committed_at"],
+            _event(CheckpointCommitted, row | {"kept": msgspec.json.decode(row["kept"])}),
+        )
 
 
 def _actors(history: History, after: int) -> Iterator[RunEvent]:

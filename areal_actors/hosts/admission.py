@@ -145,8 +145,12 @@ class Joining:
             assert isinstance(message, RenewLease)
             for worker in message.workers:
                 self.leases.renew(worker, self.health.clock.watching)
-            unknown = {worker: "the run does not know it" for worker in message.workers if worker not in self.leases.held}
-            reply = LeaseRenewed(gone={worker: self.gone.get(worker, why) for worker, why in unknown.items()}, ended=self.ended)
+            unknown = {
+                worker: "the run does not know it" for worker in message.workers if worker not in self.leases.held
+            }
+            reply = LeaseRenewed(
+                gone={worker: self.gone.get(worker, why) for worker, why in unknown.items()}, ended=self.ended
+            )
         stamp = Stamp(id=uuid.uuid4().hex, sender=SENDER, time=time.time(), cause=delivery.envelope.id)
         await self.bus.reply(delivery.reply_to, reply, stamp)
 
@@ -176,8 +180,14 @@ class Joining:
             share=self.objects.share,
             fingerprint=certificate.fingerprint if certificate is not None else "",
         )
-        keys = GatewayKeys(actor=actor, secret=self.folder.secret(), admin_key=self.recipe.gateway.admin_key) if actor else None
-        return JoinAnswer(worker=worker, user=user, password=password, objects=objects, recipe=self.portable, gateway=keys)
+        keys = (
+            GatewayKeys(actor=actor, secret=self.folder.secret(), admin_key=self.recipe.gateway.admin_key)
+            if actor
+            else None
+        )
+        return JoinAnswer(
+            worker=worker, user=user, password=password, objects=objects, recipe=self.portable, gateway=keys
+        )
 
     def _no_connection(self) -> str:
         """Returns why the bus has no connection for another worker; empty if it has."""
@@ -248,10 +258,14 @@ class Joining:
         if self.ended is not None:
             return
         if not self._reaches_gateways():
-            logger.warning("a gateway waits for another host: agents there cannot reach one here (gateway.host)", number=number)
+            logger.warning(
+                "a gateway waits for another host: agents there cannot reach one here (gateway.host)", number=number
+            )
         elif process := self.shares.take_over(number):
             address = gateway_address(self.recipe, gateway_name(number))
-            logger.warning("a gateway of another host is served here now", number=number, process=process, address=address)
+            logger.warning(
+                "a gateway of another host is served here now", number=number, process=process, address=address
+            )
             await self.start_processes([process])
 
     def _let_go(self, worker: str, reason: str) -> None:

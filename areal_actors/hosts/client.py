@@ -129,14 +129,20 @@ async def _connect(options: JoinOptions) -> NatsBus:
         waited = f" within {options.wait_seconds:g} s" if options.wait_seconds else ""
         if "encrypt" in str(error):
             raise SetupError(str(error)) from error
-        raise SetupError(f"no bus answers at {shown}{waited}: the address is wrong, or run '{address.run}' has ended") from error
+        raise SetupError(
+            f"no bus answers at {shown}{waited}: the address is wrong, or run '{address.run}' has ended"
+        ) from error
 
 
 async def _await_listener(options: JoinOptions, stopped: asyncio.Event) -> None:
     """Wait until something listens at the run's address, the time is over, or a signal to end has set `stopped`."""
     parts, until = urlsplit(options.address.url), time.monotonic() + options.wait_seconds
-    on_interrupt(stopped, lambda name: sys.stderr.write(f"{name}: this host no longer waits for run '{options.address.run}'\n"))
-    sys.stderr.write(f"waiting for run '{options.address.run}' at {parts.hostname}:{parts.port} for up to {options.wait_seconds:g} s\n")
+    on_interrupt(
+        stopped, lambda name: sys.stderr.write(f"{name}: this host no longer waits for run '{options.address.run}'\n")
+    )
+    sys.stderr.write(
+        f"waiting for run '{options.address.run}' at {parts.hostname}:{parts.port} for up to {options.wait_seconds:g} s\n"
+    )
     while time.monotonic() < until and not stopped.is_set():
         with contextlib.suppress(OSError):  # also TimeoutError, and a name that is not known yet
             async with asyncio.timeout(RENEW_SECONDS):
@@ -195,7 +201,9 @@ class JoinedHost:
                 if not self.stopping:
                     await self._add()
             spares = f"; {self.spares} of {self.options.count} wait to take the place of another" if self.spares else ""
-            sys.stderr.write(f"joined run '{self.options.address.run}' as {', '.join(self.members) or 'a spare'}{spares}\n")
+            sys.stderr.write(
+                f"joined run '{self.options.address.run}' as {', '.join(self.members) or 'a spare'}{spares}\n"
+            )
             while self.members or (self.spares and not self.stopping):
                 await self._look()
         finally:
@@ -241,7 +249,9 @@ class JoinedHost:
         try:
             answer = await self._ask(RenewLease(workers=tuple(self.members)), timeout=RENEW_SECONDS * 5)
         except ServerUnavailable as error:
-            raise SetupError(f"run '{self.options.address.run}' is gone, or was started again with other credentials: {error}") from error
+            raise SetupError(
+                f"run '{self.options.address.run}' is gone, or was started again with other credentials: {error}"
+            ) from error
         except (NoReply, NoResponder) as error:
             silent = time.monotonic() - self._answered
             limit = self.recipe.watchdog.bus_seconds if self.recipe is not None else ANSWER_SECONDS
@@ -276,7 +286,9 @@ class JoinedHost:
         self._start_failed = own and code == EXIT_START_FAILED
         now = time.monotonic()
         if len(self._deaths) == MAX_DEATHS and now - self._deaths[0] < WINDOW_SECONDS:
-            raise SetupError(f"{MAX_DEATHS + 1} workers died within {WINDOW_SECONDS:g} s; the last: {member.name}: {reason}")
+            raise SetupError(
+                f"{MAX_DEATHS + 1} workers died within {WINDOW_SECONDS:g} s; the last: {member.name}: {reason}"
+            )
         self._deaths.append(now)
         await self._add()
 
@@ -284,7 +296,9 @@ class JoinedHost:
         """Join the run with another worker, and start its process; one that has no place yet is a spare."""
         options = self.options
         encrypts = encrypts_here(options.settings)
-        request = JoinRun(role=options.role, host=socket.gethostname(), version=__version__, code=code_digest(), encrypts=encrypts)
+        request = JoinRun(
+            role=options.role, host=socket.gethostname(), version=__version__, code=code_digest(), encrypts=encrypts
+        )
         answer = await self._admission(request)
         if answer.later:
             self.spares += 1
@@ -322,7 +336,9 @@ class JoinedHost:
             except (NoReply, NoResponder, PermissionDenied) as error:
                 if time.monotonic() > until or isinstance(error, PermissionDenied):
                     place = without_credentials(self.options.address.url)
-                    raise SetupError(f"there is no run '{self.options.address.run}' at {place} that workers may join: {error}") from error
+                    raise SetupError(
+                        f"there is no run '{self.options.address.run}' at {place} that workers may join: {error}"
+                    ) from error
             await asyncio.sleep(RENEW_SECONDS)
 
     async def _prepare(self, answer: JoinAnswer, objects: RemoteObjects) -> None:
@@ -338,7 +354,9 @@ class JoinedHost:
         try:
             await asyncio.to_thread(objects.pull, CODE, code)
         except OSError as error:
-            raise SetupError(f"the code of run '{self.options.address.run}' cannot be pulled from {objects}: {error}") from error
+            raise SetupError(
+                f"the code of run '{self.options.address.run}' cannot be pulled from {objects}: {error}"
+            ) from error
 
     def _shared_memory(self, share: str) -> Path:
         """Returns the folder for weight versions, shared by all workers of this run on this host, and removed with the last of them."""
@@ -354,7 +372,9 @@ class JoinedHost:
         name, url = answer.worker, self.options.address.url
         if answer.user:
             parts = urlsplit(url)
-            url = parts._replace(netloc=f"{quote(answer.user)}:{answer.password}@{parts.netloc.rpartition('@')[2]}").geturl()
+            url = parts._replace(
+                netloc=f"{quote(answer.user)}:{answer.password}@{parts.netloc.rpartition('@')[2]}"
+            ).geturl()
         module = "tensor_process" if has_tensors(self.recipe, name) else "process"
         with self.folder.output_of(name).open("ab") as output:
             process = await asyncio.create_subprocess_exec(
@@ -367,7 +387,9 @@ class JoinedHost:
                 env=child_environment(self.recipe, {self.options.role}),
             )
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(ServerAddress(url=url, run=self.options.address.run, pid=os.getpid())) + b"\n")
+        process.stdin.write(
+            msgspec.json.encode(ServerAddress(url=url, run=self.options.address.run, pid=os.getpid())) + b"\n"
+        )
         self.members[name] = Member(name, process, asyncio.create_task(process.wait()))
         if self.stopping:  # the signal came while it was admitted and started
             self.members[name].send(SIGTERM)

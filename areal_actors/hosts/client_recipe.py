@@ -23,6 +23,8 @@ def recipe_here(data: Mapping[str, Any], settings: Sequence[str]) -> Recipe:
     over = Layer({}, {})
     for setting in settings:
         if not any(f"{setting.partition('=')[0].strip()}.".startswith(f"{allowed}.") for allowed in MAY_DIFFER):
-            raise RecipeError(f"{setting}: this setting is that of the run; on another host may differ: {', '.join(MAY_DIFFER)}")
+            raise RecipeError(
+                f"{setting}: this setting is that of the run; on another host may differ: {', '.join(MAY_DIFFER)}"
+            )
         over = read_override(setting).over(over)
     return recorded_recipe(over.over(Layer(dict(data), {})).data)

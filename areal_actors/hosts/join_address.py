@@ -31,8 +31,12 @@ def join_address(url: str, *, token: str = "", credential: Path | None = None) -
     parts = urlsplit(url)
     run = parts.path.strip("/") or (given.run if given is not None else "")
     if parts.scheme not in ("nats", "tls") or not parts.hostname or not run:
-        raise SetupError(f"'{url}' is not the address of a run; write nats://HOST:PORT/RUN, as `{COMMAND} run` printed it")
-    fingerprint = parts.fragment or (urlsplit(given.url).fragment if given is not None and parts.scheme == "tls" else "")
+        raise SetupError(
+            f"'{url}' is not the address of a run; write nats://HOST:PORT/RUN, as `{COMMAND} run` printed it"
+        )
+    fingerprint = parts.fragment or (
+        urlsplit(given.url).fragment if given is not None and parts.scheme == "tls" else ""
+    )
     if fingerprint and not FINGERPRINT.fullmatch(fingerprint):
         raise SetupError(
             f"'#{fingerprint}' of the address is no fingerprint of a certificate; copy all 64 digits, as `{COMMAND} run` printed them"
@@ -46,5 +50,7 @@ def join_address(url: str, *, token: str = "", credential: Path | None = None) -
     login = parts.netloc.rpartition("@")[0] or (f"{JOINER}:{quote(token)}" if token else "")
     login = login or (urlsplit(given.url).netloc.rpartition("@")[0] if given is not None else "")
     return ServerAddress(
-        url=f"{parts.scheme}://{login}{'@' if login else ''}{place}{'#' if fingerprint else ''}{fingerprint}", run=run, pid=0
+        url=f"{parts.scheme}://{login}{'@' if login else ''}{place}{'#' if fingerprint else ''}{fingerprint}",
+        run=run,
+        pid=0,
     )

@@ -62,7 +62,9 @@ class ObjectKeeper:
             SetupError: the address cannot be used.
         """
         files = (str(certificate.certificate), str(certificate.key)) if certificate is not None else ("", "")
-        self._served = msgspec.structs.replace(self._served, host=host, port=port, certificate=files[0], certificate_key=files[1])
+        self._served = msgspec.structs.replace(
+            self._served, host=host, port=port, certificate=files[0], certificate_key=files[1]
+        )
         async with self._changing:
             await self._spawn()
 
@@ -80,7 +82,9 @@ class ObjectKeeper:
             now = time.monotonic()
             if len(self._deaths) == MAX_DEATHS and now - self._deaths[0] < WINDOW_SECONDS:
                 limit = f"{MAX_DEATHS + 1} times within {WINDOW_SECONDS:g} s"
-                raise SetupError(f"the server of the run's files died {limit}: {reason}; see {self.folder.output_of(NAME)}")
+                raise SetupError(
+                    f"the server of the run's files died {limit}: {reason}; see {self.folder.output_of(NAME)}"
+                )
             self._deaths.append(now)
             await asyncio.sleep(RESTART_SECONDS)
             try:
@@ -143,7 +147,9 @@ class ObjectKeeper:
             )
         assert process.stdin is not None
         assert process.stdout is not None
-        served = msgspec.structs.replace(self._served, port=self.port or self._served.port, grants=tuple(self._grants.values()))
+        served = msgspec.structs.replace(
+            self._served, port=self.port or self._served.port, grants=tuple(self._grants.values())
+        )
         process.stdin.write(msgspec.json.encode(msgspec.structs.replace(served, model=self._model)) + b"\n")
         try:
             async with asyncio.timeout(START_SECONDS):

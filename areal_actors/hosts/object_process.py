@@ -86,7 +86,9 @@ def main(_: list[str]) -> int:
         _apply(server, Change(model=served.model))
     certificate = None
     if served.certificate:
-        certificate = Certificate(certificate=Path(served.certificate), key=Path(served.certificate_key), fingerprint="")
+        certificate = Certificate(
+            certificate=Path(served.certificate), key=Path(served.certificate_key), fingerprint=""
+        )
     try:
         server.start(served.host, served.port, certificate)
     except SetupError as error:

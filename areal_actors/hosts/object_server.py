@@ -22,7 +22,18 @@ from aiohttp import web
 from areal_actors.core.durable_files import explain_os_error
 from areal_actors.core.errors import SetupError
 from areal_actors.core.http_connections import HttpListener, answer_in_place, most_connections
-from areal_actors.core.objects import BLOBS, CODE, FOLDERS, IMAGES, MODEL, SNAPSHOTS, WEIGHTS, FileAccess, StoredFile, digest_of
+from areal_actors.core.objects import (
+    BLOBS,
+    CODE,
+    FOLDERS,
+    IMAGES,
+    MODEL,
+    SNAPSHOTS,
+    WEIGHTS,
+    FileAccess,
+    StoredFile,
+    digest_of,
+)
 from areal_actors.core.snapshots import Snapshot, SnapshotStore
 from areal_actors.vision.files import ImageFolder
 from areal_actors.weights.folders import SHARE, possible_folders, version_folder
@@ -49,7 +60,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ObjectServer:
     """Serves files to those who have a token, from `start` until the process ends."""
 
-    def __init__(self, run: str, run_folder: Path, code: Mapping[str, Path], weights_folder: str = "", *, share: str = "") -> None:
+    def __init__(
+        self, run: str, run_folder: Path, code: Mapping[str, Path], weights_folder: str = "", *, share: str = ""
+    ) -> None:
         """`code`: files of the folder `code`, by their names in it; `weights_folder`: `trainer.weights_folder`; `share`: see `share`."""
         self.run_folder = run_folder
         self.code = dict(code)
@@ -73,12 +86,16 @@ class ObjectServer:
             SetupError: the address cannot be used.
         """
         listening: Future[int] = Future()
-        threading.Thread(target=lambda: asyncio.run(self._serve(host, port, certificate, listening)), name="objects", daemon=True).start()
+        threading.Thread(
+            target=lambda: asyncio.run(self._serve(host, port, certificate, listening)), name="objects", daemon=True
+        ).start()
         try:
             self.port = listening.result(START_SECONDS)
         except OSError as error:  # also TimeoutError
             cause = error.strerror or f"no answer within {START_SECONDS:g} s"
-            raise SetupError(f"bus.host, bus.objects_port: cannot listen on {host}:{port} ({cause}); correct them") from error
+            raise SetupError(
+                f"bus.host, bus.objects_port: cannot listen on {host}:{port} ({cause}); correct them"
+            ) from error
 
     def weights_published(self, model_folder: Path) -> None:
         """Note the model's folder, and that the weights' folder may be shared with other processes of this host."""
@@ -113,7 +130,9 @@ class ObjectServer:
     @web.middleware
     async def _check_token(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode(errors="surrogateescape")
-        access = next((access for token, access in tuple(self.access.items()) if hmac.compare_digest(given, token.encode())), None)
+        access = next(
+            (access for token, access in tuple(self.access.items()) if hmac.compare_digest(given, token.encode())), None
+        )
         if access is None:
             raise web.HTTPUnauthorized
         request[ACCESS] = access
@@ -163,7 +182,14 @@ class ObjectServer:
             return self.code
         place = self.model if folder == MODEL else None
         if version := VERSION.fullmatch(folder.removeprefix(WEIGHTS)) if folder.startswith(WEIGHTS) else None:
-            place = next((version_path for root in self._weights if (version_path := version_folder(root, int(version[0]))).is_dir()), None)
+            place = next(
+                (
+                    version_path
+                    for root in self._weights
+                    if (version_path := version_folder(root, int(version[0]))).is_dir()
+                ),
+                None,
+            )
         files = {} if place is None else {path.name: path for path in place.iterdir() if path.is_file()}
         if not files:
             raise web.HTTPNotFound
@@ -178,7 +204,9 @@ class ObjectServer:
 
     async def _put_image(self, request: web.Request) -> web.Response:
         _check(request[ACCESS].writes_images, "does not write images")
-        if (digest := await asyncio.to_thread(self._images.store, await request.read())) != request.match_info["digest"]:
+        if (digest := await asyncio.to_thread(self._images.store, await request.read())) != request.match_info[
+            "digest"
+        ]:
             raise web.HTTPBadRequest(text=f"the image has the digest {digest}")
         return web.Response()
 
@@ -220,7 +248,9 @@ class ObjectServer:
 
     async def _get_blob(self, request: web.Request) -> web.Response:
         try:
-            return web.Response(body=await asyncio.to_thread(self._blobs.read, _body_name(request, request[ACCESS].reads, "read")))
+            return web.Response(
+                body=await asyncio.to_thread(self._blobs.read, _body_name(request, request[ACCESS].reads, "read"))
+            )
         except FileNotFoundError:
             raise web.HTTPNotFound from None
 

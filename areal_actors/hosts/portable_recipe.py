@@ -75,7 +75,11 @@ class PortableRecipe:
     def _add(self, path: Path) -> str:
         """Add a file, with the Python files beside and below it if it is one, or a folder; returns its name in the folder."""
         below = path.is_relative_to(self._root)
-        name = path.relative_to(self._root) if below else Path(OUTSIDE) / f"{zlib.crc32(str(path.parent).encode()):08x}" / path.name
+        name = (
+            path.relative_to(self._root)
+            if below
+            else Path(OUTSIDE) / f"{zlib.crc32(str(path.parent).encode()):08x}" / path.name
+        )
         if path.is_dir():
             self._add_all(files_below(path), path, name)
         elif path.suffix == ".py":

@@ -43,7 +43,9 @@ class FunctionTool:
         try:
             parsed = self._arguments.model_validate(raw)
         except pydantic.ValidationError as error:
-            details = [f"{'.'.join(map(str, detail['loc'])) or 'arguments'}: {detail['msg']}" for detail in error.errors()]
+            details = [
+                f"{'.'.join(map(str, detail['loc'])) or 'arguments'}: {detail['msg']}" for detail in error.errors()
+            ]
             raise ValueError("; ".join(details)) from error
         return {name: getattr(parsed, name) for name in type(parsed).model_fields if name in parsed.model_fields_set}
 
@@ -61,15 +63,21 @@ def _model(function: Callable[..., Any], name: str, texts: Mapping[str, str]) ->
             inspect.unwrap(function) if inspect.isroutine(function) else type(function).__call__, include_extras=True
         )
     except NameError as error:
-        raise TypeError(f"tool {name}: {error} in its annotations; import or define the type in the function's module") from error
+        raise TypeError(
+            f"tool {name}: {error} in its annotations; import or define the type in the function's module"
+        ) from error
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise TypeError(f"tool {name}: a model can only pass arguments by name; replace `{parameter}` by named parameters")
+            raise TypeError(
+                f"tool {name}: a model can only pass arguments by name; replace `{parameter}` by named parameters"
+            )
         required = parameter.default is parameter.empty
         field = pydantic.Field(... if required else parameter.default, description=texts.get(parameter.name))
         fields[parameter.name] = (hints.get(parameter.name, Any), field)
     try:
-        return pydantic.create_model(name, __config__=pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields)
+        return pydantic.create_model(
+            name, __config__=pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields
+        )
     except (pydantic.errors.PydanticUserError, NameError) as error:
         raise TypeError(f"tool {name}: {str(error).splitlines()[0]}") from error
 
@@ -78,7 +86,9 @@ def _without_titles(schema: Any) -> Any:
     """Remove the titles that pydantic generates: they cost tokens and repeat the names."""
     if isinstance(schema, dict):
         return {
-            key: {name: _without_titles(entry) for name, entry in value.items()} if key == "properties" else _without_titles(value)
+            key: {name: _without_titles(entry) for name, entry in value.items()}
+            if key == "properties"
+            else _without_titles(value)
             for key, value in schema.items()
             if key != "title"
         }

@@ -65,7 +65,13 @@ class ToolingEnv:
             ValueError: another tool has this name.
         """
         tool = FunctionTool(function, name, description)
-        self._add(Tool(definition=tool.definition(), call=_callable(tool), timeout_seconds=timeout_seconds or self.timeout_seconds))
+        self._add(
+            Tool(
+                definition=tool.definition(),
+                call=_callable(tool),
+                timeout_seconds=timeout_seconds or self.timeout_seconds,
+            )
+        )
         return function
 
     async def connect(
@@ -189,14 +195,20 @@ def _text(returned: Any) -> str:
 class McpServer:
     """An MCP server. A separate task holds the connection, so that a crash of the server does not raise in the agent's task."""
 
-    def __init__(self, server: str | Sequence[str], environment: Mapping[str, str] | None, folder: str | Path | None) -> None:
+    def __init__(
+        self, server: str | Sequence[str], environment: Mapping[str, str] | None, folder: str | Path | None
+    ) -> None:
         self.name = server if isinstance(server, str) else " ".join(server)
         try:
             mcp = importlib.import_module("mcp")
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError("MCP servers need the package `mcp`, version 2: pip install 'mcp>=2'", name="mcp") from error
+            raise ModuleNotFoundError(
+                "MCP servers need the package `mcp`, version 2: pip install 'mcp>=2'", name="mcp"
+            ) from error
         if not isinstance(server, str):
-            server = mcp.StdioServerParameters(command=server[0], args=list(server[1:]), env=dict(environment or {}), cwd=folder)
+            server = mcp.StdioServerParameters(
+                command=server[0], args=list(server[1:]), env=dict(environment or {}), cwd=folder
+            )
         self._client = mcp.Client(server)
         self._closing = asyncio.Event()
 

@@ -180,7 +180,9 @@ class ArealOpenAI(openai.AsyncOpenAI):
         for reward in rewards:
             reward.check()
 
-    async def __aexit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, exc_tb: TracebackType | None) -> None:
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
         if exc is not None:  # the agent failed: its error is reported, not that of a reward
             for reward in self._rewards:
                 reward.close()
@@ -214,7 +216,9 @@ class ArealOpenAI(openai.AsyncOpenAI):
             openai.APIStatusError: there is no such call, or the session is over.
         """
         query = {"interaction_id": interaction_id}
-        interaction = await self.get(f"{self._session()}/rl/interaction", cast_to=dict[str, Any], options={"params": query})
+        interaction = await self.get(
+            f"{self._session()}/rl/interaction", cast_to=dict[str, Any], options={"params": query}
+        )
         return msgspec.convert(interaction, InteractionColumns)
 
     async def get_interactions(self) -> list[InteractionSoFar]:
@@ -223,7 +227,10 @@ class ArealOpenAI(openai.AsyncOpenAI):
         return msgspec.convert(status["interactions"], list[InteractionSoFar])
 
     async def export_interactions(
-        self, style: Literal["individual", "concat"] = "individual", discount: float = 1.0, branch_credit: BranchCredit = "mean"
+        self,
+        style: Literal["individual", "concat"] = "individual",
+        discount: float = 1.0,
+        branch_credit: BranchCredit = "mean",
     ) -> dict[str, InteractionSoFar]:
         """Return the calls completed so far by id, each with the reward that rows exported now would have.
 
@@ -233,7 +240,11 @@ class ArealOpenAI(openai.AsyncOpenAI):
         calls = await self.get_interactions()
         rewards = discounted_returns([_as_interaction(call) for call in calls], discount, branch_credit)
         continued = {call.parent for call in calls} if style == "concat" else set()
-        return {call.id: msgspec.structs.replace(call, reward=rewards[call.id]) for call in calls if call.id not in continued}
+        return {
+            call.id: msgspec.structs.replace(call, reward=rewards[call.id])
+            for call in calls
+            if call.id not in continued
+        }
 
     def _session(self) -> str:
         return str(self.base_url).rstrip("/").removesuffix("/v1")

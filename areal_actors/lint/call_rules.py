@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from areal_actors.lint.fault import EPISODES_NAMED, LEAST_EPISODES, MOSTLY, OFTEN, SOMETIMES, LearningFault, most_common, some_of
+from areal_actors.lint.fault import (
+    EPISODES_NAMED,
+    LEAST_EPISODES,
+    MOSTLY,
+    OFTEN,
+    SOMETIMES,
+    LearningFault,
+    most_common,
+    some_of,
+)
 from areal_actors.lint.first_episodes import FirstEpisodes
 from areal_actors.recipe.recipe import Recipe
 

@@ -11,7 +11,13 @@ from typing import Any
 from areal_actors.core.ignored_fields import effective_fields
 from areal_actors.core.values import Trajectory
 from areal_actors.lint.stated_answers import reference_of, states_reference
-from areal_actors.messages import EpisodeAbandoned, EpisodeScored, InteractionRecorded, TrajectoryExported, recorded_calls
+from areal_actors.messages import (
+    EpisodeAbandoned,
+    EpisodeScored,
+    InteractionRecorded,
+    TrajectoryExported,
+    recorded_calls,
+)
 from areal_actors.messages.episode_ends import is_failure
 from areal_actors.sequences.build import last_trained
 from areal_actors.sequences.credit import Credit, calls_without_credit

@@ -85,7 +85,9 @@ def find_right_answers_without_reward(facts: FirstEpisodes, recipe: Recipe) -> I
 def find_unreadable_references(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningFault]:
     """Tasks whose reference the reward cannot read, so that none of their episodes is trained."""
     readers = [reader for _, reader in reference_readers(recipe.task)] if facts.unscored else []
-    episodes = [episode for episode, data in facts.unscored.values() if any(not can_read(reader, data) for reader in readers)]
+    episodes = [
+        episode for episode, data in facts.unscored.values() if any(not can_read(reader, data) for reader in readers)
+    ]
     if episodes:
         yield LearningFault(
             name="unreadable references",

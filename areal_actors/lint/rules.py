@@ -55,4 +55,7 @@ def findings(facts: FirstEpisodes, recipe: Recipe) -> list[LearningFault]:
 
 def to_lines(faults: Sequence[LearningFault], show: str) -> list[str]:
     """Returns findings as lines: a sentence, and the command that shows an episode, which is `show` and the episode."""
-    return [f"attention: {fault.sentence}" + (f" ({show} {fault.episodes[0]})" if fault.episodes else "") for fault in faults]
+    return [
+        f"attention: {fault.sentence}" + (f" ({show} {fault.episodes[0]})" if fault.episodes else "")
+        for fault in faults
+    ]

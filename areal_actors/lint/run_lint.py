@@ -17,7 +17,9 @@ class RunLint:
     def __init__(self, recipe: Recipe, show: str) -> None:
         """`show` is the command that shows an episode of the run."""
         self._recipe, self._show = recipe, show
-        self._facts: FirstEpisodes | None = None if recipe.learns_from_examples() else FirstEpisodes(Credit.of(recipe.task))
+        self._facts: FirstEpisodes | None = (
+            None if recipe.learns_from_examples() else FirstEpisodes(Credit.of(recipe.task))
+        )
         self.faults: list[LearningFault] = []
         """Findings; empty before the first step."""
 

@@ -137,6 +137,8 @@ from areal_actors.messages.training import (
 from areal_bus.message import Message
 
 KINDS: tuple[type[Message], ...] = tuple(
-    kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, Message) and hasattr(kind, "subject")
+    kind
+    for kind in list(globals().values())
+    if isinstance(kind, type) and issubclass(kind, Message) and hasattr(kind, "subject")
 )
 """Every message type."""

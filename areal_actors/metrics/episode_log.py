@@ -80,7 +80,11 @@ class EpisodeLog(Actor):
     def snapshot(self) -> EpisodeLogState:
         """State of episodes that have not ended."""
         return EpisodeLogState(
-            granted=dict(self.granted), recorded=dict(self.recorded), scored=dict(self.scored), model=self.model, ends=self.ends
+            granted=dict(self.granted),
+            recorded=dict(self.recorded),
+            scored=dict(self.scored),
+            model=self.model,
+            ends=self.ends,
         )
 
     def restore(self, state: EpisodeLogState) -> None:
@@ -109,7 +113,9 @@ class EpisodeLog(Actor):
 
     @on
     def capacity_granted(self, event: CapacityGranted, context: Context) -> None:
-        self.granted |= {str(number): context.sent for number in range(event.first_group, event.first_group + event.groups)}
+        self.granted |= {
+            str(number): context.sent for number in range(event.first_group, event.first_group + event.groups)
+        }
         _forget_oldest(self.granted)
 
     @on
@@ -143,7 +149,9 @@ class EpisodeLog(Actor):
             output=scored.output if scored else "",
             reward=trajectory.reward,
             **_end(event),
-            interactions=[self._full(interaction, prompts.get(interaction.id)) for interaction in trajectory.interactions],
+            interactions=[
+                self._full(interaction, prompts.get(interaction.id)) for interaction in trajectory.interactions
+            ],
         )
 
     @on
@@ -152,7 +160,9 @@ class EpisodeLog(Actor):
 
     @on
     def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> None:
-        self._write_end(context, event, outcome=outcome_of(event), reason=event.reason, detail=event.detail, **_end(event))
+        self._write_end(
+            context, event, outcome=outcome_of(event), reason=event.reason, detail=event.detail, **_end(event)
+        )
 
     def _write_end(self, context: Context, event: EpisodeEvaluated | EpisodeAbandoned, **fields: Any) -> None:
         work = event.work
@@ -183,7 +193,10 @@ class EpisodeLog(Actor):
             "prompt_tokens": prompt_tokens,
             "completion_tokens": len(interaction.completion),
             "finish_reason": interaction.finish_reason,
-            "weight_versions": [interaction.completion.versions[0].weight_version, interaction.completion.versions[-1].weight_version],
+            "weight_versions": [
+                interaction.completion.versions[0].weight_version,
+                interaction.completion.versions[-1].weight_version,
+            ],
             "reward": interaction.reward,
         }
 

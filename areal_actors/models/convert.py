@@ -23,7 +23,12 @@ from areal_actors.models.places import BYTES, SMALL_FILES, Report, check_room, c
 Dtype = Literal["float32", "bfloat16"]
 LLAMA3_FACTORS = (8.0, 32.0, 16.0, 4.0)
 """Scaling factors of published Llama 3 models."""
-LLAMA3_ROPE = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 LIKENESS = 1e-4
 """Largest relative difference between rotary factors of one scaling."""
 
@@ -51,7 +56,9 @@ def convert_gguf(file: Path, folder: Path, *, dtype: Dtype = "float32", report: 
     with partial_folder(folder) as partial:
         _write(gguf, partial, dtype)
         if added := write_stop_ids(partial):
-            report(f"stop tokens: {', '.join(added)}, which end a turn of the chat template, are added to those of the file")
+            report(
+                f"stop tokens: {', '.join(added)}, which end a turn of the chat template, are added to those of the file"
+            )
         checked = check_folder(partial)
     return checked  # noqa: RET504 - the folder has its name by now
 
@@ -107,7 +114,9 @@ def _check_all_read(gguf: GgufFile, model: Any, loading: dict[str, Any]) -> None
     """Refuse a model with weights that the file lacks, or a file with weights that the model lacks: both are silent in transformers."""
     remedy = "take the model's folder from a hub instead (docs/bring-a-model.md)"
     if missing := sorted(loading.get("missing_keys") or ()):
-        raise SetupError(f"{gguf.path} lacks {len(missing)} weights of {type(model).__name__}, the first {missing[0]}; {remedy}")
+        raise SetupError(
+            f"{gguf.path} lacks {len(missing)} weights of {type(model).__name__}, the first {missing[0]}; {remedy}"
+        )
     count = sum(parameter.numel() for parameter in model.parameters())
     if count != gguf.parameters:
         raise SetupError(
@@ -157,7 +166,11 @@ def llama3_factors(base: float, head_dim: int, factor: float) -> list[float]:
         wavelength = 2 * math.pi * base ** (place / head_dim)
         smooth = (original / wavelength - low) / (high - low)
         factors.append(
-            1.0 if wavelength < original / high else factor if wavelength > original / low else 1 / ((1 - smooth) / factor + smooth)
+            1.0
+            if wavelength < original / high
+            else factor
+            if wavelength > original / low
+            else 1 / ((1 - smooth) / factor + smooth)
         )
     return factors
 

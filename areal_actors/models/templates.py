@@ -39,14 +39,18 @@ def write_template(folder: Path, style: Style) -> str:
     """
     chat = ChatTokenizer.load(folder)
     if chat.template.source:
-        raise SetupError(f"{folder} has a chat template already; gateway.chat_template = FILE in a recipe takes another one in its place")
+        raise SetupError(
+            f"{folder} has a chat template already; gateway.chat_template = FILE in a recipe takes another one in its place"
+        )
     has_chatml = all(chat.special_id(token) is not None for token in CHATML_TOKENS)
     if style == "auto":
         style = "chatml" if has_chatml else "plain"
     if style == "chatml" and not has_chatml:
         raise SetupError(f"{folder}: its tokenizer has no tokens {' and '.join(CHATML_TOKENS)}; take --style plain")
     if style == "plain" and "eos_token" not in chat.template.special_tokens:
-        raise SetupError(f"{folder}: tokenizer_config.json names no eos_token, with which the template would end a turn; add it there")
+        raise SetupError(
+            f"{folder}: tokenizer_config.json names no eos_token, with which the template would end a turn; add it there"
+        )
     try:
         atomic_write(folder / FILE, TEMPLATES[style].encode())
         write_stop_ids(folder)

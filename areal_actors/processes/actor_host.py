@@ -23,7 +23,9 @@ STOP_SECONDS = 5.0
 class ActorHost:
     """A bus, the folder of the run, and the actors served in this event loop."""
 
-    def __init__(self, bus: Bus, recipe: Recipe, folder: RunFolder, *, prefix: str = "", inference_workers: Sequence[str] = ()) -> None:
+    def __init__(
+        self, bus: Bus, recipe: Recipe, folder: RunFolder, *, prefix: str = "", inference_workers: Sequence[str] = ()
+    ) -> None:
         self.bus = bus
         self.recipe = recipe
         self.folder = folder

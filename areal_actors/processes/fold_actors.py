@@ -42,7 +42,10 @@ def _staleness_gate(context: BuildContext) -> Actor:
         batch_size=recipe.trainer.batch_size,
         steps=recipe.steps,
         after_baseline=evaluation.tasks > 0 and evaluation.baseline == "before",
-        evaluations=(evaluation.every_steps if evaluation.tasks and evaluation.periodic_exact else 0, evaluation.periodic_mode),
+        evaluations=(
+            evaluation.every_steps if evaluation.tasks and evaluation.periodic_exact else 0,
+            evaluation.periodic_mode,
+        ),
     )
 
 
@@ -91,7 +94,9 @@ def _evaluator(context: BuildContext) -> Actor:
     recipe = context.recipe
     held_out = open_tasks(recipe, context.folder).held_out
     tasks = [held_out.task(number) for number in range(min(recipe.evaluation.tasks, len(held_out)))]
-    return Evaluator(recipe.evaluation, tasks, steps=recipe.steps, sampling=recipe.sampling, retries=recipe.task.retries)
+    return Evaluator(
+        recipe.evaluation, tasks, steps=recipe.steps, sampling=recipe.sampling, retries=recipe.task.retries
+    )
 
 
 FOLDS: Mapping[str, Builder] = {

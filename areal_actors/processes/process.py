@@ -147,7 +147,9 @@ def _rollout_worker(context: BuildContext) -> Actor:
     apart = task.runner == "subprocess" and recipe.evaluation.tasks > 0
     processes = task.processes + 1 if apart else task.processes
     return rollout_worker.RolloutWorker(
-        runners.runner_of(msgspec.structs.replace(task, processes=processes), Path.cwd(), group_size=recipe.algorithm.group_size),
+        runners.runner_of(
+            msgspec.structs.replace(task, processes=processes), Path.cwd(), group_size=recipe.algorithm.group_size
+        ),
         concurrency=runners.episodes_at_once(task, recipe.actors.rollout_worker.concurrency),
         timeout_seconds=task.timeout_seconds,
         rule=bounded_rule.bounded_rule(task.reward),
@@ -156,7 +158,9 @@ def _rollout_worker(context: BuildContext) -> Actor:
         overflow_reward=task.overflow_reward,
         plays_environment=recipe.plays_environment(),
         evaluations=processes - task.processes,
-        gateway_seconds=recipe.watchdog.max_stall_seconds if recipe.gateway.joined else rollout_worker.GATEWAY_PATIENCE_SECONDS,
+        gateway_seconds=recipe.watchdog.max_stall_seconds
+        if recipe.gateway.joined
+        else rollout_worker.GATEWAY_PATIENCE_SECONDS,
     )
 
 
@@ -164,12 +168,16 @@ def _reward_worker(context: BuildContext) -> Actor:
     task = context.recipe.task
     seconds, options = task.reward_timeout_seconds, task.reward_options
     pool = reward_pool.RewardPool(task.reward, REWARD_PROCESSES, seconds, options=options, cached=task.reward_cache)
-    return reward_worker.RewardWorker(pool, concurrency=context.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
+    return reward_worker.RewardWorker(
+        pool, concurrency=context.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task)
+    )
 
 
 def acceptance_of(task: TaskSettings) -> acceptance.Acceptance | None:
     """Returns the filter of scored episodes; None if all are accepted."""
-    return acceptance.Acceptance(task.should_accept, Path.cwd(), retry=task.retry_rejected) if task.should_accept else None
+    return (
+        acceptance.Acceptance(task.should_accept, Path.cwd(), retry=task.retry_rejected) if task.should_accept else None
+    )
 
 
 def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
@@ -180,12 +188,16 @@ def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
         temperature = None if recipe.gateway.temperature_policy == "as_asked" else recipe.sampling.temperature
         place = EnginePlace(worker=context.instance, logs=run_folder / "logs", temperature=temperature)
         adapted = recipe.staleness_gate.max_concurrent == "auto"
-        place = place._replace(seed=recipe.seed + place.number, memory_fraction=memory_fraction(), watches_usage=adapted)
+        place = place._replace(
+            seed=recipe.seed + place.number, memory_fraction=memory_fraction(), watches_usage=adapted
+        )
         place = place._replace(routes="off" if recipe.is_served() else recipe.trainer.routing_replay)
         if (lora := recipe.trainer.lora) is not None and lora.published == "adapter":
             place = place._replace(adapter_rank=lora.rank, adapter_targets=lora.targets)
         locate, pull_images = pullers_of(context.folder, context.instance)
-        make = named.engine_factory(recipe.engine_settings(), {**named.ENGINES_WITHOUT_TORCH, **engines}, Path.cwd(), place)
+        make = named.engine_factory(
+            recipe.engine_settings(), {**named.ENGINES_WITHOUT_TORCH, **engines}, Path.cwd(), place
+        )
         return InferenceWorker(
             (lambda model: corruption.SpoilingEngine(make(model), run_folder, context.instance))
             if recipe.chaos.injects("bad_completion")
@@ -289,7 +301,10 @@ def _end_failed(folder: RunFolder, process: str, error: BaseException, *, at_sta
         with suppress(OSError):  # the supervisor reads its output, too, which is open; a full disk may take neither
             sys.stderr.write(f"{FAILED_WITH}{text}\n")
             sys.stderr.flush()
-    if any(isinstance(leaf, SetupError | RecipeError | PermissionDenied | CheckpointError | StepMismatch) for leaf in leaves):
+    if any(
+        isinstance(leaf, SetupError | RecipeError | PermissionDenied | CheckpointError | StepMismatch)
+        for leaf in leaves
+    ):
         status = EXIT_FATAL
     else:
         status = EXIT_START_FAILED if at_start and not any(map(_may_pass, leaves)) else EXIT_FAILED
@@ -299,7 +314,9 @@ def _end_failed(folder: RunFolder, process: str, error: BaseException, *, at_sta
     os._exit(status)
 
 
-async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder], server: ServerAddress, served: list[Served]) -> None:
+async def _serve(
+    folder: RunFolder, process: str, builders: Mapping[str, Builder], server: ServerAddress, served: list[Served]
+) -> None:
     recipe = folder.recipe()
     stopped, hurried = asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
@@ -362,7 +379,11 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 
 def _error_text(error: BaseException) -> str:
-    return str(error) if isinstance(error, ArealError | BusError) or not isinstance(error, Exception) else explain_os_error(error)
+    return (
+        str(error)
+        if isinstance(error, ArealError | BusError) or not isinstance(error, Exception)
+        else explain_os_error(error)
+    )
 
 
 def read_address() -> ServerAddress:

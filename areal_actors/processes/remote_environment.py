@@ -65,7 +65,11 @@ def joined_worker(folder: RunFolder, process: str) -> JoinedWorker | None:
 def blobs_of(folder: RunFolder, process: str) -> Blobs:
     """Returns where a process finds large bodies of messages."""
     joined = joined_worker(folder, process)
-    return folder.blobs if joined is None else RemoteObjects(joined.objects, joined.token, retry_for_seconds=BODY_RETRY_SECONDS)
+    return (
+        folder.blobs
+        if joined is None
+        else RemoteObjects(joined.objects, joined.token, retry_for_seconds=BODY_RETRY_SECONDS)
+    )
 
 
 def snapshots_of(folder: RunFolder, process: str) -> Snapshots:
@@ -118,7 +122,9 @@ async def finish_work(folder: RunFolder, process: str, runtimes: Sequence[Runtim
         return
 
     async def finish() -> None:
-        await asyncio.gather(*(work for runtime in runtimes for work in (runtime.work.finish(), runtime.actor.finish())))
+        await asyncio.gather(
+            *(work for runtime in runtimes for work in (runtime.work.finish(), runtime.actor.finish()))
+        )
 
     waits = {asyncio.create_task(finish()), asyncio.create_task(_until_set(hurried))}
     await asyncio.wait(waits, timeout=joined.drain_seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -35,7 +35,9 @@ def gateway_recipe(recipe: Recipe, keys: GatewayKeys, settings: Sequence[str], b
     gateway, own = recipe.gateway, own_address(bus_url)
     host = gateway.host if "gateway.host" in named or gateway.host in EVERY_INTERFACE else own
     advertise = gateway.advertise if "gateway.advertise" in named else own if host in EVERY_INTERFACE else ""
-    own_settings = msgspec.structs.replace(gateway, host=host, advertise=advertise, admin_key=keys.admin_key, **_certificate_here(settings))
+    own_settings = msgspec.structs.replace(
+        gateway, host=host, advertise=advertise, admin_key=keys.admin_key, **_certificate_here(settings)
+    )
     return msgspec.structs.replace(recipe, gateway=own_settings)
 
 
@@ -50,12 +52,17 @@ def encrypts_here(settings: Sequence[str]) -> bool:
     if not any(files.values()):
         return advertise.startswith("https://")
     if not all(files.values()):
-        raise SetupError("gateway.certificate: certificate and certificate_key belong together; name both files with --set, or neither")
+        raise SetupError(
+            "gateway.certificate: certificate and certificate_key belong together; name both files with --set, or neither"
+        )
     if not advertise:
         raise SetupError(
             "gateway.certificate: agents verify it for the name of this host, which is not known; add --set gateway.advertise=NAME"
         )
-    return named_certificate(GatewaySettings(certificate=files["certificate"], certificate_key=files["certificate_key"])) is not None
+    return (
+        named_certificate(GatewaySettings(certificate=files["certificate"], certificate_key=files["certificate_key"]))
+        is not None
+    )
 
 
 def _certificate_here(settings: Sequence[str]) -> dict[str, str]:
@@ -67,7 +74,9 @@ def _certificate_here(settings: Sequence[str]) -> dict[str, str]:
 def _written_setting(settings: Sequence[str], name: str) -> str:
     """Returns a setting of `[gateway]` of this host; empty if it is unset."""
     values = [
-        read_override(setting).data["gateway"][name] for setting in settings if setting.partition("=")[0].strip() == f"gateway.{name}"
+        read_override(setting).data["gateway"][name]
+        for setting in settings
+        if setting.partition("=")[0].strip() == f"gateway.{name}"
     ]
     return str(values[-1]) if values else ""
 
@@ -118,7 +127,9 @@ class GatewaySnapshots:
         Raises:
             UnusableSnapshot: it cannot be read, is damaged, or is another one.
         """
-        return read_snapshot(lambda: self._objects.read_snapshot(fold, sequence), f"{self}{fold}/{sequence}", fold, sequence)
+        return read_snapshot(
+            lambda: self._objects.read_snapshot(fold, sequence), f"{self}{fold}/{sequence}", fold, sequence
+        )
 
 
 class ChatModelPuller:

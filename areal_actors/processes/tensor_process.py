@@ -78,7 +78,9 @@ def _reward_worker(context: BuildContext) -> Actor:
     settings = msgspec.convert(task.reward_options, RewardModelSettings)
     model = SequenceClassifier(model_folder(task.reward.removeprefix(MODEL)), settings)
     scorer = ModelScorer(task.reward, model, settings, task.reward_timeout_seconds)
-    return RewardWorker(scorer, concurrency=context.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
+    return RewardWorker(
+        scorer, concurrency=context.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task)
+    )
 
 
 TORCH_ACTORS: dict[str, Builder] = {

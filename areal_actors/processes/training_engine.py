@@ -31,13 +31,17 @@ class EngineBuilder:
         """Make or find the model, and return an engine that trains it; see `areal_actors.training.engine.EngineFactory`."""
         recipe = self.context.recipe
         progress("preparing the embedded model" if recipe.model == EMBEDDED else "loading the model", 0, 0, {})
-        folder = self._model(lambda done, total, metrics: progress("warm start", done, total, {"loss": metrics["loss"]}))
+        folder = self._model(
+            lambda done, total, metrics: progress("warm start", done, total, {"loss": metrics["loss"]})
+        )
         self.model_bytes = parameter_count(folder) * getattr(torch, recipe.trainer.published_dtype).itemsize
         engine = RankGroup if recipe.trainer.ranks > 1 else TorchTrainer
         return engine(
             folder,
             recipe.algorithm,
-            recipe.trainer if not recipe.learns_from_examples() else msgspec.structs.replace(recipe.trainer, logprob_check_sequences=0),
+            recipe.trainer
+            if not recipe.learns_from_examples()
+            else msgspec.structs.replace(recipe.trainer, logprob_check_sequences=0),
             total_steps=recipe.steps,
             temperature=recipe.sampling.temperature,
             max_staleness=recipe.staleness_gate.max_staleness,
@@ -72,4 +76,6 @@ def example_sequences(recipe: Recipe) -> ExampleSequences | None:
         between = weight_version and evaluation.every_steps and weight_version % evaluation.every_steps == 0
         return min(evaluation.tasks, evaluation.periodic_tasks) if between else 0
 
-    return ExampleSequences(examples.train, examples.held_out, scored=recipe.algorithm.head == "value", due=due, limit=limit_of(recipe))
+    return ExampleSequences(
+        examples.train, examples.held_out, scored=recipe.algorithm.head == "value", due=due, limit=limit_of(recipe)
+    )

@@ -43,7 +43,9 @@ def episode_row(ended: EndedEpisode) -> dict[str, Any]:
     }
 
 
-def interaction_rows(ended: EndedEpisode, text: Callable[[list[int]], str | None] | None = None) -> list[dict[str, Any]]:
+def interaction_rows(
+    ended: EndedEpisode, text: Callable[[list[int]], str | None] | None = None
+) -> list[dict[str, Any]]:
     """Returns the rows of the model calls of an ended attempt; `text` decodes token ids, without it there are no texts."""
     recorded = {recorded_call.interaction: recorded_call for recorded_call in ended.recorded}
     if ended.trajectory is None:
@@ -53,7 +55,9 @@ def interaction_rows(ended: EndedEpisode, text: Callable[[list[int]], str | None
     return [{"episode": ended.episode, "attempt": ended.attempt, **row} for row in rows]
 
 
-def _sampled_call(call: Interaction, recorded: CallRecord | None, text: Callable[[list[int]], str | None] | None) -> dict[str, Any]:
+def _sampled_call(
+    call: Interaction, recorded: CallRecord | None, text: Callable[[list[int]], str | None] | None
+) -> dict[str, Any]:
     versions, logprobs = call.completion.versions_array(), call.completion.logprobs_array()
     return {
         "interaction": call.id,

@@ -112,7 +112,9 @@ def audit(run: str, *, folder: Path, recompute: bool = False, console: Console |
 async def audit_run(run: str, *, folder: Path, console: Console, recompute: bool = False) -> Audit:
     """Returns the findings of `audit`; same arguments."""
     log = Path(run)
-    return await (_audit_file(log, recompute, console) if log.is_file() else _audit_folder(run, folder, recompute, console))  # noqa: ASYNC240
+    return await (
+        _audit_file(log, recompute, console) if log.is_file() else _audit_folder(run, folder, recompute, console)
+    )  # noqa: ASYNC240
 
 
 async def _audit_folder(run: str, folder: Path, recompute: bool, screen: Console) -> Audit:  # noqa: FBT001
@@ -132,7 +134,9 @@ async def _audit_folder(run: str, folder: Path, recompute: bool, screen: Console
 def _run_folder(run: str, folder: Path) -> RunFolder:
     run_path, hint = find_run(run, folder)
     if run_path is None:
-        raise SetupError(f"{folder.absolute()} has no run '{run}', and no run's folder or log file has that path; {hint}; see --folder")
+        raise SetupError(
+            f"{folder.absolute()} has no run '{run}', and no run's folder or log file has that path; {hint}; see --folder"
+        )
     return run_path
 
 
@@ -184,7 +188,9 @@ async def _compare(auditor: Auditor, results: AsyncIterator[RecomputeProgress], 
             if recomputed.phase:
                 shown.update(f"preparing the model: {recomputed.phase}")
             if recomputed.version >= 0 or recomputed.step:
-                shown.update(f"recomputing the weights from the log: {max(recomputed.version, recomputed.step)} of {wanted} steps")
+                shown.update(
+                    f"recomputing the weights from the log: {max(recomputed.version, recomputed.step)} of {wanted} steps"
+                )
             if not audit.compare_computed(recomputed, auditor.steps.get(recomputed.step)):
                 return
     audit.all_computed()
@@ -235,10 +241,16 @@ async def recomputation(threads: int) -> AsyncIterator[Recomputed]:
             await process.wait()
 
 
-async def _read_results(process: asyncio.subprocess.Process, lines: asyncio.StreamReader) -> AsyncIterator[RecomputeProgress]:
+async def _read_results(
+    process: asyncio.subprocess.Process, lines: asyncio.StreamReader
+) -> AsyncIterator[RecomputeProgress]:
     """Yields the results of a process; an end by a signal or an exception is an error, too."""
     async for line in lines:
         yield msgspec.json.decode(line, type=RecomputeProgress)
     if code := await process.wait():
-        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}; its last lines are above"
+        end = (
+            f"was killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with status {code}; its last lines are above"
+        )
         yield RecomputeProgress(error=f"the process that repeats the steps {end}")

@@ -40,7 +40,16 @@ WITHOUT_BARS = 32
 NOT_SET = "not set"
 OF_THE_RUN = frozenset({"run", "folder", "gateway.port"})
 """Settings that differ in any two runs, or are only where they were made."""
-METRICS = ("reward_mean", "loss", "entropy", "mean_tokens", "token_staleness_mean", "masked_frac", "grad_norm", "approx_kl")
+METRICS = (
+    "reward_mean",
+    "loss",
+    "entropy",
+    "mean_tokens",
+    "token_staleness_mean",
+    "masked_frac",
+    "grad_norm",
+    "approx_kl",
+)
 """Metrics shown by default, where a run has them."""
 
 
@@ -76,12 +85,20 @@ def compare(
             "recipe": differences([run.recipe for run in files]),
             "results": {label: dict(zip(named, values, strict=True)) for label, values in _results(files)},
             "metrics": {
-                name: {name_of_run: run.state.history(name) for name_of_run, run in zip(named, files, strict=True)} for name in shown
+                name: {name_of_run: run.state.history(name) for name_of_run, run in zip(named, files, strict=True)}
+                for name in shown
             },
         }
-        screen.print(escape_controls(json.dumps(comparison, indent=1, default=str)), markup=False, highlight=False, soft_wrap=True)
+        screen.print(
+            escape_controls(json.dumps(comparison, indent=1, default=str)),
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     else:
-        screen.print(_page(named, files, shown, bars=max(MIN_BARS, min(MAX_BARS, screen.width // len(files) - WITHOUT_BARS))))
+        screen.print(
+            _page(named, files, shown, bars=max(MIN_BARS, min(MAX_BARS, screen.width // len(files) - WITHOUT_BARS)))
+        )
     if plot is not None:
         draw_comparison(named, [run.state for run in files], plot)
         if not as_json:
@@ -108,7 +125,10 @@ def _flat(value: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
 def _names(files: Sequence[RunFiles]) -> list[str]:
     """Returns a name for each run; the path where two have the same."""
     names = [run.name for run in files]
-    return [str(run.folder.path) if run.folder and names.count(name) > 1 else name for name, run in zip(names, files, strict=True)]
+    return [
+        str(run.folder.path) if run.folder and names.count(name) > 1 else name
+        for name, run in zip(names, files, strict=True)
+    ]
 
 
 def _metrics(files: Sequence[RunFiles], wanted: Sequence[str]) -> list[str]:
@@ -123,7 +143,10 @@ def _results(files: Sequence[RunFiles]) -> Iterator[tuple[str, list[str]]]:
     """Yields label and values of each row about the whole run."""
     states = [run.state for run in files]
     yield "status", [run.status() for run in files]
-    yield "steps", [f"{run.state.steps[-1].number if run.state.steps else 0} of {run.recipe.get('steps', 0)}" for run in files]
+    yield (
+        "steps",
+        [f"{run.state.steps[-1].number if run.state.steps else 0} of {run.recipe.get('steps', 0)}" for run in files],
+    )
     yield "took", [duration(state.now - state.started_at) if state.started_at else "" for state in states]
     paces = [state.seconds_per_step() for state in states]
     yield "seconds a step", [f"{pace:.2f}" if pace is not None else "" for pace in paces]
@@ -163,13 +186,19 @@ def _page(named: Sequence[str], files: Sequence[RunFiles], metrics: Sequence[str
     parts: list[RenderableType] = []
     changed = differences([run.recipe for run in files])
     if changed:
-        parts.append(_table("recipe", named, [(name, [_value(value) for value in values]) for name, values in changed.items()]))
+        parts.append(
+            _table("recipe", named, [(name, [_value(value) for value in values]) for name, values in changed.items()])
+        )
     else:
         parts.append(Text("the recipes are equal", style="bold"))
     parts += [Text(), _table("result", named, _results(files))]
     if metrics:
         rows = [(name, [_curve(run.state.history(name), bars) for run in files]) for name in metrics]
-        parts += [Text(), _table("steps", named, rows), Text(f"\nsteps: means of the first and the last {SMOOTH_STEPS}", style="dim")]
+        parts += [
+            Text(),
+            _table("steps", named, rows),
+            Text(f"\nsteps: means of the first and the last {SMOOTH_STEPS}", style="dim"),
+        ]
     return Group(*parts)
 
 
@@ -208,9 +237,12 @@ def draw_comparison(named: Sequence[str], states: Sequence[RunState], path: Path
         points = [(step.number, step.metrics[name]) for step in state.steps if name in step.metrics]
         _smooth(upper, points, label)
         held_out = [
-            (evaluation.weight_version, evaluation.accuracy) for evaluation in state.accuracy("sampled") or state.accuracy("greedy")
+            (evaluation.weight_version, evaluation.accuracy)
+            for evaluation in state.accuracy("sampled") or state.accuracy("greedy")
         ]
-        held_out = held_out or [(one.weight_version, one.metrics["loss"]) for one in state.losses if "loss" in one.metrics]
+        held_out = held_out or [
+            (one.weight_version, one.metrics["loss"]) for one in state.losses if "loss" in one.metrics
+        ]
         if held_out:
             lower.plot(*zip(*held_out, strict=True), marker="o", linewidth=2, label=label)
     upper.set_ylabel(f"{'mean training reward' if name == 'reward_mean' else 'loss'}, mean of {SMOOTH_STEPS} steps")

@@ -94,8 +94,15 @@ def show(
     episodes = list(part.records.attempts(episode)) if episode else [part.records.ended[row["ended"]] for row in rows]
     if as_json:
         for ended in episodes:
-            line = episode_row(ended) | {"interactions": list(Table.of("interactions", INTERACTIONS, interaction_rows(ended, part.text)))}
-            screen.print(escape_controls(json.dumps(line, ensure_ascii=False, default=str)), markup=False, highlight=False, soft_wrap=True)
+            line = episode_row(ended) | {
+                "interactions": list(Table.of("interactions", INTERACTIONS, interaction_rows(ended, part.text)))
+            }
+            screen.print(
+                escape_controls(json.dumps(line, ensure_ascii=False, default=str)),
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
     else:
         for ended in episodes:
             screen.print(_page(part, ended, tokens=tokens))
@@ -103,7 +110,9 @@ def show(
 
 
 def _not_found(run: Run, episode: str) -> str:
-    names = run.history.query("SELECT episode FROM attempt WHERE ended IS NOT NULL GROUP BY episode ORDER BY min(ended) DESC")
+    names = run.history.query(
+        "SELECT episode FROM attempt WHERE ended IS NOT NULL GROUP BY episode ORDER BY min(ended) DESC"
+    )
     if not names:
         return f"run '{run.name}' has no ended episode yet"
     shown = ", ".join(names[:NAMES_SHOWN][::-1])
@@ -113,19 +122,35 @@ def _not_found(run: Run, episode: str) -> str:
 def _list(rows: Iterable[dict[str, Any]]) -> RenderableType:
     table = ScreenTable(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=True)
     for name in ("episode", "outcome", "reward", "calls", "tokens", "task"):
-        table.add_column(name, justify="right" if name in ("reward", "calls", "tokens") else "left", no_wrap=True, max_width=LONGEST_NAME)
+        table.add_column(
+            name,
+            justify="right" if name in ("reward", "calls", "tokens") else "left",
+            no_wrap=True,
+            max_width=LONGEST_NAME,
+        )
     table.add_column("output", ratio=1, overflow="ellipsis", no_wrap=True)
     for row in rows:
         reward = "" if row["reward"] is None else f"{row['reward']:.3g}"
         outcome = describe_outcome(row["outcome"], row["reason"] or row["drop_reason"], row["step"])
-        cells = (row["episode"], outcome, reward, str(row["calls"]), str(row["completion_tokens"]), row["task"], row["output"])
+        cells = (
+            row["episode"],
+            outcome,
+            reward,
+            str(row["calls"]),
+            str(row["completion_tokens"]),
+            row["task"],
+            row["output"],
+        )
         table.add_row(*map(Text, cells))
     return table
 
 
 def _page(run: Run, ended: EndedEpisode, *, tokens: bool) -> RenderableType:
     calls = interaction_rows(ended, run.text)
-    parts: list[RenderableType] = [Rule(f"{run.name} · episode {ended.episode} · attempt {ended.attempt}"), _facts(ended)]
+    parts: list[RenderableType] = [
+        Rule(f"{run.name} · episode {ended.episode} · attempt {ended.attempt}"),
+        _facts(ended),
+    ]
     before = ""
     for number, call in enumerate(calls, start=1):
         parts += [Text(), *_call(call, f"call {number} of {len(calls)}", before)]
@@ -133,7 +158,12 @@ def _page(run: Run, ended: EndedEpisode, *, tokens: bool) -> RenderableType:
             parts.append(_tokens(run, ended, call["interaction"]))
         before = call["interaction"]
     if not ended.trajectory and calls:
-        parts.append(Text(f"\nTexts of calls are in the log for exported episodes only; this one was {ended.outcome}.", style="dim"))
+        parts.append(
+            Text(
+                f"\nTexts of calls are in the log for exported episodes only; this one was {ended.outcome}.",
+                style="dim",
+            )
+        )
     if ended.output:
         parts += [Text("\nThe agent returned", style="bold"), Text(ended.output)]
     return Group(*parts)
@@ -145,7 +175,8 @@ def _facts(ended: EndedEpisode) -> RenderableType:
     table.add_column()
     detail = f": {detail}" if (detail := getattr(ended.event, "detail", "")) else ""
     rows = {
-        "task": ended.task_id + (f"  {json.dumps(ended.work.task.data, ensure_ascii=False, default=str)}" if ended.work else ""),
+        "task": ended.task_id
+        + (f"  {json.dumps(ended.work.task.data, ensure_ascii=False, default=str)}" if ended.work else ""),
         "outcome": ended.describe() + detail,
         "reward": "" if ended.reward is None else f"{ended.reward:g}",
         "ended by": describe_party(ended.event),
@@ -187,6 +218,12 @@ def _tokens(run: Run, ended: EndedEpisode, interaction: str) -> RenderableType:
         table.add_column(name, justify="left" if name == "token" else "right", no_wrap=True)
     for row in run.tokens(ended.episode):
         if row["interaction"] == interaction and row["attempt"] == ended.attempt:
-            shown = (row["position"], row["token_id"], repr(row["token"]), f"{row['logprob']:.4f}", row["weight_version"])
+            shown = (
+                row["position"],
+                row["token_id"],
+                repr(row["token"]),
+                f"{row['logprob']:.4f}",
+                row["weight_version"],
+            )
             table.add_row(*(Text(str(value)) for value in shown))
     return table

@@ -40,7 +40,12 @@ def list_runs(folder: Path, *, as_json: bool = False, console: Console | None = 
     if as_json:
         screen.print(escape_controls(json.dumps(rows, indent=1)), markup=False, highlight=False, soft_wrap=True)
     elif not rows:
-        screen.print(f"no run in {folder.absolute()}; start one with `{COMMAND} run RECIPE`", markup=False, highlight=False, soft_wrap=True)
+        screen.print(
+            f"no run in {folder.absolute()}; start one with `{COMMAND} run RECIPE`",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     else:
         screen.print(_table(rows, screen.width))
     return 0
@@ -104,7 +109,8 @@ def _cells(run: dict[str, Any]) -> dict[str, str]:
         "status": run["status"],
         "steps": f"{run['steps']}/{run['of_steps']}",
         "reward": _course(run["reward"]),
-        "held out": _course(run["held_out"]) + (" loss" if run["held_out"] and run["held_out_metric"] == "loss" else ""),
+        "held out": _course(run["held_out"])
+        + (" loss" if run["held_out"] and run["held_out_metric"] == "loss" else ""),
         "started": time.strftime("%m-%d %H:%M", time.localtime(run["started"])) if run["started"] else "",
         "took": duration(run["seconds"]) if run["seconds"] is not None else "",
         "algorithm": run["algorithm"],

@@ -86,5 +86,7 @@ def trimmed_sentence(state: RunState, first: int) -> str:
     if begins == 1:
         return ""
     when = f" at step {state.trimmed.step}" if state.trimmed is not None else ""
-    missing = "" if state.started is not None else ", and no snapshot of the run was found: totals count only what came after"
+    missing = (
+        "" if state.started is not None else ", and no snapshot of the run was found: totals count only what came after"
+    )
     return f"the log begins at event {begins:,}; earlier events were trimmed{when}{missing}"

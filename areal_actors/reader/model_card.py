@@ -34,7 +34,10 @@ def model_card(repo: str, state: RunState, *, step: int, recipe: str, curve: str
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=[*TAGS, str(state.setting("algorithm", "name") or "")],
-        **_on_hub(base_model=hub_id_of(str(state.setting("model") or "")), datasets=str(state.setting("task", "dataset") or "")),
+        **_on_hub(
+            base_model=hub_id_of(str(state.setting("model") or "")),
+            datasets=str(state.setting("task", "dataset") or ""),
+        ),
     )
     picture = f"\n![course of the run]({curve})\n" if curve else ""
     return f"""---
@@ -89,7 +92,9 @@ The columns are those of `open_run` in {COMMAND} {__version__} (docs/reading-run
 
 def _on_hub(*, base_model: str, datasets: str) -> dict[str, Any]:
     """Returns what the hub links to: names of its own only."""
-    fields: dict[str, Any] = {"base_model": base_model} if base_model != EMBEDDED and not Path(base_model).expanduser().exists() else {}
+    fields: dict[str, Any] = (
+        {"base_model": base_model} if base_model != EMBEDDED and not Path(base_model).expanduser().exists() else {}
+    )
     return fields | ({"datasets": datasets.partition(":")[0]} if datasets and is_on_hub(datasets) else {})
 
 

@@ -25,7 +25,9 @@ TABLES = ("episodes", "interactions")
 Kind = Literal["model", "dataset"]
 
 
-def push(run: str, repo: str, *, folder: Path, checkpoint: str = "", episodes: bool = False, private: bool = False) -> int:
+def push(
+    run: str, repo: str, *, folder: Path, checkpoint: str = "", episodes: bool = False, private: bool = False
+) -> int:
     """Upload a run in one commit, and print its address; returns the exit status.
 
     Args:
@@ -51,7 +53,9 @@ def _model(run: str, repo: str, folder: Path, checkpoint: str) -> dict[str, Path
     """Returns the files of a model's repository."""
     run_files = find_run_files(run, folder)
     if run_files.folder is None:
-        raise SetupError(f"{run} is an exported log, which has no checkpoints; name the run, or push its episodes: --episodes")
+        raise SetupError(
+            f"{run} is an exported log, which has no checkpoints; name the run, or push its episodes: --episodes"
+        )
     place = _checkpoint(run_files.folder.path, run_files.state, checkpoint)
     verify_model(place)
     recipe = to_toml(recorded_recipe(run_files.state.started.recipe if run_files.state.started else {}))
@@ -78,17 +82,26 @@ def _checkpoint(run: Path, state: RunState, name: str) -> Path:
 def _episodes(run: str, repo: str, folder: Path, scratch: Path) -> dict[str, Path | bytes]:
     """Returns the files of a dataset's repository."""
     opened = open_run(run, folder=folder)
-    files: dict[str, Path | bytes] = {f"{name}.parquet": getattr(opened, name).parquet(scratch / f"{name}.parquet") for name in TABLES}
-    files["README.md"] = dataset_card(repo, opened.state, {name: len(getattr(opened, name)) for name in TABLES}).encode()
+    files: dict[str, Path | bytes] = {
+        f"{name}.parquet": getattr(opened, name).parquet(scratch / f"{name}.parquet") for name in TABLES
+    }
+    files["README.md"] = dataset_card(
+        repo, opened.state, {name: len(getattr(opened, name)) for name in TABLES}
+    ).encode()
     return files
 
 
 def _upload(repo: str, files: dict[str, Path | bytes], kind: Kind, *, private: bool) -> str:
     api = HfApi(library_name="areal-actors")
-    additions = [CommitOperationAdd(name, content if isinstance(content, bytes) else str(content)) for name, content in files.items()]
+    additions = [
+        CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
+        for name, content in files.items()
+    ]
     try:
         api.create_repo(repo, repo_type=kind, private=private, exist_ok=True)
-        return str(api.create_commit(repo, additions, commit_message="Upload with areal-actors", repo_type=kind).commit_url)
+        return str(
+            api.create_commit(repo, additions, commit_message="Upload with areal-actors", repo_type=kind).commit_url
+        )
     except Exception as error:  # which HTTP library raises it depends on the version of huggingface_hub
         reason = str(error).strip().partition("\n")[0]
         raise SetupError(

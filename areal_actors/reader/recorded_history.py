@@ -51,7 +51,9 @@ def history_of_file(path: Path) -> History:
             history.receive(envelope)
     except BusError as error:
         if not history.progress.last:
-            raise SetupError(f"{path} cannot be read as an exported log: {error}; `{COMMAND} export RUN FILE` writes one") from error
+            raise SetupError(
+                f"{path} cannot be read as an exported log: {error}; `{COMMAND} export RUN FILE` writes one"
+            ) from error
         history.notice = f"only the first {history.progress.last:,} events are read: {error}"
     history.commit()
     return history

@@ -25,7 +25,9 @@ from areal_actors.messages import (
 from areal_actors.messages.episode_ends import SURPLUS, EpisodeEnd, Outcome, outcome_of
 from areal_bus.base import Envelope
 
-ENDS: dict[str, type[EpisodeEnd]] = {kind.subject: kind for kind in (EpisodeAbandoned, EpisodeEvaluated, TrajectoryExported)}
+ENDS: dict[str, type[EpisodeEnd]] = {
+    kind.subject: kind for kind in (EpisodeAbandoned, EpisodeEvaluated, TrajectoryExported)
+}
 CALLS = "SELECT * FROM call WHERE attempt_id IN (SELECT value FROM json_each(?)) ORDER BY attempt_id, number"
 
 
@@ -151,7 +153,10 @@ class Records:
         events = {envelope.sequence: envelope for envelope in envelopes}
         calls: dict[int, list[CallRecord]] = {}
         granted = {str(number): at for number, at in history.query("SELECT number, granted_at FROM group_")}
-        rows = [AttemptRecord(**row) for row in history.records("SELECT * FROM attempt WHERE ended IS NOT NULL ORDER BY ended")]
+        rows = [
+            AttemptRecord(**row)
+            for row in history.records("SELECT * FROM attempt WHERE ended IS NOT NULL ORDER BY ended")
+        ]
         rows = [row for row in rows if row.ended in events]
         for record in history.records(CALLS, json.dumps([row.id for row in rows])):
             calls.setdefault(record["attempt_id"], []).append(CallRecord(**record))
@@ -185,7 +190,9 @@ def _read_ended(
     )
 
 
-def _read_batches(history: History, events: Mapping[int, Envelope], recipe: dict[str, Any]) -> Iterator[tuple[int, RecordedBatch]]:
+def _read_batches(
+    history: History, events: Mapping[int, Envelope], recipe: dict[str, Any]
+) -> Iterator[tuple[int, RecordedBatch]]:
     """Yields the batches that were read with their steps, in order."""
     launches = history.query("SELECT started, recipe FROM run ORDER BY started DESC")
     refusals = {refused.step + 1: refused for *_, refused in notice_events(history, BatchRefused)}

@@ -26,13 +26,42 @@ if TYPE_CHECKING:
 
 TOKENIZER: Any = LazyModule("areal_actors.tokenization.tokenizer")
 STEPS = ("step", "time")
-EVALUATIONS = ("weight_version", "time", "mode", "tasks", "failed", "accuracy", "reward_mean", "common_reward_mean", "mean_tokens")
+EVALUATIONS = (
+    "weight_version",
+    "time",
+    "mode",
+    "tasks",
+    "failed",
+    "accuracy",
+    "reward_mean",
+    "common_reward_mean",
+    "mean_tokens",
+)
 EPISODES = (
     *("episode", "attempt", "group", "purpose", "task_id", "outcome", "step", "reward", "reason", "detail", "output"),
-    *("interactions", "prompt_tokens", "completion_tokens", "oldest_version", "newest_version", "seconds", "time", "sequence"),
+    *(
+        "interactions",
+        "prompt_tokens",
+        "completion_tokens",
+        "oldest_version",
+        "newest_version",
+        "seconds",
+        "time",
+        "sequence",
+    ),
 )
 INTERACTIONS = (
-    *("episode", "attempt", "interaction", "parent", "prefix", "prompt", "completion", "prompt_tokens", "completion_tokens"),
+    *(
+        "episode",
+        "attempt",
+        "interaction",
+        "parent",
+        "prefix",
+        "prompt",
+        "completion",
+        "prompt_tokens",
+        "completion_tokens",
+    ),
     *("finish_reason", "oldest_version", "newest_version", "mean_logprob", "reward", "trained", "worker"),
     *("prefix_break_reason", "tool_call_error"),
 )
@@ -70,10 +99,14 @@ class Run:
     @cached_property
     def notice(self) -> str:
         """Sentence about what the log no longer holds; empty if it is whole."""
-        return self.history.notice or (trimmed_sentence(self.state, self.history.progress.first) if self._is_trimmed() else "")
+        return self.history.notice or (
+            trimmed_sentence(self.state, self.history.progress.first) if self._is_trimmed() else ""
+        )
 
     def _is_trimmed(self) -> bool:
-        return self.history.progress.first > 1 or bool(self.history.value("SELECT count(*) FROM notice WHERE kind = 'log.trimmed'"))
+        return self.history.progress.first > 1 or bool(
+            self.history.value("SELECT count(*) FROM notice WHERE kind = 'log.trimmed'")
+        )
 
     @cached_property
     def records(self) -> Records:
@@ -107,7 +140,9 @@ class Run:
     @cached_property
     def steps(self) -> Table:
         """One row per step, counted from 1, with all its metrics."""
-        return Table.of("steps", STEPS, ({"step": step.number, "time": step.time, **step.metrics} for step in self.state.steps))
+        return Table.of(
+            "steps", STEPS, ({"step": step.number, "time": step.time, **step.metrics} for step in self.state.steps)
+        )
 
     @cached_property
     def evaluations(self) -> Table:
@@ -129,7 +164,9 @@ class Run:
     def interactions(self) -> Table:
         """One row per completed model call of ended attempts; texts and log-probabilities for exported episodes only."""
         return Table.of(
-            "interactions", INTERACTIONS, (row for ended in self.records.ended.values() for row in interaction_rows(ended, self.text))
+            "interactions",
+            INTERACTIONS,
+            (row for ended in self.records.ended.values() for row in interaction_rows(ended, self.text)),
         )
 
     def tokens(self, episode: str = "") -> Table:

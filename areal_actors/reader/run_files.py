@@ -61,8 +61,13 @@ def read_run_files(place: RunFolder) -> RunFiles:
         else:
             if message is not None:
                 state.fold(message, float(row.get("time", 0.0)))
-    complaints = [lines.complaint(place.metrics), f"{count_of(unknown, 'line')} of another version ignored" * bool(unknown)]
-    return RunFiles(name=place.path.name, folder=place, recipe=recipe, state=state, complaint="; ".join(filter(None, complaints)))
+    complaints = [
+        lines.complaint(place.metrics),
+        f"{count_of(unknown, 'line')} of another version ignored" * bool(unknown),
+    ]
+    return RunFiles(
+        name=place.path.name, folder=place, recipe=recipe, state=state, complaint="; ".join(filter(None, complaints))
+    )
 
 
 def message_of(row: dict[str, Any]) -> Message | None:
@@ -107,5 +112,7 @@ def run_folder(run: str, folder: Path) -> RunFolder:
     run_path, hint = find_run(run, folder)
     if run_path is None:
         name = f"'{run}'" if run else "yet"
-        raise SetupError(f"{folder.absolute()} has no run {name}, and no run's folder or log file has that path; {hint}; see --folder")
+        raise SetupError(
+            f"{folder.absolute()} has no run {name}, and no run's folder or log file has that path; {hint}; see --folder"
+        )
     return run_path

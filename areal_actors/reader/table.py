@@ -70,4 +70,6 @@ def _library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise SetupError(f"{name.partition('.')[0]} is not installed; install it with `pip install 'areal-actors[reader]'`") from None
+        raise SetupError(
+            f"{name.partition('.')[0]} is not installed; install it with `pip install 'areal-actors[reader]'`"
+        ) from None

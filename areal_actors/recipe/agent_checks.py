@@ -25,7 +25,10 @@ def agent_problems(recipe: Recipe) -> Problems:
     """Yields every problem that keeps the agent from running, except missing definitions in the named file."""
     task = recipe.task
     if task.system_prompt and (task.agent or task.command):
-        yield ("task", "system_prompt"), "found one beside an agent, which has its own; it is for the built-in agent: leave `agent` out"
+        yield (
+            ("task", "system_prompt"),
+            "found one beside an agent, which has its own; it is for the built-in agent: leave `agent` out",
+        )
     if not task.agent and not task.command:
         yield from _check_built_in(task)
         return
@@ -35,10 +38,17 @@ def agent_problems(recipe: Recipe) -> Problems:
     yield from _runner(task)
     script, _, name = task.agent.rpartition(":")
     if Path(script).suffix in SCRIPTS:
-        yield ("task", "agent"), f"found {toml_value(task.agent)}, but `:{name}` is for Python; write `agent = {toml_value(script)}`"
+        yield (
+            ("task", "agent"),
+            f"found {toml_value(task.agent)}, but `:{name}` is for Python; write `agent = {toml_value(script)}`",
+        )
     elif task.agent and not task.is_script():
         package = next(iter(dotted_parts(task.agent)), "") if not task.python else ""
-        if package and not any(Path(name).exists() for name in (package, f"{package}.py")) and not is_installed(package):
+        if (
+            package
+            and not any(Path(name).exists() for name in (package, f"{package}.py"))
+            and not is_installed(package)
+        ):
             fault = f"found {toml_value(task.agent)}, but no package `{package}`"
             yield ("task", "agent"), f"{fault} is installed or lies in {Path.cwd()}; fix the name, or install it"
         yield from _definition(recipe)
@@ -51,7 +61,10 @@ def _model_errors(task: TaskSettings) -> Problems:
     for name in task.model_errors:
         place, _, exception = name.rpartition(":")
         if not place or not all(part.isidentifier() for part in exception.split(".")):
-            yield ("task", "model_errors"), f"found {toml_value(name)}; write `package.module:Exception` or `path.py:Exception`"
+            yield (
+                ("task", "model_errors"),
+                f"found {toml_value(name)}; write `package.module:Exception` or `path.py:Exception`",
+            )
         elif place.endswith(".py") and not Path(place).expanduser().is_file():
             yield ("task", "model_errors"), f"found {toml_value(name)}, but there is no file {place}; fix the path"
 
@@ -59,9 +72,15 @@ def _model_errors(task: TaskSettings) -> Problems:
 def _check_built_in(task: TaskSettings) -> Problems:
     """Check a recipe without an agent."""
     if task.python:
-        yield ("task", "python"), "found an interpreter, but the built-in agent runs in this one; name an agent, or leave it out"
+        yield (
+            ("task", "python"),
+            "found an interpreter, but the built-in agent runs in this one; name an agent, or leave it out",
+        )
     if task.agent_options:
-        yield ("task", "agent_options"), "found options, but the built-in agent has only `system_prompt`; write `agent = …` for yours"
+        yield (
+            ("task", "agent_options"),
+            "found options, but the built-in agent has only `system_prompt`; write `agent = …` for yours",
+        )
     yield from _model_errors(task)
 
 
@@ -70,12 +89,25 @@ def _program(task: TaskSettings) -> Problems:
     if task.command and task.agent:
         yield ("task", "command"), f"found one beside `agent = {toml_value(task.agent)}`; name either"
     if task.runner != "subprocess":
-        named = f'; or name its class or function, as in `agent = "{task.agent}:Agent"`' if task.agent.endswith(".py") else ""
-        yield ("task", "runner"), f'found "inline", but a script or command runs in its own process; write `runner = "subprocess"`{named}'
+        named = (
+            f'; or name its class or function, as in `agent = "{task.agent}:Agent"`'
+            if task.agent.endswith(".py")
+            else ""
+        )
+        yield (
+            ("task", "runner"),
+            f'found "inline", but a script or command runs in its own process; write `runner = "subprocess"`{named}',
+        )
     if task.agent_options:
-        yield ("task", "agent_options"), "found options, but a script or command takes none; pass arguments in `command`"
+        yield (
+            ("task", "agent_options"),
+            "found options, but a script or command takes none; pass arguments in `command`",
+        )
     if task.command and shutil.which(task.command[0]) is None:
-        yield ("task", "command"), f"found {toml_value(task.command[0])}, which is not an installed program; fix the name or install it"
+        yield (
+            ("task", "command"),
+            f"found {toml_value(task.command[0])}, which is not an installed program; fix the name or install it",
+        )
     if task.is_script() and not Path(task.agent).expanduser().is_file():
         yield (
             ("task", "agent"),
@@ -87,7 +119,10 @@ def _runner(task: TaskSettings) -> Problems:
     if task.runner == "inline":
         for name in ONLY_SUBPROCESS:
             if value := getattr(task, name):
-                yield ("task", name), f'found {toml_value(value)}, which applies only with `runner = "subprocess"`; set that too'
+                yield (
+                    ("task", name),
+                    f'found {toml_value(value)}, which applies only with `runner = "subprocess"`; set that too',
+                )
     elif task.python and not os.access(Path(task.python).expanduser(), os.X_OK):
         value = f"found {toml_value(task.python)}, but there is no interpreter (looked beside the recipe and in {Path.cwd()})"
         yield ("task", "python"), f"{value}; create the environment"
@@ -108,7 +143,9 @@ def _definition(recipe: Recipe) -> Problems:
         return
     for node in body:
         if isinstance(node, ast.ClassDef) and node.name == name:
-            methods = {entry.name: entry for entry in node.body if isinstance(entry, ast.FunctionDef | ast.AsyncFunctionDef)}
+            methods = {
+                entry.name: entry for entry in node.body if isinstance(entry, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
             if "__init__" in methods or not node.bases:
                 yield from _options(recipe.task, methods.get("__init__"))
             if "arun_group" in methods:
@@ -120,11 +157,18 @@ def _options(task: TaskSettings, init: ast.FunctionDef | ast.AsyncFunctionDef | 
     arguments = init.args if init else ast.arguments([], [], None, [], [], None, [])
     positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)][1:]
     required = positional[: len(positional) - len(arguments.defaults)]
-    required += [argument.arg for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None]
+    required += [
+        argument.arg
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if default is None
+    ]
     parameter_names = [*positional, *(argument.arg for argument in arguments.kwonlyargs)]
     if missing := [name for name in required if name not in task.agent_options]:
         names = ", ".join(f"`{name}`" for name in missing)
-        yield ("task", "agent_options"), f"found no {names}, which {task.agent} requires; write `{missing[0]} = …` there"
+        yield (
+            ("task", "agent_options"),
+            f"found no {names}, which {task.agent} requires; write `{missing[0]} = …` there",
+        )
     for option in task.agent_options:
         if option not in parameter_names and arguments.kwarg is None:
             hint = nearest(option, parameter_names) if parameter_names else "it takes none"

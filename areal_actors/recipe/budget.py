@@ -62,7 +62,11 @@ def cache_bytes_per_token(recipe: Recipe) -> int:
     heads = config.get("num_attention_heads") or 1
     width = config.get("head_dim") or config.get("hidden_size", 0) // heads
     return int(
-        2 * config.get("num_hidden_layers", 0) * (config.get("num_key_value_heads") or heads) * width * BYTES[recipe.generation.dtype]
+        2
+        * config.get("num_hidden_layers", 0)
+        * (config.get("num_key_value_heads") or heads)
+        * width
+        * BYTES[recipe.generation.dtype]
     )
 
 
@@ -99,14 +103,18 @@ def completions_at_once(recipe: Recipe) -> int:
     """Largest number of completions that one inference worker samples at once."""
     if recipe.is_served():
         return recipe.generation.max_num_seqs
-    episodes = recipe.concurrent_groups() * recipe.algorithm.group_size + min(recipe.evaluation.max_concurrent, recipe.evaluation.tasks)
+    episodes = recipe.concurrent_groups() * recipe.algorithm.group_size + min(
+        recipe.evaluation.max_concurrent, recipe.evaluation.tasks
+    )
     return min(recipe.generation.max_num_seqs, -(-episodes // max(recipe.actors.inference_worker.count, 1)))
 
 
 def _trainer_memory(recipe: Recipe, measured: TrainCalibration, lengths: Lengths) -> tuple[str, int]:
     """Content and bytes of the trainer: weights, gradients, optimizer, one micro-batch, which a small batch does not fill."""
     trainer, count = recipe.trainer, parameters(recipe)
-    frozen = sum(count * 4 for _ in recipe.algorithm.models) + (count * 16 if recipe.algorithm.critic is not None else 0)
+    frozen = sum(count * 4 for _ in recipe.algorithm.models) + (
+        count * 16 if recipe.algorithm.critic is not None else 0
+    )
     state = (4 + OPTIMIZER_BYTES[trainer.optimizer.name]) * count if trainer.lora is None else 0
     size, tokens = vocabulary(recipe), min(trainer.microbatch_tokens, batch_tokens(recipe, lengths))
     chunk = max(CHUNK_TOKENS, CHUNK_LOGITS // max(size, 1)) * size * 4
@@ -152,7 +160,9 @@ def _generating_seconds(recipe: Recipe, measured: DecodeCalibration, lengths: Le
     together = max(1.0, min(recipe.generation.max_num_seqs, recipe.concurrent_groups() * size / workers, ahead))
     decoding = episodes * lengths.answer / together * seconds_at(measured, together)
     prompts = episodes / size * lengths.prompt
-    again = together / size * lengths.prompt + together * lengths.answer / 2 if recipe.staleness_gate.max_staleness else 0.0
+    again = (
+        together / size * lengths.prompt + together * lengths.answer / 2 if recipe.staleness_gate.max_staleness else 0.0
+    )
     loading = 2 * parameters(recipe) * BYTES[recipe.trainer.published_dtype] / COPY_BYTES_PER_SECOND
     return decoding + (prompts + again) * measured.prefill_seconds + loading
 
@@ -164,10 +174,20 @@ def _training_seconds(recipe: Recipe, measured: TrainCalibration, lengths: Lengt
     computed = trainer.batch_size * lengths.prompt + answers
     versions = recipe.staleness_gate.max_staleness + 1
     checked = min(trainer.logprob_check_sequences * versions, trainer.batch_size * size)
-    check = checked * (lengths.prompt + lengths.answer) * measured.forward_seconds + checked * lengths.answer * measured.head_seconds / 3
+    check = (
+        checked * (lengths.prompt + lengths.answer) * measured.forward_seconds
+        + checked * lengths.answer * measured.head_seconds / 3
+    )
     publishing = 2 * parameters(recipe) * BYTES[trainer.published_dtype] / COPY_BYTES_PER_SECOND
     further = len(recipe.algorithm.models) * (computed * measured.forward_seconds + answers * measured.head_seconds / 3)
-    return computed * measured.train_seconds + answers * measured.head_seconds + measured.update_seconds + check + publishing + further
+    return (
+        computed * measured.train_seconds
+        + answers * measured.head_seconds
+        + measured.update_seconds
+        + check
+        + publishing
+        + further
+    )
 
 
 def seconds_at(measured: DecodeCalibration, together: float) -> float:
@@ -189,11 +209,17 @@ def describe_budget(
     uses = process_memory(recipe, calibration, lengths)
     shared, disk = published_bytes(recipe), checkpoint_bytes(recipe)
     total = sum(use.size for use in uses) + shared
-    yield "memory", f"{_size(total)} of {_size(machine.memory_bytes)}: processes, and {_size(shared)} of published weights in shared memory"
+    yield (
+        "memory",
+        f"{_size(total)} of {_size(machine.memory_bytes)}: processes, and {_size(shared)} of published weights in shared memory",
+    )
     width = max(len(use.process) for use in uses)
     for use in uses:
         yield "", f"{use.process:<{width}}  {_size(use.size)}: {use.content}"
-    yield "disk", f"{_size(disk)} of {_size(machine.disk_bytes)} free, at most: checkpoints with the one being written, besides the log"
+    yield (
+        "disk",
+        f"{_size(disk)} of {_size(machine.disk_bytes)} free, at most: checkpoints with the one being written, besides the log",
+    )
     seconds = step_seconds(recipe, calibration, lengths)
     if calibration.decode is not None:
         measured = sorted(calibration.decode.step_seconds.items())
@@ -209,17 +235,25 @@ def describe_budget(
     )
 
 
-def budget_problems(recipe: Recipe, calibration: Calibration, lengths: Lengths, machine: Machine | None = None) -> Problems:
+def budget_problems(
+    recipe: Recipe, calibration: Calibration, lengths: Lengths, machine: Machine | None = None
+) -> Problems:
     """Yields what does not fit into the machine, this one if None, with the setting that takes most of it."""
     machine = machine or detect_machine(Path(recipe.folder))
     uses = process_memory(recipe, calibration, lengths)
     needed = sum(use.size for use in uses) + published_bytes(recipe)
     if needed > USABLE * machine.memory_bytes:
         key, remedy = _memory_remedy(recipe, calibration, lengths)
-        yield key, f"the run takes {_size(needed)} of memory, and this machine has {_size(machine.memory_bytes)}; {remedy}"
+        yield (
+            key,
+            f"the run takes {_size(needed)} of memory, and this machine has {_size(machine.memory_bytes)}; {remedy}",
+        )
     if (disk := checkpoint_bytes(recipe)) > machine.disk_bytes:
         remedy = "free some, write another `folder`, or lower checkpoint.keep_last"
-        yield ("checkpoint", "keep_last"), f"checkpoints take up to {_size(disk)}, and {_size(machine.disk_bytes)} are free; {remedy}"
+        yield (
+            ("checkpoint", "keep_last"),
+            f"checkpoints take up to {_size(disk)}, and {_size(machine.disk_bytes)} are free; {remedy}",
+        )
 
 
 def _memory_remedy(recipe: Recipe, calibration: Calibration, lengths: Lengths) -> tuple[tuple[str, ...], str]:
@@ -238,7 +272,11 @@ def _memory_remedy(recipe: Recipe, calibration: Calibration, lengths: Lengths) -
             ("trainer", "microbatch_tokens"),
             f"lower trainer.microbatch_tokens, {trainer.microbatch_tokens}, or set trainer.recompute_activations = true",
         ),
-        (count * 8.0 if trainer.lora is None else 0.0, ("trainer", "lora"), "train an adapter ([trainer.lora]), or take a smaller model"),
+        (
+            count * 8.0 if trainer.lora is None else 0.0,
+            ("trainer", "lora"),
+            "train an adapter ([trainer.lora]), or take a smaller model",
+        ),
     ]
     _, key, remedy = max(candidates)
     return key, remedy

@@ -12,21 +12,32 @@ MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 1.0, 60.0
 def bus_problems(recipe: Recipe) -> Problems:
     """Yields what is wrong with the bus of a recipe."""
     if (url := recipe.bus.url) and not url.startswith(("nats://", "tls://")):
-        yield ("bus", "url"), f'found {toml_value(url)}; write `nats://host:port`, or "" for a server of this run\'s own'
+        yield (
+            ("bus", "url"),
+            f'found {toml_value(url)}; write `nats://host:port`, or "" for a server of this run\'s own',
+        )
     if recipe.bus.tls and recipe.bus.url:
         yield (
             ("bus", "tls"),
             "found true, but the server of bus.url encrypts by its own settings; write tls:// in bus.url, and leave bus.tls out",
         )
     elif recipe.bus.tls and not (recipe.bus.host or recipe.hosts.joined_hosts() or recipe.autoscale.enabled):
-        yield ("bus", "tls"), "found true, but without bus.host no other host reaches the bus; set bus.host, or leave bus.tls out"
+        yield (
+            ("bus", "tls"),
+            "found true, but without bus.host no other host reaches the bus; set bus.host, or leave bus.tls out",
+        )
     if bool(recipe.bus.certificate) != bool(recipe.bus.certificate_key):
         yield ("bus", "certificate"), "certificate and certificate_key belong together; name both files, or neither"
     elif recipe.bus.certificate and not recipe.bus.tls:
-        yield ("bus", "certificate"), "found a file, but the run does not encrypt; set bus.tls = true, or leave the file out"
+        yield (
+            ("bus", "certificate"),
+            "found a file, but the run does not encrypt; set bus.tls = true, or leave the file out",
+        )
     key, lease, attempt = ("bus", "lease_seconds"), recipe.bus.lease_seconds, recipe.task.timeout_seconds
     if lease < MIN_LEASE_SECONDS:
-        fault = f"found {lease:g}, but a busy worker may renew its leases a second late, and its episodes would run twice"
+        fault = (
+            f"found {lease:g}, but a busy worker may renew its leases a second late, and its episodes would run twice"
+        )
         yield key, f"{fault}; write at least {MIN_LEASE_SECONDS:g}"
     elif lease > (most := max(attempt, MAX_LEASE_SECONDS)):
         fault = f"found {lease:g}, but after a worker's death its episodes wait for the whole lease"

@@ -19,14 +19,20 @@ def chaos_problems(recipe: Recipe) -> Problems:
     if not chaos.enabled:
         return
     if not chaos.rates():
-        yield ("chaos", "enabled"), "found true, but no fault has a rate; write `per_minute = 2.0` under `[chaos.kill]`, or leave it out"
+        yield (
+            ("chaos", "enabled"),
+            "found true, but no fault has a rate; write `per_minute = 2.0` under `[chaos.kill]`, or leave it out",
+        )
     for kind, rate in chaos.rates().items():
         targets = known_targets(recipe)[kind]
         for target in rate.targets:
             if target not in targets:
                 yield ("chaos", kind, "targets"), f"found {toml_value(target)}; {nearest(target, targets)}"
             elif target == SERVER and recipe.bus.url:
-                yield ("chaos", kind, "targets"), f'found "{SERVER}", but the server of bus.url is not this run\'s own; leave it out'
+                yield (
+                    ("chaos", kind, "targets"),
+                    f'found "{SERVER}", but the server of bus.url is not this run\'s own; leave it out',
+                )
     if chaos.injects("partition") and (recipe.bus.tls or recipe.bus.url.startswith("tls://") or "," in recipe.bus.url):
         yield (
             ("chaos", "partition", "per_minute"),
@@ -36,9 +42,13 @@ def chaos_problems(recipe: Recipe) -> Problems:
 
 def known_targets(recipe: Recipe) -> Mapping[Kind, tuple[str, ...]]:
     """Returns the possible targets of each kind of fault in this run."""
-    placements = {kind: placement for kind, placement in msgspec.structs.asdict(recipe.actors).items() if placement.count}
+    placements = {
+        kind: placement for kind, placement in msgspec.structs.asdict(recipe.actors).items() if placement.count
+    }
     processes = tuple(
-        dict.fromkeys([process for placement in placements.values() for process in processes_of(placement)] + list(placements))
+        dict.fromkeys(
+            [process for placement in placements.values() for process in processes_of(placement)] + list(placements)
+        )
     )
     return {
         "kill": (*processes, SERVER, LAUNCHER, EVERYTHING),

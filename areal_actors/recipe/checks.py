@@ -64,7 +64,11 @@ class RecipeProblem(NamedTuple):
 
     def sentence(self, place: str) -> str:
         """Returns the whole message, with the file and line."""
-        return f"{place}: `{'.'.join(self.key)}`: {self.complaint}" if place else f"`{'.'.join(self.key)}`: {self.complaint}"
+        return (
+            f"{place}: `{'.'.join(self.key)}`: {self.complaint}"
+            if place
+            else f"`{'.'.join(self.key)}`: {self.complaint}"
+        )
 
 
 def problems(recipe: Recipe, *, serving: bool = False) -> list[RecipeProblem]:
@@ -115,7 +119,8 @@ def _algorithm(recipe: Recipe) -> Problems:
         return
     algorithm = recipe.algorithm.resolve()
     models: dict[Key, str] = {
-        (role,) if role in algorithm.__struct_fields__ else ("kl", role): model for role, model in algorithm.models.items()
+        (role,) if role in algorithm.__struct_fields__ else ("kl", role): model
+        for role, model in algorithm.models.items()
     }
     if algorithm.critic is not None:
         models["critic", "model"] = algorithm.critic.model
@@ -130,11 +135,16 @@ def _dataset(recipe: Recipe) -> Problems:
     if recipe.plays_environment():
         pass  # environment_checks.py
     elif not dataset:
-        yield key, 'found none; write `dataset = …` under `[task]`, or `agent = "online"` for agents that bring their tasks'
+        yield (
+            key,
+            'found none; write `dataset = …` under `[task]`, or `agent = "online"` for agents that bring their tasks',
+        )
     elif dataset != "arithmetic":
         yield from _source(key, dataset, f"; {nearest(dataset, DATASETS)}, or the path of a .jsonl file")
     if isinstance(held_out, str) and not recipe.plays_environment():
-        yield from _source(("task", "held_out"), held_out, "; write how many tasks to hold out, or the path of a .jsonl file")
+        yield from _source(
+            ("task", "held_out"), held_out, "; write how many tasks to hold out, or the path of a .jsonl file"
+        )
     elif isinstance(held_out, int) and held_out < recipe.evaluation.tasks:
         fault = f"found {recipe.evaluation.tasks}, but task.held_out keeps only {held_out}"
         yield ("evaluation", "tasks"), f"{fault}; write at most {held_out}, or hold out more"
@@ -151,7 +161,10 @@ def _source(key: Key, spec: str, remedy: str) -> Problems:
     elif missing:
         yield key, f"{fault}, but there is no such file (looked beside the recipe and in {Path.cwd()}){remedy}"
     elif sources.needs_library(spec) and not is_installed("datasets"):
-        yield key, f'{fault}, but the `datasets` library is not installed; {library.NEEDED}, or name a local .jsonl file, or "arithmetic"'
+        yield (
+            key,
+            f'{fault}, but the `datasets` library is not installed; {library.NEEDED}, or name a local .jsonl file, or "arithmetic"',
+        )
 
 
 def _agent_and_reward(recipe: Recipe) -> Problems:
@@ -174,7 +187,10 @@ def _online(recipe: Recipe) -> Problems:
     """Reject settings that an online run does not use, instead of ignoring them."""
     for name in ("environment", "dataset", "reward", "should_accept"):
         if value := getattr(recipe.task, name):
-            yield ("task", name), f"found {toml_value(value)}, but external agents bring their own tasks and rewards; leave it out"
+            yield (
+                ("task", name),
+                f"found {toml_value(value)}, but external agents bring their own tasks and rewards; leave it out",
+            )
     if tasks := recipe.evaluation.tasks:
         yield ("evaluation", "tasks"), f"found {tasks}, but an online run has no held-out tasks; write `tasks = 0`"
 
@@ -208,11 +224,18 @@ def _sleep(recipe: Recipe) -> Problems:
     if engine in ENGINES and engine not in SLEEPING_ENGINES:
         yield key, f'found "on", but generation.engine = {toml_value(engine)} holds no memory to release; write "off"'
     if recipe.generation.server.urls:
-        yield key, 'found "on", but servers that were started elsewhere keep their memory; write "off", or leave generation.server.urls out'
+        yield (
+            key,
+            'found "on", but servers that were started elsewhere keep their memory; write "off", or leave generation.server.urls out',
+        )
 
 
 def _servers(recipe: Recipe) -> Problems:
-    key, urls, workers = ("generation", "server", "urls"), recipe.generation.server.urls, recipe.actors.inference_worker.count
+    key, urls, workers = (
+        ("generation", "server", "urls"),
+        recipe.generation.server.urls,
+        recipe.actors.inference_worker.count,
+    )
     for url in urls:
         if not url.startswith(("http://", "https://")):
             yield key, f"found {toml_value(url)}; write `http://host:port`"
@@ -220,7 +243,12 @@ def _servers(recipe: Recipe) -> Problems:
         fault = f"found {len(urls)} servers for actors.inference_worker.count = {workers}, and each worker has one of its own"
         yield key, f"{fault}; write {workers}, or actors.inference_worker.count = {len(urls)}"
     lora = recipe.trainer.lora
-    if recipe.generation.engine == "vllm" and lora is not None and lora.published == "adapter" and lora.rank > VLLM_RANK:
+    if (
+        recipe.generation.engine == "vllm"
+        and lora is not None
+        and lora.published == "adapter"
+        and lora.rank > VLLM_RANK
+    ):
         fault = f"found {lora.rank}, but vLLM takes adapters up to rank {VLLM_RANK}"
         yield ("trainer", "lora", "rank"), f'{fault}; write a smaller one, or trainer.lora.published = "merged"'
     yield from _weights(recipe)
@@ -233,10 +261,16 @@ def _weights(recipe: Recipe) -> Problems:
     if server.weights not in (able := WEIGHT_CHANNELS[engine]):
         yield key, f"{fault} {engine} takes {', '.join(able)}; write one of them"
     if server.weights == "tensors" and (far := [url for url in server.urls if not is_here(url)]):
-        yield key, f'{fault} {far[0]} is on another host, which does not have this one\'s memory; write "broadcast" or "delta"'
+        yield (
+            key,
+            f'{fault} {far[0]} is on another host, which does not have this one\'s memory; write "broadcast" or "delta"',
+        )
     lora = recipe.trainer.lora
     if server.weights != "folder" and lora is not None and lora.published == "adapter":
-        yield key, f'{fault} adapters are loaded by name from their folder; write "folder", or trainer.lora.published = "merged"'
+        yield (
+            key,
+            f'{fault} adapters are loaded by name from their folder; write "folder", or trainer.lora.published = "merged"',
+        )
 
 
 def _without_servers(generation: GenerationSettings) -> Problems:
@@ -259,7 +293,10 @@ def _check_name_in_file(key: Key, spec: str, what: str, example: str) -> Problem
     try:
         body = ast.parse(path.read_text(encoding="utf-8"), filename=file).body
     except OSError:
-        yield key, f"{fault}, but there is no file {path} to read (looked beside the recipe and in {Path.cwd()}); fix the path"
+        yield (
+            key,
+            f"{fault}, but there is no file {path} to read (looked beside the recipe and in {Path.cwd()}); fix the path",
+        )
         return
     except (SyntaxError, ValueError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
@@ -269,7 +306,11 @@ def _check_name_in_file(key: Key, spec: str, what: str, example: str) -> Problem
     wanted = functions if what == "function" else functions | ast.ClassDef if key == ("task", "agent") else ast.ClassDef
     defined = [node.name for node in body if isinstance(node, wanted)]
     if name not in (*defined, *_assigned_names(body)):
-        hint = nearest(name, defined) if defined else f"it defines none; write `{'class' if what == 'class' else 'def'} {name}` there"
+        hint = (
+            nearest(name, defined)
+            if defined
+            else f"it defines none; write `{'class' if what == 'class' else 'def'} {name}` there"
+        )
         yield key, f"{fault}, but {path} has no {what} `{name}`; {hint}"
 
 
@@ -285,10 +326,18 @@ def _assigned_names(body: list[ast.stmt]) -> Iterator[str]:
 def _lengths(recipe: Recipe) -> Problems:
     sampling, context = recipe.sampling, recipe.generation.max_model_len
     if sampling.max_tokens >= context:
-        fault = f"found {sampling.max_tokens}, but generation.max_model_len is {context} for prompt and completion together"
+        fault = (
+            f"found {sampling.max_tokens}, but generation.max_model_len is {context} for prompt and completion together"
+        )
         yield ("sampling", "max_tokens"), f"{fault}; write less than {context}, or raise generation.max_model_len"
     folder = Path(recipe.model).expanduser()
-    longest = EMBEDDED_CONTEXT if recipe.model == EMBEDDED else context_of(folder) if (folder / "config.json").is_file() else None
+    longest = (
+        EMBEDDED_CONTEXT
+        if recipe.model == EMBEDDED
+        else context_of(folder)
+        if (folder / "config.json").is_file()
+        else None
+    )
     if longest and context > longest:
         fault = f"found {context} (unstated, it is at least twice sampling.max_tokens), but the model has {longest} positions"
         yield ("generation", "max_model_len"), f"{fault}; write at most {longest}, and a lower sampling.max_tokens"
@@ -302,7 +351,10 @@ def _lengths(recipe: Recipe) -> Problems:
 def _training(recipe: Recipe) -> Problems:
     context, microbatch = recipe.generation.max_model_len, recipe.trainer.microbatch_tokens
     if recipe.sampling.temperature <= 0:
-        yield ("sampling", "temperature"), "found 0, but greedy answers of one task are all the same; write a number above 0"
+        yield (
+            ("sampling", "temperature"),
+            "found 0, but greedy answers of one task are all the same; write a number above 0",
+        )
     if microbatch < context:
         fault = f"found {microbatch}, but one sequence may have generation.max_model_len = {context} tokens"
         yield ("trainer", "microbatch_tokens"), f"{fault}; write at least {context}"
@@ -328,9 +380,17 @@ def _learning(recipe: Recipe) -> Problems:
         fault = f'found {ratio:g}, but schedule = "constant" never falls'
         yield (*table, "minimum_ratio"), f'{fault}; leave it out, or write "linear" or "cosine"'
     if recipe.trainer.lora is not None and recipe.algorithm.head == "value":
-        yield ("trainer", "lora"), "found a table, but an adapter has no scalar head, which this algorithm trains; leave it out"
-    if recipe.trainer.routing_replay == "on" and ROUTES not in ENGINE_ABILITIES.get(engine := recipe.generation.engine, {ROUTES}):
-        yield ("trainer", "routing_replay"), f'found "on", but the engine {engine} reports no experts; {UNROUTED_REMEDY}'
+        yield (
+            ("trainer", "lora"),
+            "found a table, but an adapter has no scalar head, which this algorithm trains; leave it out",
+        )
+    if recipe.trainer.routing_replay == "on" and ROUTES not in ENGINE_ABILITIES.get(
+        engine := recipe.generation.engine, {ROUTES}
+    ):
+        yield (
+            ("trainer", "routing_replay"),
+            f'found "on", but the engine {engine} reports no experts; {UNROUTED_REMEDY}',
+        )
     yield from trainer_problems(recipe.trainer)
 
 
@@ -339,7 +399,9 @@ def _best(recipe: Recipe) -> Problems:
     key, by, evaluation = ("checkpoint", "keep_best"), recipe.checkpoint.keep_best, recipe.evaluation
     fault = f"found {toml_value(by)}, but"
     if by and (by == "loss") != recipe.learns_from_examples():
-        evaluated, modes = ("a loss", '"loss"') if recipe.learns_from_examples() else ("answers", '"greedy" or "sampled"')
+        evaluated, modes = (
+            ("a loss", '"loss"') if recipe.learns_from_examples() else ("answers", '"greedy" or "sampled"')
+        )
         yield key, f"{fault} this run evaluates {evaluated}; write {modes}"
     elif by and not evaluation.tasks:
         yield key, f"{fault} nothing is evaluated; write evaluation.tasks above 0, or leave keep_best out"
@@ -367,7 +429,10 @@ def _placement(recipe: Recipe, *, serving: bool) -> Problems:
         if count > 1 and name not in COUNTED:
             yield (*key, "count"), f"found {count}, but a run has one {name}; write `count = 1`"
         if concurrency > 1 and name not in CONCURRENT:
-            yield (*key, "concurrency"), f"found {concurrency}, but {name} handles one message at a time; write `concurrency = 1`"
+            yield (
+                (*key, "concurrency"),
+                f"found {concurrency}, but {name} handles one message at a time; write `concurrency = 1`",
+            )
         sharing = [other for other, its in placements.items() if its.process == process and other != name]
         if count > 1 and sharing:
             fault = f"found {toml_value(process)}, shared with {', '.join(sharing)}, for {count} of them"

@@ -64,7 +64,9 @@ def with_device_counts(recipe: Recipe, stated: Mapping[str, Any], cuda: CudaDevi
     if more_workers:
         workers = max((cuda.count - (ranks if trains else 0)) // width, 1)
     placement = replace(recipe.actors.inference_worker, count=workers)
-    counted = replace(recipe, trainer=replace(trainer, ranks=ranks), actors=replace(recipe.actors, inference_worker=placement))
+    counted = replace(
+        recipe, trainer=replace(trainer, ranks=ranks), actors=replace(recipe.actors, inference_worker=placement)
+    )
     return replace(counted, generation=replace(generation, sleep=_sleep(counted, cuda)))
 
 
@@ -105,7 +107,9 @@ def device_uses(recipe: Recipe, cuda: CudaDevices) -> list[DeviceUse]:
     trainer, workers = _assign_devices(recipe, cuda)
     uses = [DeviceUse(recipe.actors.trainer.process, TRAINS, trainer)] if trainer else []
     processes = processes_of(recipe.actors.inference_worker)
-    uses += [DeviceUse(process, GENERATES, devices) for process, devices in zip(processes, workers, strict=bool(workers))]
+    uses += [
+        DeviceUse(process, GENERATES, devices) for process, devices in zip(processes, workers, strict=bool(workers))
+    ]
     if recipe.task.reward.startswith(MODEL) and recipe.actors.reward_worker.count:
         beside = (workers[-1:] or [trainer])[0][-1:] or (0,)
         uses += [DeviceUse(process, SCORES, beside) for process in processes_of(recipe.actors.reward_worker)]
@@ -118,7 +122,10 @@ def device_variables(recipe: Recipe, process: str, cuda: CudaDevices) -> dict[st
         return {}
     uses = [use for use in device_uses(recipe, cuda) if use.process == process]
     devices = dict.fromkeys(device for use in uses for device in use.devices)
-    return {VISIBLE: visibility(tuple(devices)), MEMORY_FRACTION: f"{min(sum(use.fraction for use in uses), 1.0):g}" if uses else "1"}
+    return {
+        VISIBLE: visibility(tuple(devices)),
+        MEMORY_FRACTION: f"{min(sum(use.fraction for use in uses), 1.0):g}" if uses else "1",
+    }
 
 
 def describe_devices(recipe: Recipe, cuda: CudaDevices) -> Iterator[tuple[str, str]]:
@@ -160,7 +167,9 @@ def _workers(recipe: Recipe) -> int:
 
 def _named_devices(recipe: Recipe) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the devices that the recipe names for ranks and for inference workers; none for what does not run on this machine's."""
-    return recipe.trainer.devices if _trains_here(recipe) else (), recipe.generation.devices if _generates_here(recipe) else ()
+    return recipe.trainer.devices if _trains_here(recipe) else (), recipe.generation.devices if _generates_here(
+        recipe
+    ) else ()
 
 
 def _assign_devices(recipe: Recipe, cuda: CudaDevices) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
@@ -202,14 +211,20 @@ def _share(recipe: Recipe, use: DeviceUse, beside: Sequence[DeviceUse]) -> float
 def _named_problems(recipe: Recipe, cuda: CudaDevices) -> Problems:
     """Yields devices that a recipe names and that do not exist, twice or in the wrong number."""
     width = recipe.generation.tensor_parallel
-    needed = {"trainer": (_ranks(recipe), "trainer.ranks = {}"), "generation": (_workers(recipe) * width, "{} for all inference workers")}
+    needed = {
+        "trainer": (_ranks(recipe), "trainer.ranks = {}"),
+        "generation": (_workers(recipe) * width, "{} for all inference workers"),
+    }
     for table, devices in (("trainer", recipe.trainer.devices), ("generation", recipe.generation.devices)):
         number, what = needed[table]
         key: Key = (table, "devices")
         if not devices or not number:
             continue
         if outside := [device for device in devices if device >= cuda.count]:
-            yield key, f"found {outside[0]}, but this machine has {cuda.reason}; write numbers from 0 to {cuda.count - 1}"
+            yield (
+                key,
+                f"found {outside[0]}, but this machine has {cuda.reason}; write numbers from 0 to {cuda.count - 1}",
+            )
         if len(devices) != number:
             yield key, f"found {len(devices)} devices, but {what.format(number)}; write as many, each once"
         elif table == "trainer" and len(set(devices)) < len(devices):
@@ -226,7 +241,10 @@ def _too_few(recipe: Recipe, cuda: CudaDevices, needed: int, free: int) -> tuple
         key = ("generation", "tensor_parallel")
     remedy = "lower trainer.ranks, actors.inference_worker.count or generation.tensor_parallel, name devices that they share in "
     remedy += 'trainer.devices and generation.devices, or write device = "cpu"'
-    return key, f"{' and '.join(parts)} need {needed} CUDA devices, but this machine has {free} for them ({cuda.reason}); {remedy}"
+    return (
+        key,
+        f"{' and '.join(parts)} need {needed} CUDA devices, but this machine has {free} for them ({cuda.reason}); {remedy}",
+    )
 
 
 def _kept_share(recipe: Recipe, use: DeviceUse, memory: int) -> float:
@@ -241,13 +259,18 @@ def _kept_share(recipe: Recipe, use: DeviceUse, memory: int) -> float:
 
 def _crowding_problems(recipe: Recipe, uses: Sequence[DeviceUse], cuda: CudaDevices) -> Problems:
     """Yields devices whose processes were given more than all of their memory, or nothing."""
-    stated: Key = ("generation", "memory_fraction") if recipe.generation.memory_fraction else ("trainer", "memory_fraction")
+    stated: Key = (
+        ("generation", "memory_fraction") if recipe.generation.memory_fraction else ("trainer", "memory_fraction")
+    )
     for device in sorted({device for use in uses for device in use.devices}):
         uses_here = [use for use in uses if device in use.devices]
         total = sum(_kept_share(recipe, use, cuda.memory[device] if cuda.memory else 0) for use in uses_here)
         if total > 1.001 or min(use.fraction for use in uses_here) <= 0:
             shares = ", ".join(f"{use.process} {use.fraction:.0%}" for use in uses_here)
-            yield stated, f"the processes on device {device} would have these shares of its memory: {shares}; write a lower one"
+            yield (
+                stated,
+                f"the processes on device {device} would have these shares of its memory: {shares}; write a lower one",
+            )
             return
 
 

@@ -33,7 +33,10 @@ def environment_problems(recipe: Recipe) -> Problems:
     for setting, what in BROUGHT.items():
         if value := getattr(task, setting):
             instead = ', or write "" over another file\'s' if isinstance(value, str) else ""
-            yield ("task", setting), f"found {toml_value(value)}, but the environment brings its {what}; leave it out{instead}"
+            yield (
+                ("task", setting),
+                f"found {toml_value(value)}, but the environment brings its {what}; leave it out{instead}",
+            )
     if task.runner != "subprocess":
         yield ("task", "runner"), 'found "inline", but an environment runs in processes of its own; leave it out'
     install = host.install("python")

@@ -30,10 +30,19 @@ TYPO = 0.8
 """Similarity from which a name is a mistyped one of its table, whatever other tables have."""
 MOST_HINTS = 3
 """Settings of the same name in other tables that a hint lists; with more of them it would not help."""
-_TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "object": "a table", "array": "a list"}
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "object": "a table",
+    "array": "a list",
+}
 
 
-def decode(layer: Layer, kind: type[T], *, table: Key = (), directives: tuple[str, ...] = ()) -> tuple[T | None, list[str]]:
+def decode(
+    layer: Layer, kind: type[T], *, table: Key = (), directives: tuple[str, ...] = ()
+) -> tuple[T | None, list[str]]:
     """Decode settings into `kind`; returns it, or None and every complaint.
 
     `table` is the key of the settings in the recipe; `directives` are allowed keys that are not fields of `kind`.
@@ -132,28 +141,43 @@ class _Explanation:
         tables: dict[str, list[str]] = {}
         for path, owner in _tables_with(inspect.type_info(self.kind), key[-1]):
             tag = _tag_of(owner)
-            tables.setdefault(".".join(map(toml_key, (*self.table, *path, key[-1]))), []).extend([f'"{tag[1]}"'] if tag else [])
+            tables.setdefault(".".join(map(toml_key, (*self.table, *path, key[-1]))), []).extend(
+                [f'"{tag[1]}"'] if tag else []
+            )
         whole = ".".join(map(toml_key, (*self.table, *key)))
         near = {name: tags for name, tags in tables.items() if name.startswith(f"{(*self.table, *key)[0]}.")}
         if tags := tables.pop(whole, []):
             return f"it is one where `name` is {' or '.join(tags)}"
-        return f"did you mean {' or '.join(f'`{name}`' for name in near or tables)}?" if 0 < len(near or tables) <= MOST_HINTS else ""
+        return (
+            f"did you mean {' or '.join(f'`{name}`' for name in near or tables)}?"
+            if 0 < len(near or tables) <= MOST_HINTS
+            else ""
+        )
 
     def _known_names(self, table: Key) -> list[str]:
         struct = _struct(_type_at(self.kind, table, self.layer.data), _at(self.layer.data, table))
         if struct is None:
             return []
         tag = _tag_of(struct)
-        return [*([tag[0]] if tag else []), *(field.encode_name for field in struct.fields), *(self.directives if not table else ())]
+        return [
+            *([tag[0]] if tag else []),
+            *(field.encode_name for field in struct.fields),
+            *(self.directives if not table else ()),
+        ]
 
     def _expected_text(self, complaint: str, key: Key) -> str:
         if complaint.startswith(("Invalid enum value", "Invalid value")):
             value, choices = str(_at(self.layer.data, key)), list(_choices(self.kind, key, self.layer.data))
             near = closest(value, choices)
-            return f"one of {', '.join(map(toml_value, choices))}" + (f"; did you mean {toml_value(near)}?" if near else "")
+            return f"one of {', '.join(map(toml_value, choices))}" + (
+                f"; did you mean {toml_value(near)}?" if near else ""
+            )
         expected = re.sub(r", got `[^`]*`$", "", complaint.removeprefix("Expected "))
         expected = re.sub(
-            r"`(.+?)`", lambda found: " or ".join(_TYPES.get(part, part) for part in found[1].split(" | ")), expected, count=1
+            r"`(.+?)`",
+            lambda found: " or ".join(_TYPES.get(part, part) for part in found[1].split(" | ")),
+            expected,
+            count=1,
         )
         return re.sub(r"matching regex '(.*)'", lambda found: f"of {PATTERNS.get(found[1], found[0])}", expected)
 

@@ -34,7 +34,10 @@ def example_problems(recipe: Recipe) -> Problems:
     name = recipe.algorithm.__struct_config__.tag
     for key, stated in _stated_settings(recipe):
         value = toml_value(msgspec.to_builtins(stated))
-        yield key, f'found {value}, but algorithm.name = "{name}" learns from examples and runs no episodes; leave it out'
+        yield (
+            key,
+            f'found {value}, but algorithm.name = "{name}" learns from examples and runs no episodes; leave it out',
+        )
     if recipe.task.dataset == GSM8K and recipe.examples() == "pairs":
         remedy = 'write "arithmetic", or the path of a .jsonl file of rows with `prompt`, `chosen` and `rejected`'
         yield ("task", "dataset"), f'found "{GSM8K}", but algorithm.name = "{name}" learns from pairs; {remedy}'
@@ -50,7 +53,9 @@ def served_problems(recipe: Recipe) -> Problems:
 def examples_of(recipe: Recipe) -> ExampleSet:
     """Returns the recipe's examples; raises the errors of `open_examples`."""
     task = recipe.task
-    return open_examples(task.dataset, recipe.examples(), seed=recipe.seed, held_out=task.held_out, columns=task.columns)
+    return open_examples(
+        task.dataset, recipe.examples(), seed=recipe.seed, held_out=task.held_out, columns=task.columns
+    )
 
 
 def limit_of(recipe: Recipe) -> LengthLimit:
@@ -64,7 +69,10 @@ def length_problems(recipe: Recipe) -> Problems:
     for name, value in _differing(recipe.task):
         if name in LENGTHS and not recipe.learns_from_examples():
             remedy = "sampling.max_tokens and generation.max_model_len limit episodes; leave it out"
-            yield ("task", name), f"found {toml_value(value)}, but it limits only examples (sft, dpo, reward_model); {remedy}"
+            yield (
+                ("task", name),
+                f"found {toml_value(value)}, but it limits only examples (sft, dpo, reward_model); {remedy}",
+            )
 
 
 def check_examples(recipe: Recipe) -> None:

@@ -12,7 +12,18 @@ from areal_actors.recipe.recipe import Recipe
 from areal_bus.users import without_credentials
 
 SLURM_OPTION = re.compile(r"--[a-z][a-z-]*(=\S+)?")
-SLURM_TAKEN = ("chdir", "cpus-per-task", "gpus-per-task", "job-name", "mem", "nodes", "ntasks", "open-mode", "output", "signal")
+SLURM_TAKEN = (
+    "chdir",
+    "cpus-per-task",
+    "gpus-per-task",
+    "job-name",
+    "mem",
+    "nodes",
+    "ntasks",
+    "open-mode",
+    "output",
+    "signal",
+)
 """Options that the script sets from other settings."""
 
 
@@ -36,13 +47,22 @@ def host_problems(recipe: Recipe) -> Problems:
         yield ("hosts", "inference_worker", "workers"), f"{fault}; write 1, and the number of engines as count"
     if hosts.joined_hosts() and recipe.bus.url:
         url = toml_value(without_credentials(recipe.bus.url))
-        yield ("bus", "url"), f"found {url}, but hosts that `{COMMAND} launch` starts join the run's own server; remove it, or [hosts]"
+        yield (
+            ("bus", "url"),
+            f"found {url}, but hosts that `{COMMAND} launch` starts join the run's own server; remove it, or [hosts]",
+        )
     if hosts.gateway.count and recipe.gateway.certificate:
         fault = f"found {hosts.gateway.count}, but gateway.certificate is not for the addresses of other hosts, which are not known yet"
         yield ("hosts", "gateway", "count"), f"{fault}; write 0, or leave gateway.certificate out"
     for option in hosts.slurm:
         name = option.removeprefix("--").partition("=")[0]
         if not SLURM_OPTION.fullmatch(option):
-            yield ("hosts", "slurm"), f"found {toml_value(option)}; write options of sbatch as `--name=value`, without blanks"
+            yield (
+                ("hosts", "slurm"),
+                f"found {toml_value(option)}; write options of sbatch as `--name=value`, without blanks",
+            )
         elif name in SLURM_TAKEN:
-            yield ("hosts", "slurm"), f"found {toml_value(option)}, which the script sets itself from [hosts]; remove it"
+            yield (
+                ("hosts", "slurm"),
+                f"found {toml_value(option)}, which the script sets itself from [hosts]; remove it",
+            )

@@ -48,14 +48,20 @@ def learning_rate_problems(recipe: Recipe) -> Problems:
     """Yields key and complaint of a rate that destroys a pretrained model, unless it is allowed."""
     optimizer = recipe.trainer.optimizer
     if optimizer.lr > HIGHEST_LR:
-        yield ("trainer", "optimizer", "lr"), f"found {optimizer.lr:g}, with which no model learns; write {_usual_rate(recipe):g} or less"
+        yield (
+            ("trainer", "optimizer", "lr"),
+            f"found {optimizer.lr:g}, with which no model learns; write {_usual_rate(recipe):g} or less",
+        )
         return
     if optimizer.name not in ADAM or optimizer.allow_high_lr or not is_pretrained(recipe.model):
         return
     most = REFUSED_LR.get(_algorithm(recipe), REFUSED_RL_LR) * (LORA_FACTOR if recipe.trainer.lora else 1)
     if optimizer.lr > most:
         remedy = f"write {_usual_rate(recipe):g} to {most / 4:.1g}, leave it out, or set trainer.optimizer.allow_high_lr = true"
-        yield ("trainer", "optimizer", "lr"), f"found {optimizer.lr:g}, which destroys a pretrained model in a few steps; {remedy}"
+        yield (
+            ("trainer", "optimizer", "lr"),
+            f"found {optimizer.lr:g}, which destroys a pretrained model in a few steps; {remedy}",
+        )
 
 
 def _usual_rate(recipe: Recipe) -> float:

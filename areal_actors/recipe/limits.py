@@ -138,7 +138,9 @@ def _with_published(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     adapters = trainer.lora is not None and trainer.lora.published == "adapter"
     if adapters or is_stated(stated, ("generation", "server", "weights")) or all(is_here(url) for url in server.urls):
         return replace(recipe, trainer=trainer)
-    return replace(recipe, trainer=trainer, generation=replace(recipe.generation, server=replace(server, weights="broadcast")))
+    return replace(
+        recipe, trainer=trainer, generation=replace(recipe.generation, server=replace(server, weights="broadcast"))
+    )
 
 
 def _with_routing_replay(recipe: Recipe) -> Recipe:
@@ -186,9 +188,21 @@ def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
         if not is_stated(stated, ("actors", name, "concurrency"))
     }
     server = recipe.generation.engine in SERVER_ENGINES
-    most = calls if recipe.model == EMBEDDED else SERVER_SLOTS if server else SLOT_TOKENS // recipe.generation.max_model_len
-    slots = recipe.generation.max_num_seqs if is_stated(stated, ("generation", "max_num_seqs")) else max(MIN_SLOTS, min(calls, most))
-    return replace(recipe, actors=replace(actors, **placements), generation=replace(recipe.generation, max_num_seqs=slots))
+    most = (
+        calls
+        if recipe.model == EMBEDDED
+        else SERVER_SLOTS
+        if server
+        else SLOT_TOKENS // recipe.generation.max_model_len
+    )
+    slots = (
+        recipe.generation.max_num_seqs
+        if is_stated(stated, ("generation", "max_num_seqs"))
+        else max(MIN_SLOTS, min(calls, most))
+    )
+    return replace(
+        recipe, actors=replace(actors, **placements), generation=replace(recipe.generation, max_num_seqs=slots)
+    )
 
 
 def _share(episodes: int, workers: Placement) -> int:

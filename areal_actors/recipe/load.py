@@ -46,7 +46,9 @@ DIRECTIVES = ("profile", "profiles")
 OF_EMBEDDED_MODEL: tuple[Key, ...] = (("model",), ("trainer", "optimizer", "lr"), ("sampling", "max_tokens"))
 """Settings of a profile of the embedded model that hold for no other: its learning rate destroys a pretrained model in a few steps."""
 OWN_MODEL = "no cuda, own model"
-FROM_EXAMPLES = frozenset(kind.__struct_config__.tag for kind in get_args(AnyAlgorithm) if kind.learns_from == "examples")
+FROM_EXAMPLES = frozenset(
+    kind.__struct_config__.tag for kind in get_args(AnyAlgorithm) if kind.learns_from == "examples"
+)
 """Names of the algorithms whose runs have no episodes."""
 
 
@@ -75,7 +77,12 @@ class Condition(Config):
 
 
 def load(
-    files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, serving: bool = False, measure: Measure | None = None
+    files: Sequence[Path],
+    overrides: Sequence[str],
+    cuda: CudaDevices,
+    *,
+    serving: bool = False,
+    measure: Measure | None = None,
 ) -> Resolved:
     """Read, merge, choose the profile and validate; later files override earlier ones, overrides (`a.b=value`) override all.
 
@@ -98,7 +105,9 @@ def load(
     recipe, complaints = decode(layer, Recipe, directives=DIRECTIVES)
     for other in conditions:
         if other != profile:
-            _, more = decode(_with_implied(_merge_layers(layers, written, other), serving=serving), Recipe, directives=DIRECTIVES)
+            _, more = decode(
+                _with_implied(_merge_layers(layers, written, other), serving=serving), Recipe, directives=DIRECTIVES
+            )
             complaints += [complaint for complaint in more if complaint not in complaints]
     if recipe is None or complaints:
         raise RecipeError("\n".join(complaints))
@@ -108,13 +117,16 @@ def load(
     counted = with_device_counts(recipe, stated.data, cuda)
     recipe = with_derived(counted, stated.data)
     _raise_for(
-        problems(recipe, serving=serving) or [*device_problems(recipe, cuda), *(() if serving else learning_rate_problems(recipe))],
+        problems(recipe, serving=serving)
+        or [*device_problems(recipe, cuda), *(() if serving else learning_rate_problems(recipe))],
         layer,
     )
     calibration = measure(recipe, cuda) if measure is not None else None
     if calibration is not None:
         recipe = with_derived(counted, stated.data, calibration)
-        _raise_for(problems(recipe, serving=serving) or budget_problems(recipe, calibration, expected_lengths(recipe)), layer)
+        _raise_for(
+            problems(recipe, serving=serving) or budget_problems(recipe, calibration, expected_lengths(recipe)), layer
+        )
     return Resolved(recipe=recipe, profile=profile, reason=reason, cuda=cuda, calibration=calibration)
 
 
@@ -259,5 +271,9 @@ def _with_implied(stated: Layer, *, serving: bool) -> Layer:
 def serving_recipe(recipe: Recipe) -> Recipe:
     """Returns the recipe with only the actors that serve its model."""
     placements = msgspec.structs.asdict(recipe.actors)
-    gone = {name: msgspec.structs.replace(placement, count=0) for name, placement in placements.items() if name not in SERVING}
+    gone = {
+        name: msgspec.structs.replace(placement, count=0)
+        for name, placement in placements.items()
+        if name not in SERVING
+    }
     return msgspec.structs.replace(recipe, actors=msgspec.structs.replace(recipe.actors, **gone))

@@ -68,10 +68,14 @@ def measurements(recipe: Recipe, cuda: CudaDevices) -> tuple[Measurement | None,
 def expected_lengths(recipe: Recipe) -> Lengths:
     """Lengths of prompts and answers as far as the recipe bounds them."""
     answer = min(recipe.sampling.max_tokens, recipe.generation.max_model_len - 1)
-    return Lengths(prompt=min(recipe.generation.max_model_len / 4, recipe.generation.max_model_len - answer), answer=answer)
+    return Lengths(
+        prompt=min(recipe.generation.max_model_len / 4, recipe.generation.max_model_len - answer), answer=answer
+    )
 
 
-def with_measured(recipe: Recipe, stated: Mapping[str, Any], calibration: Calibration) -> tuple[Recipe, Mapping[str, Any]]:
+def with_measured(
+    recipe: Recipe, stated: Mapping[str, Any], calibration: Calibration
+) -> tuple[Recipe, Mapping[str, Any]]:
     """Returns the recipe with the settings that follow from measurements, and what is stated now, these settings among it."""
     if calibration.decode is None:
         return recipe, stated
@@ -80,7 +84,9 @@ def with_measured(recipe: Recipe, stated: Mapping[str, Any], calibration: Calibr
     together = min(count for count, seconds in measured.step_seconds.items() if count / seconds >= GOOD_SHARE * fastest)
     batch = recipe.trainer.batch_size  # a batch has to fit, whether it is sampled at once or queues
     groups = max(batch, min(together // size, (recipe.staleness_gate.max_staleness + 1) * batch))
-    slots = min(MOST_SEQUENCES, max(groups * size, together)) + min(recipe.evaluation.max_concurrent, recipe.evaluation.tasks)
+    slots = min(MOST_SEQUENCES, max(groups * size, together)) + min(
+        recipe.evaluation.max_concurrent, recipe.evaluation.tasks
+    )
     answer = CALLS * longest * seconds_at(measured, slots)
     values: dict[Key, Any] = {
         ("generation", "max_num_seqs"): slots,
@@ -93,7 +99,9 @@ def with_measured(recipe: Recipe, stated: Mapping[str, Any], calibration: Calibr
     }
     if calibration.train is not None:
         training = step_seconds(recipe, calibration, expected_lengths(recipe)).training
-        values["watchdog", "stop_seconds"] = _round_seconds(min(MAX_STOP_SECONDS, max(recipe.watchdog.stop_seconds, 2 * training)))
+        values["watchdog", "stop_seconds"] = _round_seconds(
+            min(MAX_STOP_SECONDS, max(recipe.watchdog.stop_seconds, 2 * training))
+        )
     for key, value in values.items():
         if not is_stated(stated, key):
             table, name = key

@@ -21,7 +21,12 @@ INNER = ("*", "snapshots/*", "checkpoints/*")
 def is_local_model(name: str) -> bool:
     """Returns True if a model is named by a path rather than by a hub id."""
     path = Path(name).expanduser()
-    return name.startswith(("/", "./", "../", "~", "runs/", "models/")) or path.suffix == GGUF or path.exists() or name.count("/") > 1
+    return (
+        name.startswith(("/", "./", "../", "~", "runs/", "models/"))
+        or path.suffix == GGUF
+        or path.exists()
+        or name.count("/") > 1
+    )
 
 
 def model_problems(key: Key, model: str, or_else: str) -> Problems:
@@ -61,15 +66,11 @@ def _of_folder(path: Path) -> str:
         return f"{missing}; a model is in {inner}: write model = {toml_value(str(inner))}"
     if files := sorted(path.glob(f"*{GGUF}")):
         folder = files[0].with_suffix("")
-        return (
-            f"{missing}, and {files[0].name}; `{_areal('model', 'convert', str(files[0]))}`, then write model = {toml_value(str(folder))}"
-        )
+        return f"{missing}, and {files[0].name}; `{_areal('model', 'convert', str(files[0]))}`, then write model = {toml_value(str(folder))}"
     if (path / ADAPTER).is_file():
         return f"{missing}, which holds an adapter ({ADAPTER}); name the folder of a whole model, with the adapter merged into it"
     if any(path.glob("*.safetensors")):
-        return (
-            f"{missing} beside the weights; copy the other files of the model into it: config.json, tokenizer.json, tokenizer_config.json"
-        )
+        return f"{missing} beside the weights; copy the other files of the model into it: config.json, tokenizer.json, tokenizer_config.json"
     return f"{missing}; name a Hugging Face model folder"
 
 
@@ -78,7 +79,10 @@ def _hub_problems(key: Key, model: str, or_else: str) -> Problems:
     if model.count("/") != 1 or not all(model.split("/")):
         near = difflib.get_close_matches(model, KNOWN, n=1)
         hint = f"did you mean {toml_value(near[0])}? Or " if near else ""
-        yield key, f'{fault}; {hint}write {or_else}, a hub id such as "Qwen/Qwen2.5-1.5B-Instruct", or an existing folder'
+        yield (
+            key,
+            f'{fault}; {hint}write {or_else}, a hub id such as "Qwen/Qwen2.5-1.5B-Instruct", or an existing folder',
+        )
     elif not is_installed("huggingface_hub"):
         remedy = f"pip install huggingface_hub, or write a local folder or {or_else}"
         yield key, f"{fault}, but huggingface_hub is not installed; {remedy}"

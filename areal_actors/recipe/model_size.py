@@ -38,7 +38,9 @@ def published_bytes(recipe: Recipe) -> int:
     trainer = recipe.trainer
     if not recipe.actors.trainer.count or (trainer.lora is not None and trainer.lora.published == "adapter"):
         return 0
-    return parameters(recipe) * BYTES[trainer.published_dtype] * (kept_versions(recipe.staleness_gate.max_staleness) + 1)
+    return (
+        parameters(recipe) * BYTES[trainer.published_dtype] * (kept_versions(recipe.staleness_gate.max_staleness) + 1)
+    )
 
 
 def engine_bytes(recipe: Recipe) -> float:

@@ -19,7 +19,9 @@ from areal_actors.tasks.sources import READERS
 from areal_actors.tokenization.tool_parsers.families import FORMATS
 
 
-def part_problems(part: InstalledPart, recipe: Recipe, options: Mapping[str, Any], key: Key, options_key: Key) -> Problems:
+def part_problems(
+    part: InstalledPart, recipe: Recipe, options: Mapping[str, Any], key: Key, options_key: Key
+) -> Problems:
     """Yields what keeps a part from being used, and what its function `recipe_problems` yields, if it has one; imports it.
 
     Args:
@@ -55,5 +57,7 @@ def parts_beside_ours(kind: PartKind) -> list[InstalledPart]:
 
 def settings_of(loaded: Any) -> type[msgspec.Struct] | None:
     """Returns the struct into which a part's options decode: the part itself, or what it names as `settings`; None for free options."""
-    settings = loaded if isinstance(loaded, type) and issubclass(loaded, msgspec.Struct) else getattr(loaded, "settings", None)
+    settings = (
+        loaded if isinstance(loaded, type) and issubclass(loaded, msgspec.Struct) else getattr(loaded, "settings", None)
+    )
     return settings if isinstance(settings, type) and issubclass(settings, msgspec.Struct) else None

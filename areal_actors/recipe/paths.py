@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).parent.parent
-SHIPPED = next((folder for folder in (PACKAGE / "shipped" / "recipes", PACKAGE.parent / "recipes") if folder.is_dir()), PACKAGE)
+SHIPPED = next(
+    (folder for folder in (PACKAGE / "shipped" / "recipes", PACKAGE.parent / "recipes") if folder.is_dir()), PACKAGE
+)
 """Recipes that come with the package: in a wheel within it, in a clone beside it."""
 FROM_HERE = ("folder",)
 """Settings of places to write to, relative to the current directory."""
@@ -39,7 +41,11 @@ def missing_recipe(path: Path) -> str:
         recipes |= {other.stem: other.stem for other in sorted(SHIPPED.glob("*.toml"))}
     if near := difflib.get_close_matches(path.name, recipes, n=1):
         return f"did you mean {recipes[near[0]]}?"
-    return f"recipes in {path.parent}: {', '.join(recipes) or 'none'}" if path.parent != Path() else f"recipes: {', '.join(recipes)}"
+    return (
+        f"recipes in {path.parent}: {', '.join(recipes) or 'none'}"
+        if path.parent != Path()
+        else f"recipes: {', '.join(recipes)}"
+    )
 
 
 def expand_home(value: Any) -> Any:
@@ -58,7 +64,10 @@ def beside(settings: dict[str, Any], folder: Path, *, unless_here: bool = False)
 
     With `unless_here`, as for settings of the command line, those that exist in the current directory stay.
     """
-    return {name: value if name in FROM_HERE else _beside(value, folder, unless_here=unless_here) for name, value in settings.items()}
+    return {
+        name: value if name in FROM_HERE else _beside(value, folder, unless_here=unless_here)
+        for name, value in settings.items()
+    }
 
 
 def _beside(value: Any, folder: Path, *, unless_here: bool) -> Any:
@@ -66,7 +75,12 @@ def _beside(value: Any, folder: Path, *, unless_here: bool) -> Any:
         return {name: _beside(entry, folder, unless_here=unless_here) for name, entry in value.items()}
     if isinstance(value, list):
         return [_beside(entry, folder, unless_here=unless_here) for entry in value]
-    if not isinstance(value, str) or len(value) > LONGEST_PATH or not re.search(r"[/.]", value) or not (match := NAMED.fullmatch(value)):
+    if (
+        not isinstance(value, str)
+        or len(value) > LONGEST_PATH
+        or not re.search(r"[/.]", value)
+        or not (match := NAMED.fullmatch(value))
+    ):
         return value
     path = match["path"]
     if os.path.isabs(path) or not _exists(path, folder) or (unless_here and _exists(path, Path())):  # noqa: PTH117 - any text is a fine argument

@@ -95,7 +95,10 @@ def _examples(recipe: Recipe) -> Iterator[tuple[str, str]]:
     when = "after" if evaluation.baseline == "none" else "before and after"
     measured = f"the loss of {evaluation.tasks} held-out {kind}, {when}{between if evaluation.every_steps else ''}"
     yield "evaluation", measured if evaluation.tasks else "none"
-    yield "checkpoint", _checkpoint(recipe) + (", a sequence classifier with one label" if recipe.algorithm.head == "value" else "")
+    yield (
+        "checkpoint",
+        _checkpoint(recipe) + (", a sequence classifier with one label" if recipe.algorithm.head == "value" else ""),
+    )
     yield from _processes(recipe)
 
 
@@ -114,9 +117,7 @@ def _name_model(model: str) -> str:
 def _model(recipe: Recipe) -> str:
     if recipe.model == EMBEDDED:
         steps = recipe.warm_start.steps + recipe.warm_start.tail_steps
-        return (
-            f"created locally: a small model, {f'warmed up by {steps} supervised steps' if steps else 'untrained'}; nothing is downloaded"
-        )
+        return f"created locally: a small model, {f'warmed up by {steps} supervised steps' if steps else 'untrained'}; nothing is downloaded"
     if is_local(recipe.model):
         return f"read from {recipe.model}"
     if "/" not in recipe.model:
@@ -130,7 +131,10 @@ def _tool_calls(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if is_local(recipe.model) and (folder / "tokenizer.json").is_file():
         # Only here are tokenizers needed: other checks of settings answer faster without them.
         templates, tokenizers = map(importlib.import_module, TEMPLATE_MODULES)
-        yield "tool calls", str(templates.apply_template_settings(tokenizers.ChatTokenizer.load(folder), recipe.gateway))
+        yield (
+            "tool calls",
+            str(templates.apply_template_settings(tokenizers.ChatTokenizer.load(folder), recipe.gateway)),
+        )
 
 
 def _tasks(recipe: Recipe) -> str:
@@ -163,7 +167,11 @@ def _staleness(recipe: Recipe) -> str:
         return f"0 versions: synchronous, at most {recipe.trainer.batch_size} groups ahead of the weights"
     ahead = (bound + 1) * recipe.trainer.batch_size
     adapted = recipe.staleness_gate.max_concurrent == "auto"
-    running = f"as many as the engines have room for, at first {recipe.trainer.batch_size}," if adapted else recipe.concurrent_groups()
+    running = (
+        f"as many as the engines have room for, at first {recipe.trainer.batch_size},"
+        if adapted
+        else recipe.concurrent_groups()
+    )
     return (
         f"{bound} versions: at most ({bound} + 1) × {recipe.trainer.batch_size} = {ahead} groups ahead of the weights, "
         f"{running} of them running; older tokens: {recipe.batcher.exit_policy}"
@@ -175,7 +183,9 @@ def _evaluation(recipe: Recipe) -> str:
     if not tasks:
         return "none"
     between = (
-        f"; {min(tasks, recipe.evaluation.periodic_tasks)} of them, {recipe.evaluation.periodic_mode}, every {every} steps" if every else ""
+        f"; {min(tasks, recipe.evaluation.periodic_tasks)} of them, {recipe.evaluation.periodic_mode}, every {every} steps"
+        if every
+        else ""
     )
     return f"{tasks} held-out tasks, sampled and greedy, before and after{between}"
 
@@ -183,7 +193,9 @@ def _evaluation(recipe: Recipe) -> str:
 def _checkpoint(recipe: Recipe) -> str:
     every = recipe.checkpoint.every_steps
     best = f"; and the best of those evaluated ({recipe.checkpoint.keep_best})" if recipe.checkpoint.keep_best else ""
-    return (f"every {every} steps and at the end, the last {recipe.checkpoint.keep_last} kept" if every else "at the end") + best
+    return (
+        f"every {every} steps and at the end, the last {recipe.checkpoint.keep_last} kept" if every else "at the end"
+    ) + best
 
 
 def _processes(recipe: Recipe, gateway: str = "") -> Iterator[tuple[str, str]]:
@@ -194,7 +206,12 @@ def _processes(recipe: Recipe, gateway: str = "") -> Iterator[tuple[str, str]]:
             yield "", f"{proxies}: agents reach the gateway without them (no_proxy)"
     yield "folder", str(Path(recipe.folder) / recipe.run)
     faults = recipe.chaos.describe()
-    yield "chaos", f"ON: FAULTS ARE INJECTED INTO THIS RUN: {faults}; killed processes count against [supervisors]" if faults else "none"
+    yield (
+        "chaos",
+        f"ON: FAULTS ARE INJECTED INTO THIS RUN: {faults}; killed processes count against [supervisors]"
+        if faults
+        else "none",
+    )
     hosted: dict[str, list[str]] = {}
     for actor, placement in msgspec.structs.asdict(recipe.actors).items():
         for process in processes_of(placement):
@@ -224,7 +241,9 @@ def _table(path: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
     if path:
         yield f"\n[{'.'.join(map(toml_key, path))}]"
     inline = path in {(name,) for name in INLINE_TABLES}
-    plain = {name: value for name, value in table.items() if value is not None and (inline or not isinstance(value, dict))}
+    plain = {
+        name: value for name, value in table.items() if value is not None and (inline or not isinstance(value, dict))
+    }
     width = max((len(toml_key(name)) for name in plain), default=0)
     for name, value in plain.items():
         yield f"{toml_key(name):<{width}} = {toml_value(value)}"

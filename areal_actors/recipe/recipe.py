@@ -55,10 +55,20 @@ def default_tree() -> dict[str, SupervisorSettings]:
     return {
         "run": SupervisorSettings(children=("control", "learner", "rollouts"), max_restarts=1, window_seconds=300.0),
         "control": SupervisorSettings(
-            children=("metrics", "checkpointer", "evaluator", "batcher", "example_source", "task_source", "staleness_gate")
+            children=(
+                "metrics",
+                "checkpointer",
+                "evaluator",
+                "batcher",
+                "example_source",
+                "task_source",
+                "staleness_gate",
+            )
         ),
         "learner": SupervisorSettings(children=("trainer",), max_restarts=2, window_seconds=600.0),
-        "rollouts": SupervisorSettings(children=("inference_worker", "session_manager", "reward_worker", "rollout_worker")),
+        "rollouts": SupervisorSettings(
+            children=("inference_worker", "session_manager", "reward_worker", "rollout_worker")
+        ),
     }
 
 
@@ -120,7 +130,9 @@ class Recipe(Config):
         """Returns the actors that such a run does not have."""
         if self.learns_from_examples():
             return NOT_WITH_EXAMPLES
-        without = NOT_ONLINE if self.is_online() else NOT_IN_ENVIRONMENTS if self.plays_environment() else frozenset[str]()
+        without = (
+            NOT_ONLINE if self.is_online() else NOT_IN_ENVIRONMENTS if self.plays_environment() else frozenset[str]()
+        )
         return without | ONLY_WITH_EXAMPLES
 
     def is_served(self) -> bool:
@@ -135,13 +147,17 @@ class Recipe(Config):
         """Returns `[generation]` for inference workers: synchronous training is reproducible only with batch-invariant engines."""
         if self.generation.batch_invariant != "auto":
             return self.generation
-        return msgspec.structs.replace(self.generation, batch_invariant="on" if self.staleness_gate.max_staleness == 0 else "off")
+        return msgspec.structs.replace(
+            self.generation, batch_invariant="on" if self.staleness_gate.max_staleness == 0 else "off"
+        )
 
 
 def redact_recipe(recipe: Recipe) -> dict[str, Any]:
     """Returns the recipe for the log and monitors, without keys and passwords."""
     data: dict[str, Any] = msgspec.to_builtins(recipe)
-    data["bus"] = {name: without_credentials(value) if isinstance(value, str) else value for name, value in data["bus"].items()}
+    data["bus"] = {
+        name: without_credentials(value) if isinstance(value, str) else value for name, value in data["bus"].items()
+    }
     data["gateway"]["admin_key"] = ""
     return data
 
@@ -155,4 +171,6 @@ def recorded_recipe(data: Mapping[str, Any]) -> Recipe:
     try:
         return msgspec.convert(data, Recipe, str_keys=True)
     except msgspec.ValidationError as error:
-        raise SetupError(f"the recipe in the log of this run was written by another version of areal-actors: {error}") from error
+        raise SetupError(
+            f"the recipe in the log of this run was written by another version of areal-actors: {error}"
+        ) from error

@@ -59,7 +59,9 @@ def settings() -> tuple[Setting, ...]:
     for setting in _of_struct(Recipe, None, "", ()):
         key = (setting.name, setting.default, setting.meaning)
         before = by_key.get(key, setting)
-        by_key[key] = msgspec.structs.replace(before, algorithms=tuple(dict.fromkeys((*before.algorithms, *setting.algorithms))))
+        by_key[key] = msgspec.structs.replace(
+            before, algorithms=tuple(dict.fromkeys((*before.algorithms, *setting.algorithms)))
+        )
     return tuple(by_key.values())
 
 
@@ -74,7 +76,9 @@ def explain_settings(names: Sequence[str]) -> str:
         matching = [one for one in settings() if one.name == name or one.name.startswith(f"{name}.")]
         if not matching:
             setting_names, table = [one.name for one in settings()], name.rpartition(".")[0]
-            near = nearest(name, dict.fromkeys([one for one in setting_names if one.startswith(table)] or setting_names))
+            near = nearest(
+                name, dict.fromkeys([one for one in setting_names if one.startswith(table)] or setting_names)
+            )
             raise RecipeError(f"`{name}` is not a setting; {near}")
         chosen += matching
     return "\n\n".join(_with_installed(setting) for setting in chosen)
@@ -87,8 +91,15 @@ def _with_installed(setting: Setting) -> str:
         for part in parts_beside_ours(kind):
             lines.append(f"    installed here: {part}")
             if (options := settings_of(part.load())) is not None:
-                fields = [field for field in _of_struct(options, None, "", ()) if field.name not in GENERAL_FIELDS.get(kind, ())]
-                lines += [f"        {field.name}: {field.type}; default: {field.default}; {field.meaning}".rstrip("; ") for field in fields]
+                fields = [
+                    field
+                    for field in _of_struct(options, None, "", ())
+                    if field.name not in GENERAL_FIELDS.get(kind, ())
+                ]
+                lines += [
+                    f"        {field.name}: {field.type}; default: {field.default}; {field.meaning}".rstrip("; ")
+                    for field in fields
+                ]
     return "\n".join(lines)
 
 
@@ -119,7 +130,11 @@ def meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(body, ast.ClassDef)
         for field, docstring in zip(body.body, body.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(docstring, ast.Expr):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(docstring, ast.Expr)
+            ):
                 by_name[field.target.id] = " ".join(str(ast.literal_eval(docstring.value)).split())
     return by_name
 
@@ -135,8 +150,16 @@ def _of_struct(kind: type[msgspec.Struct], default: Any, prefix: str, algorithms
             continue
         table = next((part for part in (field.type, *get_args(field.type)) if _is_struct(part)), None)
         if table is None or field.type not in (table, table | None):
-            shown = REQUIRED if value is msgspec.NODEFAULT else NOT_SET if value is None else toml_value(msgspec.to_builtins(value))
-            yield Setting(name, type_text(types.type_info(field.type)), shown, documented.get(field.name, ""), algorithms)
+            shown = (
+                REQUIRED
+                if value is msgspec.NODEFAULT
+                else NOT_SET
+                if value is None
+                else toml_value(msgspec.to_builtins(value))
+            )
+            yield Setting(
+                name, type_text(types.type_info(field.type)), shown, documented.get(field.name, ""), algorithms
+            )
         else:
             yield from _of_struct(table, None if value is msgspec.NODEFAULT else value, f"{name}.", algorithms)
 
@@ -159,7 +182,9 @@ def type_text(info: types.Type) -> str:  # noqa: PLR0911 - one return per type
         case types.IntType() | types.FloatType():
             bounds = {"≥": info.ge, ">": info.gt, "≤": info.le, "<": info.lt}
             limits = [f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None]
-            return " ".join(["whole number" if isinstance(info, types.IntType) else "number", ", ".join(limits)]).strip()
+            return " ".join(
+                ["whole number" if isinstance(info, types.IntType) else "number", ", ".join(limits)]
+            ).strip()
         case types.StrType():
             return "text"
         case types.BoolType():

@@ -65,7 +65,10 @@ def _rule(recipe: Recipe, reward: str, options: Mapping[str, Any], key: Key, at:
 
 def _check_weights(recipe: Recipe, options: Mapping[str, Any]) -> Problems:
     if not options:
-        yield OPTIONS, "found none, but `weighted` adds up the rewards listed there; write for example `math = { weight = 1.0 }`"
+        yield (
+            OPTIONS,
+            "found none, but `weighted` adds up the rewards listed there; write for example `math = { weight = 1.0 }`",
+        )
     for name, table in options.items():
         key = (*OPTIONS, name)
         weight = table.get("weight") if isinstance(table, Mapping) else None
@@ -74,7 +77,9 @@ def _check_weights(recipe: Recipe, options: Mapping[str, Any]) -> Problems:
         elif name == WEIGHTED or name.startswith(MODEL):
             yield key, "found a reward that cannot be part of a sum; name rules and functions only"
         elif ":" not in name:
-            yield from _rule(recipe, name, {option: value for option, value in table.items() if option != "weight"}, key, key)
+            yield from _rule(
+                recipe, name, {option: value for option, value in table.items() if option != "weight"}, key, key
+            )
 
 
 def _model(recipe: Recipe, folder: Path) -> Problems:

@@ -98,7 +98,9 @@ def read_file(path: Path) -> Layer:
         line = int(match[1]) if match else text.count("\n") + 1
         column = f" at column {match[2]}" if match else ""
         hint = _toml_hint(text.splitlines()[line - 1] if match else "")
-        raise RecipeError(f"{path}:{line}: not valid TOML{column}: {complaint[0].lower()}{complaint[1:]}; {hint}") from None
+        raise RecipeError(
+            f"{path}:{line}: not valid TOML{column}: {complaint[0].lower()}{complaint[1:]}; {hint}"
+        ) from None
     places = {(): str(path), **{key: f"{path}:{line}" for key, line in key_lines(text).items()}}
     _refuse_large(data, places)
     return Layer(beside(expand_home(data), path.parent), places)
@@ -112,7 +114,9 @@ def _refuse_large(value: Any, places: Mapping[Key, str], key: Key = ()) -> None:
     elif isinstance(value, float) and not math.isfinite(value):
         raise RecipeError(f"{places.get(key, '')}: `{'.'.join(key)}`: found {value}, expected a finite number")
     elif isinstance(value, int) and not -LARGEST - 1 <= value <= LARGEST:
-        raise RecipeError(f"{places.get(key, '')}: `{'.'.join(key)}`: found {value:.0e}, expected a whole number below 2**63")
+        raise RecipeError(
+            f"{places.get(key, '')}: `{'.'.join(key)}`: found {value:.0e}, expected a whole number below 2**63"
+        )
 
 
 def _toml_hint(line: str) -> str:
@@ -132,7 +136,9 @@ def read_override(text: str) -> Layer:
     name, equals, written = text.partition("=")
     key = tuple(part.strip() for part in name.split("."))
     if not equals or not all(key):
-        raise RecipeError(f"override `{text}`: found no setting in it; write `table.key=value`, as in `algorithm.group_size=4`")
+        raise RecipeError(
+            f"override `{text}`: found no setting in it; write `table.key=value`, as in `algorithm.group_size=4`"
+        )
     try:
         value = tomllib.loads(f"value = {written.strip()}")["value"]
     except tomllib.TOMLDecodeError:

@@ -42,11 +42,17 @@ def tree_problems(tree: Tree, placements: ActorsSettings) -> Problems:
                 parents[child] = name
     roots = [name for name in tree if name not in parents]
     if len(roots) > 1:
-        yield (table, roots[1]), f"found several supervisors without a parent: {', '.join(roots)}; put all but one under another"
+        yield (
+            (table, roots[1]),
+            f"found several supervisors without a parent: {', '.join(roots)}; put all but one under another",
+        )
     if missing := [actor for actor in actors if actor not in parents and getattr(placements, actor).count]:
         yield (table,), f"found no supervisor of {', '.join(missing)}; name each as a child of a supervisor"
     if cycle := [name for name in tree if name not in _reachable(tree, roots)]:
-        yield (table, cycle[0]), f"found a cycle: {', '.join(cycle)} supervise each other; one supervisor must have no parent"
+        yield (
+            (table, cycle[0]),
+            f"found a cycle: {', '.join(cycle)} supervise each other; one supervisor must have no parent",
+        )
 
 
 def _reachable(tree: Tree, roots: list[str]) -> set[str]:

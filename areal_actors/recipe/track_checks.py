@@ -28,7 +28,10 @@ def track_problems(track: TrackSettings) -> Problems:
     try:
         missing = missing_trackers(track.to, track.python)
     except (OSError, subprocess.SubprocessError) as error:
-        yield ("track", "python"), f"found {toml_value(track.python)}, which does not run as a Python interpreter ({error}); name another"
+        yield (
+            ("track", "python"),
+            f"found {toml_value(track.python)}, which does not run as a Python interpreter ({error}); name another",
+        )
         return
     if missing:
         yield key, f"found {toml_value(track.to)}, but {install_hint(missing, track.python)}"

@@ -26,7 +26,16 @@ from areal_actors.supervision.run_session import publish
 from areal_actors.training.checkpoint_store import CHECKPOINTS
 from areal_actors.weights.manifest import digest_of_manifest
 from areal_bus.log_check import LogCheck, check_log, is_missing
-from areal_bus.log_rewrite import aside_name, copy_log, copy_values, create_empty_queue, exchange, finish_exchange, keys, unfinished_store
+from areal_bus.log_rewrite import (
+    aside_name,
+    copy_log,
+    copy_values,
+    create_empty_queue,
+    exchange,
+    finish_exchange,
+    keys,
+    unfinished_store,
+)
 from areal_bus.nats import DUPLICATE_SECONDS, NatsBus
 from areal_bus.server import has_users, resolve_server
 from areal_bus.users import without_credentials
@@ -70,14 +79,20 @@ async def recover_log(recipe: Recipe, folder: RunFolder) -> Recovered:
         if not problem:
             if answers.oldest:
                 await bus.set_dedup_window(answers.seconds_since_end(time.time()) + DUPLICATE_SECONDS)
-            return Recovered(problem="", queued=await queued_attempts(bus.streams), published=_published_positions(positions))
+            return Recovered(
+                problem="", queued=await queued_attempts(bus.streams), published=_published_positions(positions)
+            )
         _refuse_without_beginning(recipe, folder, check, problem)
         moved = {actor: answers.position(actor, position, check.end) for actor, position in positions.items()}
         # Rewritten even if the log is only shorter: a queue from lost events would run episodes that were never granted.
-        async with open_store(unfinished_store(folder.nats), folder, recipe.run, owner_only=has_users(folder.nats)) as fresh:
+        async with open_store(
+            unfinished_store(folder.nats), folder, recipe.run, owner_only=has_users(folder.nats)
+        ) as fresh:
             await copy_log(bus.streams, fresh.streams, check.first, check.end)
             await create_empty_queue(bus.streams, fresh.streams)
-            await copy_values(bus.streams, fresh.streams, {POSITION + actor: b"%d" % place for actor, place in moved.items()})
+            await copy_values(
+                bus.streams, fresh.streams, {POSITION + actor: b"%d" % place for actor, place in moved.items()}
+            )
             aside = (aside_name(folder.nats).name, *_set_aside(late))
             await _report(fresh, folder, check, answers, problem, aside)
             await fresh.set_dedup_window(answers.seconds_since_beginning(time.time()) + DUPLICATE_SECONDS)
@@ -100,8 +115,14 @@ async def _check_elsewhere(url: str, recipe: Recipe, folder: RunFolder) -> Recov
         check = await _check_log(bus, recipe, folder, AnsweredEvents())
         positions = await _positions(bus)
         if problem := _problem(check, positions, _late_checkpoints(folder, check.end)):
-            raise SetupError(_unusable(recipe, folder, f"{problem}, on a server that this run does not own ({without_credentials(url)})"))
-        return Recovered(problem="", queued=await queued_attempts(bus.streams), published=_published_positions(positions))
+            raise SetupError(
+                _unusable(
+                    recipe, folder, f"{problem}, on a server that this run does not own ({without_credentials(url)})"
+                )
+            )
+        return Recovered(
+            problem="", queued=await queued_attempts(bus.streams), published=_published_positions(positions)
+        )
 
 
 async def _check_log(bus: NatsBus, recipe: Recipe, folder: RunFolder, answers: AnsweredEvents) -> LogCheck:
@@ -198,7 +219,9 @@ def _set_aside(late: list[Path]) -> tuple[str, ...]:
     return tuple(path.rename(first_free(path.parent, f"{BEYOND}-", f".{path.name}")).name for path in late)
 
 
-async def _report(bus: NatsBus, folder: RunFolder, check: LogCheck, answers: AnsweredEvents, problem: str, aside: tuple[str, ...]) -> None:
+async def _report(
+    bus: NatsBus, folder: RunFolder, check: LogCheck, answers: AnsweredEvents, problem: str, aside: tuple[str, ...]
+) -> None:
     """Log the loss, and log the newest checkpoint again if its event was lost."""
     await bus.provision(KINDS)
     await publish(bus, LogRecovered(damage=problem, lost=check.last - check.end, set_aside=aside))
@@ -208,7 +231,9 @@ async def _report(bus: NatsBus, folder: RunFolder, check: LogCheck, answers: Ans
         step = int(newest.name.removeprefix("step-"))
         kept = tuple(int(path.name.removeprefix("step-")) for path in cursors)
         folder_name, manifest = f"{CHECKPOINTS}/{newest.name}", digest_of_manifest(newest)
-        await publish(bus, CheckpointCommitted(folder=folder_name, step=step, cursor=cursor, manifest=manifest, kept=kept))
+        await publish(
+            bus, CheckpointCommitted(folder=folder_name, step=step, cursor=cursor, manifest=manifest, kept=kept)
+        )
 
 
 def _describe_missing_log(recipe: Recipe, folder: RunFolder, why: str) -> str:

@@ -83,7 +83,9 @@ class LogReaders:
             await asyncio.to_thread(self._store.write, snapshot)
             await self._publish(SnapshotStored(fold=snapshot.fold, after=snapshot.sequence, size=len(snapshot.state)))
         except (OSError, BusError) as error:
-            logger.warning("a snapshot was not written; the next start reads more of the log", fold=snapshot.fold, error=str(error))
+            logger.warning(
+                "a snapshot was not written; the next start reads more of the log", fold=snapshot.fold, error=str(error)
+            )
 
     async def close(self) -> None:
         """Wait for the snapshots that are being written."""
@@ -94,7 +96,15 @@ class LogRetention:
     """Trims the unneeded beginning of a run's log when the log is too large; nothing else trims it."""
 
     def __init__(
-        self, settings: LogSettings, bus: Bus, store: SnapshotStore, *, folds: Iterable[str], keep_last: int, blobs: Path, publish: Publish
+        self,
+        settings: LogSettings,
+        bus: Bus,
+        store: SnapshotStore,
+        *,
+        folds: Iterable[str],
+        keep_last: int,
+        blobs: Path,
+        publish: Publish,
     ) -> None:
         """`folds`: names of the folds whose snapshots must cover the trimmed part; the last `keep_last` checkpoints stay usable."""
         self.settings, self.bus, self.store, self.blobs, self.publish = settings, bus, store, blobs, publish
@@ -120,7 +130,12 @@ class LogRetention:
                 await self.publish(LogTrimmed(first=first, step=kept[0].step, removed=first - span.first))
                 started = time.monotonic()
                 await self.bus.trim(first)
-                logger.info("trimmed the log", first=first, removed=first - span.first, seconds=round(time.monotonic() - started, 3))
+                logger.info(
+                    "trimmed the log",
+                    first=first,
+                    removed=first - span.first,
+                    seconds=round(time.monotonic() - started, 3),
+                )
         except BusError as error:
             logger.warning("the log was not trimmed; retried at the next checkpoint", error=str(error))
 
@@ -140,6 +155,8 @@ class LogRetention:
                 await self._trimming
 
 
-def folds_of(instances: Iterable[tuple[str, str]], folding: frozenset[str], readers: Mapping[str, Any]) -> tuple[str, ...]:
+def folds_of(
+    instances: Iterable[tuple[str, str]], folding: frozenset[str], readers: Mapping[str, Any]
+) -> tuple[str, ...]:
     """Returns the names of all folds with snapshots: actors of these kinds, by instance and kind, and readers."""
     return (*(instance for instance, kind in instances if kind in folding), *readers)

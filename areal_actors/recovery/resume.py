@@ -19,7 +19,15 @@ from areal_actors.supervision.nats_server import STABLE_PORTS
 from areal_actors.training.checkpoint_store import CHECKPOINTS, LEFT, CheckpointStore
 
 TRAINER_MAY_CHANGE = (
-    *("compile", "device", "devices", "logprob_check_sequences", "max_skipped_steps", "memory_fraction", "microbatch_tokens"),
+    *(
+        "compile",
+        "device",
+        "devices",
+        "logprob_check_sequences",
+        "max_skipped_steps",
+        "memory_fraction",
+        "microbatch_tokens",
+    ),
     *("pipeline_parallel", "prefix_sharing", "rank_timeout_seconds", "ranks", "ranks_address", "recompute_activations"),
     *("retaken_steps", "sequence_parallel", "tensor_parallel", "threads", "weights_folder"),
 )
@@ -43,7 +51,10 @@ MAY_CHANGE: frozenset[Key] = frozenset(
         ),
         *(("trainer", name) for name in TRAINER_MAY_CHANGE),
         *(("task", name) for name in ("processes", "reward_timeout_seconds", "timeout_seconds")),
-        *(("bus", name) for name in ("certificate", "certificate_key", "host", "lease_seconds", "objects_port", "port")),
+        *(
+            ("bus", name)
+            for name in ("certificate", "certificate_key", "host", "lease_seconds", "objects_port", "port")
+        ),
         ("record_actor_io",),
     }
 )
@@ -80,7 +91,9 @@ def recipe_to_resume(folder: RunFolder, overrides: Sequence[str]) -> tuple[Recip
     recipe, complaints = decode(over.over(Layer(data, {})), Recipe)
     if recipe is None or complaints:
         raise RecipeError("\n".join(complaints))
-    if refused := [key for key in _keys(over.data) if not any(key[: len(allowed)] == allowed for allowed in MAY_CHANGE)]:
+    if refused := [
+        key for key in _keys(over.data) if not any(key[: len(allowed)] == allowed for allowed in MAY_CHANGE)
+    ]:
         raise RecipeError("\n".join(_refusal(over, key, data, folder) for key in refused))
     if violations := problems(recipe):
         raise RecipeError("\n".join(problem.sentence(over.place(problem.key)) for problem in violations))
@@ -123,7 +136,9 @@ def _kept_recipe(folder: RunFolder) -> Recipe:
     try:
         recipe = folder.recipe()
     except (OSError, msgspec.MsgspecError) as error:
-        raise SetupError(f"{folder.path / 'recipe.json'} cannot be read ({error}); was it written by another version?") from error
+        raise SetupError(
+            f"{folder.path / 'recipe.json'} cannot be read ({error}); was it written by another version?"
+        ) from error
     if recipe.is_served():
         raise SetupError(f"'{folder.path.name}' was served, not trained; start `{COMMAND} serve` again")
     if recipe.gateway.port in STABLE_PORTS and not recipe.is_online():

@@ -52,21 +52,30 @@ class ReplayReport(msgspec.Struct):
 
     def to_builtins(self) -> dict[str, Any]:
         """Returns the report as data for JSON."""
-        rows = {name: {"received": actor.received, "equal": actor.equal, "work": actor.work} for name, actor in self.actors.items()}
+        rows = {
+            name: {"received": actor.received, "equal": actor.equal, "work": actor.work}
+            for name, actor in self.actors.items()
+        }
         kept = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("actors", "differences")}
         differences: Any = msgspec.to_builtins(self.differences, enc_hook=bytes.hex)
         return {**kept, "actors": rows, "differences": differences}
 
     def to_text(self) -> str:
         """Returns the report as lines of text."""
-        speed = f", {self.recorded_seconds / self.seconds:,.0f} times as fast as the run" if self.complete and self.seconds else ""
+        speed = (
+            f", {self.recorded_seconds / self.seconds:,.0f} times as fast as the run"
+            if self.complete and self.seconds
+            else ""
+        )
         ended = "" if self.complete else ", then stopped at the first difference (--all continues)"
         lines = [f"replayed {self.events:,} events of {self.run} in {self.seconds:.2f} s{speed}{ended}"]
         differing = {difference.actor for difference in self.differences}
         for name, actor in self.actors.items():
             result = "DIFFERENT" if name in differing else "equal"
             work = f", {actor.work:,} work items (not in the log)" if actor.work else ""
-            lines.append(f"  {name:<18} {result:<9}  {actor.received:,} events received, {actor.equal:,} emitted as recorded{work}")
+            lines.append(
+                f"  {name:<18} {result:<9}  {actor.received:,} events received, {actor.equal:,} emitted as recorded{work}"
+            )
         lines += [f"  {name:<18} left out: {reason}" for name, reason in self.left_out.items()]
         for one in self.differences:
             lines += ["", *_state_lines(one)]
@@ -77,9 +86,14 @@ class ReplayReport(msgspec.Struct):
 
 def _state_lines(difference: LogDifference) -> list[str]:
     cause = f"answering event {difference.cause}" if difference.cause else "answering no event"
-    lines = [f"first difference of {difference.actor}: {difference.subject}, {cause}, seen at event {difference.sequence}"]
+    lines = [
+        f"first difference of {difference.actor}: {difference.subject}, {cause}, seen at event {difference.sequence}"
+    ]
     if difference.fields:
-        lines += [f"  {name}: recorded {_short(before)}, replayed {_short(now)}" for name, (before, now) in difference.fields.items()]
+        lines += [
+            f"  {name}: recorded {_short(before)}, replayed {_short(now)}"
+            for name, (before, now) in difference.fields.items()
+        ]
     else:
         lines += [f"  recorded: {_short(difference.recorded)}", f"  replayed: {_short(difference.replayed)}"]
     return [*lines, "  its state: " + ", ".join(f"{name} {value}" for name, value in difference.status.items())]
@@ -130,7 +144,9 @@ def replay(
     return DIFFERENT if report.count and not settings else EQUAL
 
 
-async def _replay_run(run: str, folder: Path, actors: Sequence[str], settings: Sequence[str], *, every: bool) -> ReplayReport:
+async def _replay_run(
+    run: str, folder: Path, actors: Sequence[str], settings: Sequence[str], *, every: bool
+) -> ReplayReport:
     place = None if Path(run).is_file() else run_folder(run, folder)  # noqa: ASYNC240 - nothing else runs in this loop
     control = ControlReplay(place or RunFolder(Path(f"{run}.run")), only=actors, settings=settings)
     first: dict[str, LogDifference] = {}
@@ -178,5 +194,7 @@ async def log_of(place: RunFolder | None, file: Path) -> AsyncGenerator[Envelope
 def _replay_trainer(run: str, folder: Path) -> int:
     began = time.perf_counter()
     audit = asyncio.run(audit_run(run, folder=folder, recompute=True, console=SafeConsole(stderr=True)))
-    sys.stdout.write(f"{report(audit)}\nreplayed {audit.steps} steps of the trainer in {time.perf_counter() - began:.1f} s\n")
+    sys.stdout.write(
+        f"{report(audit)}\nreplayed {audit.steps} steps of the trainer in {time.perf_counter() - began:.1f} s\n"
+    )
     return DIFFERENT if audit.all_faults() else EQUAL

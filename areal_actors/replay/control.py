@@ -97,7 +97,9 @@ class ControlReplay:
             else:
                 self.actors[instance] = FoldReplay(actor, instance, recipe.seed)
         if not self.actors:
-            reasons = [f"{name}: {reason}" for name, reason in self.left_out.items()] or [f"it has none of {', '.join(FOLDS)}"]
+            reasons = [f"{name}: {reason}" for name, reason in self.left_out.items()] or [
+                f"it has none of {', '.join(FOLDS)}"
+            ]
             raise SetupError(f"no actor of this run can be replayed from its log: {'; '.join(reasons)}")
 
     def _with_settings(self, recorded: dict[str, Any]) -> Recipe:

@@ -106,7 +106,9 @@ def trace_episode(run: Run, episode: str, attempt: int | None = None) -> Episode
     columns, missing = None, ""
     if batch is not None:
         trajectories = {
-            ended_episode.sequence: ended_episode.trajectory for ended_episode in run.records.ended.values() if ended_episode.trajectory
+            ended_episode.sequence: ended_episode.trajectory
+            for ended_episode in run.records.ended.values()
+            if ended_episode.trajectory
         }
         gone = sum(member.sequence not in trajectories for group in batch.event.groups for member in group)
         if gone:
@@ -146,7 +148,9 @@ def _choose_attempt(run: Run, episode: str, attempt: int | None) -> EndedEpisode
     if not matching:
         if attempts:
             numbers = ", ".join(str(ended.attempt) for ended in attempts)
-            raise SetupError(f"episode '{episode}' of run '{run.name}' has no ended attempt {attempt}; it has {numbers}")
+            raise SetupError(
+                f"episode '{episode}' of run '{run.name}' has no ended attempt {attempt}; it has {numbers}"
+            )
         raise SetupError(f"run '{run.name}' has no ended episode '{episode}'; `{COMMAND} show {run.name}` lists them")
     return next((ended for ended in matching if ended.trajectory), matching[-1])
 
@@ -154,7 +158,9 @@ def _choose_attempt(run: Run, episode: str, attempt: int | None) -> EndedEpisode
 def _group_rewards(run: Run, ended: EndedEpisode) -> dict[str, float]:
     if ended.purpose != "train":
         return {}
-    group = [member.trajectory for member in run.records.ended.values() if member.trajectory and member.group == ended.group]
+    group = [
+        member.trajectory for member in run.records.ended.values() if member.trajectory and member.group == ended.group
+    ]
     return dict(sorted((trajectory.episode, trajectory.reward) for trajectory in group))
 
 
@@ -214,6 +220,10 @@ def _untrained_reasons(run: Run, ended: EndedEpisode, call: Interaction, mask: N
     reasons = [f"weights older than version {oldest}"] if (stale & ~mask).any() else []
     if (~stale & ~mask).any():
         refused = run.records.batches[ended.step].refused
-        causes = {left_out.cause for left_out in refused.sequences if left_out.episode == ended.episode} if refused else set()
+        causes = (
+            {left_out.cause for left_out in refused.sequences if left_out.episode == ended.episode}
+            if refused
+            else set()
+        )
         reasons.append(f"refused by the trainer: {'; '.join(sorted(causes))}" if causes else "masked by the algorithm")
     return ", ".join(reasons)

@@ -77,7 +77,9 @@ class Recomputation:
             kind = KINDS_BY_SUBJECT.get(envelope.subject)
             if kind is TrajectoryExported:
                 self.kept[envelope.sequence] = envelope
-                self.trajectory_sequences.setdefault(envelope.open(TrajectoryExported).trajectory.episode, []).append(envelope.sequence)
+                self.trajectory_sequences.setdefault(envelope.open(TrajectoryExported).trajectory.episode, []).append(
+                    envelope.sequence
+                )
             elif kind is TrajectoryDropped:
                 self._forget({envelope.open(TrajectoryDropped).episode})
             elif kind is not None and kind in (RunStarted, RunResumed, BatchFormed, ExamplesDrawn):
@@ -97,14 +99,18 @@ class Recomputation:
         else:
             self.kept[envelope.sequence] = envelope
         if self.trainer is None:
-            raise SetupError("the log does not begin with the start of its run; weights can be recomputed only from the start")
+            raise SetupError(
+                "the log does not begin with the start of its run; weights can be recomputed only from the start"
+            )
         async for emitted in self.trainer.receive(message, LogContext(envelope, self.kept)):
             if (result := _progress_of(emitted)) is not None:
                 yield result
         if isinstance(message, BatchFormed | ExamplesDrawn):
             self._finish_step(message, envelope.sequence)
 
-    async def _replace_trainer(self, resumed: RunResumed, saved: int, end: int) -> AsyncGenerator[RecomputeProgress, None]:
+    async def _replace_trainer(
+        self, resumed: RunResumed, saved: int, end: int
+    ) -> AsyncGenerator[RecomputeProgress, None]:
         """Replace the trainer by one with the changed settings, and replay the events so far as after a restart."""
         self.trainer = self._trainer(resumed.recipe)
         for envelope in read_log(self.log):
@@ -162,11 +168,15 @@ class Recomputation:
 def _progress_of(emitted: Message) -> RecomputeProgress | None:
     match emitted:
         case TrainerProgress():
-            return RecomputeProgress(phase=f"{emitted.phase} {emitted.done}/{emitted.total}" if emitted.total else emitted.phase)
+            return RecomputeProgress(
+                phase=f"{emitted.phase} {emitted.done}/{emitted.total}" if emitted.total else emitted.phase
+            )
         case WeightsPublished():
             return RecomputeProgress(version=emitted.weight_version, checksum=emitted.location.checksum)
         case StepCompleted():
-            return RecomputeProgress(step=emitted.step, sequences_checksum=emitted.sequences_checksum, metrics=emitted.metrics)
+            return RecomputeProgress(
+                step=emitted.step, sequences_checksum=emitted.sequences_checksum, metrics=emitted.metrics
+            )
     return None
 
 

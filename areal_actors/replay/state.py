@@ -50,7 +50,9 @@ class Moment(msgspec.Struct, frozen=True):
             return cls(step=int(step[1]))
         if seconds := re.fullmatch(r"(\d+(?:\.\d+)?)s", text):
             return cls(seconds=float(seconds[1]))
-        raise RecipeError(f"--at: found '{text}'; write an event as 1200, a step as step-12, or seconds after the start as 90s")
+        raise RecipeError(
+            f"--at: found '{text}'; write an event as 1200, a step as step-12, or seconds after the start as 90s"
+        )
 
     def is_before(self, envelope: Envelope, began: float) -> bool:
         """True if the event is later than this moment."""
@@ -60,7 +62,11 @@ class Moment(msgspec.Struct, frozen=True):
 
     def ends_with(self, envelope: Envelope) -> bool:
         """True if the event is the last of this moment."""
-        return self.step is not None and envelope.subject == StepCompleted.subject and envelope.open(StepCompleted).step >= self.step
+        return (
+            self.step is not None
+            and envelope.subject == StepCompleted.subject
+            and envelope.open(StepCompleted).step >= self.step
+        )
 
 
 class RunAt(msgspec.Struct):
@@ -95,7 +101,9 @@ class RunAt(msgspec.Struct):
         lines += self._in_flight()
         lines.append(f"actors: {', '.join(self.live) or 'none serves'}")
         if self.failures:
-            lines.append(f"failed attempts: {', '.join(f'{reason} {count}' for reason, count in self.failures.items())}")
+            lines.append(
+                f"failed attempts: {', '.join(f'{reason} {count}' for reason, count in self.failures.items())}"
+            )
         return "\n".join(lines)
 
     def _loaded_text(self) -> str:
@@ -108,7 +116,9 @@ class RunAt(msgspec.Struct):
         total = ", ".join(f"{count} {phase}" for phase, count in phases.items())
         yield f"groups in flight: {len(self.groups)}; episodes: {total or 'none'}"
         for number, episodes in list(self.groups.items())[:MOST_GROUPS]:
-            counted = ", ".join(f"{count} {phase}" for phase, count in Counter(in_flight.phase for in_flight in episodes).items())
+            counted = ", ".join(
+                f"{count} {phase}" for phase, count in Counter(in_flight.phase for in_flight in episodes).items()
+            )
             calls = sum(one.calls for one in episodes)
             yield f"  group {number}: {counted}; {calls} calls"
         if len(self.groups) > MOST_GROUPS:
@@ -152,7 +162,9 @@ async def _state(run: str, folder: Path, moment: Moment) -> RunAt:
     return _describe_run(place.path.name if place else run, control, shown, flying, last)
 
 
-def _describe_run(run: str, control: ControlReplay, shown: RunState, flying: InFlight | None, last: Envelope | None) -> RunAt:
+def _describe_run(
+    run: str, control: ControlReplay, shown: RunState, flying: InFlight | None, last: Envelope | None
+) -> RunAt:
     recipe: dict[str, Any] = shown.started.recipe if shown.started else {}
     return RunAt(
         run=run,

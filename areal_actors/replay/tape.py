@@ -49,7 +49,9 @@ async def at_once(_: float) -> None:
     """Do not wait: replay as fast as the actor handles messages."""
 
 
-async def replay(actor: Actor, tape: Iterable[TapeEntry], *, instance: str, seed: int, until: Until = at_once) -> list[TapeDifference]:
+async def replay(
+    actor: Actor, tape: Iterable[TapeEntry], *, instance: str, seed: int, until: Until = at_once
+) -> list[TapeDifference]:
     """Returns the differences between a tape and the messages of a new actor with the same name and seed.
 
     Telemetry is not compared, since it measures the machine. An actor whose engine depends on a clock needs `until`.
@@ -88,7 +90,9 @@ class _Player:
     def _receive(self, entry: TapeEntry) -> None:
         envelope = _envelope_of(entry)
         random = Random(message_id(self.seed, self.instance, envelope.id))
-        context = self.contexts[entry.cause] = TapeContext(self.actor, self.instance, envelope, entry.time, random, self.kinds)
+        context = self.contexts[entry.cause] = TapeContext(
+            self.actor, self.instance, envelope, entry.time, random, self.kinds
+        )
         self.tasks.append(asyncio.create_task(context.handle(envelope.open(self.kinds[envelope.subject]))))
 
     async def _compare(self, number: int, entry: TapeEntry) -> TapeDifference | None:
@@ -121,7 +125,13 @@ class TapeContext:
     """Handling of one message, with replies from the tape."""
 
     def __init__(
-        self, actor: Actor, instance: str, envelope: Envelope, now: float, random: Random, kinds: dict[str, type[Message]]
+        self,
+        actor: Actor,
+        instance: str,
+        envelope: Envelope,
+        now: float,
+        random: Random,
+        kinds: dict[str, type[Message]],
     ) -> None:
         self.actor, self.now, self.random, self.kinds = actor, now, random, kinds
         self.cause, self.sequence, self.sent, self.replayed = envelope.id, envelope.sequence, envelope.time, False

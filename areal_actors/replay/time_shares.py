@@ -20,10 +20,18 @@ from areal_actors.messages import (
 from areal_actors.replay.in_flight import InFlight
 from areal_bus.message import Message
 
-Activity = Literal["prepares the model", "waits for the evaluation before step 1", "waits for batches", "trains", "publishes weights"]
+Activity = Literal[
+    "prepares the model", "waits for the evaluation before step 1", "waits for batches", "trains", "publishes weights"
+]
 BEFORE: tuple[Activity, ...] = ("prepares the model", "waits for the evaluation before step 1")
 """Activities before the first step."""
-Stage = Literal["in the first call or before it", "between calls or in a later one", "scored", "waiting for others of the group", "failed"]
+Stage = Literal[
+    "in the first call or before it",
+    "between calls or in a later one",
+    "scored",
+    "waiting for others of the group",
+    "failed",
+]
 STAGES: dict[str, Stage] = {
     "not begun": "in the first call or before it",
     "sampling": "between calls or in a later one",

@@ -58,7 +58,12 @@ def trace(
     episode_trace = trace_episode(opened, episode, attempt)
     if html is not None:
         try:
-            atomic_write(html, html_page(episode_trace, facts(episode_trace), [call_facts(call) for call in episode_trace.calls]).encode())
+            atomic_write(
+                html,
+                html_page(
+                    episode_trace, facts(episode_trace), [call_facts(call) for call in episode_trace.calls]
+                ).encode(),
+            )
         except OSError as error:
             raise SetupError(f"--html: {html} cannot be written: {error.strerror or error}") from error
         sys.stdout.write(f"{html.absolute()}\n")
@@ -76,9 +81,17 @@ def page(traced_episode: EpisodeTrace) -> RenderableType:
         _facts(traced_episode),
     ]
     for number, call in enumerate(traced_episode.calls, start=1):
-        parts += [Text(), *(Padding(part, (0, 0, 0, INDENT * call.depth)) for part in _call(call, number, traced_episode))]
+        parts += [
+            Text(),
+            *(Padding(part, (0, 0, 0, INDENT * call.depth)) for part in _call(call, number, traced_episode)),
+        ]
     if traced_episode.calls and not any(call.token_ids for call in traced_episode.calls):
-        parts.append(Text(f"\nTokens are in the log for exported episodes only; this one was {traced_episode.outcome}.", style="dim"))
+        parts.append(
+            Text(
+                f"\nTokens are in the log for exported episodes only; this one was {traced_episode.outcome}.",
+                style="dim",
+            )
+        )
     if traced_episode.output:
         parts += [Text("\nThe agent returned", style="bold"), Text(traced_episode.output)]
     return Group(*parts)
@@ -97,11 +110,16 @@ def facts(traced_episode: EpisodeTrace) -> dict[str, str]:
         batch = f"{traced_episode.batch_episodes} episodes, formed by event {traced_episode.batch_event:,}{bound}"
     rows = {
         "task": traced_episode.task
-        + (f"  {json.dumps(traced_episode.task_data, ensure_ascii=False, default=str)}" if traced_episode.task_data else ""),
+        + (
+            f"  {json.dumps(traced_episode.task_data, ensure_ascii=False, default=str)}"
+            if traced_episode.task_data
+            else ""
+        ),
         "outcome": traced_episode.outcome + (f": {traced_episode.detail}" if traced_episode.detail else ""),
         "reward": "" if traced_episode.reward is None else f"{traced_episode.reward:g}{numbers}",
         "group": ", ".join(
-            f"{name} {'← ' if name == traced_episode.episode else ''}{reward:g}" for name, reward in traced_episode.group_rewards.items()
+            f"{name} {'← ' if name == traced_episode.episode else ''}{reward:g}"
+            for name, reward in traced_episode.group_rewards.items()
         ),
         "batch": batch,
         "advantages": f"not known: {traced_episode.without_advantages}" if traced_episode.without_advantages else "",
@@ -119,7 +137,9 @@ def call_facts(call: CallTrace) -> list[str]:
         "" if not versions else f"weight version {versions[0]}" + (f" to {versions[-1]}" if len(versions) > 1 else ""),
         call.finish_reason,
         f"reward {call.reward:g}" if call.reward is not None else "",
-        f"set by the agent: {call.set_reward:g}" if call.set_reward is not None and call.set_reward != call.reward else "",
+        f"set by the agent: {call.set_reward:g}"
+        if call.set_reward is not None and call.set_reward != call.reward
+        else "",
         f"{trained} of {len(call.trained)} tokens trained" if call.trained else "",
         call.untrained,
         f"continues {call.parent}" if call.parent else "",

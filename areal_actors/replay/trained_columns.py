@@ -60,7 +60,9 @@ def trained_columns(batch: RecordedBatch, trajectories: Mapping[int, Trajectory]
     unknown = without_advantages(algorithm)
     if not unknown:
         try:
-            advantages = algorithm.advantages(_step_of(algorithm, [sequence for _, _, sequence in rows], batch.event.step))
+            advantages = algorithm.advantages(
+                _step_of(algorithm, [sequence for _, _, sequence in rows], batch.event.step)
+            )
         except UntrainableBatch:
             pass
         except EngineError as error:
@@ -108,7 +110,9 @@ def _predicted_mask(sequence: TrainingSequence) -> NDArray[np.bool_]:
     return mask
 
 
-def _by_call(rows: list[Row], masks: list[NDArray[np.bool_]], values: list[NDArray[np.float64]]) -> dict[tuple[str, str], Columns]:
+def _by_call(
+    rows: list[Row], masks: list[NDArray[np.bool_]], values: list[NDArray[np.float64]]
+) -> dict[tuple[str, str], Columns]:
     """Returns the columns of each call; every token is trained in one of its sequences at most."""
     by_call: dict[tuple[str, str], Columns] = {}
     for (trajectory, end, _), mask, column in zip(rows, masks, values, strict=True):

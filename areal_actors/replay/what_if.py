@@ -111,12 +111,16 @@ class WhatIf(msgspec.Struct):
         rows = list(self._rows())
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = [f"{self.run} with {', '.join(self.settings)}", ""]
-        lines += [f"{name:<{widths[0]}}  {before:>{widths[1]}}  {after:>{widths[2]}}".rstrip() for name, before, after in rows]
+        lines += [
+            f"{name:<{widths[0]}}  {before:>{widths[1]}}  {after:>{widths[2]}}".rstrip() for name, before, after in rows
+        ]
         return "\n".join([*lines, "", *self._notes(), self.verdict(), *self._of_training()])
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
         was, now = self.recorded, self.replayed
-        shared = sum(len(episodes & other_episodes) for episodes, other_episodes in zip(was.episodes, now.episodes, strict=False))
+        shared = sum(
+            len(episodes & other_episodes) for episodes, other_episodes in zip(was.episodes, now.episodes, strict=False)
+        )
         yield "", "recorded", "what if"
         yield "steps", f"{len(was.steps):,}", f"{len(now.steps):,}"
         yield "episodes trained", f"{sum(map(len, was.episodes)):,}", f"{sum(map(len, now.episodes)):,}"
@@ -132,19 +136,27 @@ class WhatIf(msgspec.Struct):
         if self.trained is None:
             return
         was, now = self.trained
-        changed = next((version for version, digest in now.checksums.items() if was.checksums.get(version) != digest), None)
+        changed = next(
+            (version for version, digest in now.checksums.items() if was.checksums.get(version) != digest), None
+        )
         yield ""
         yield f"{'trainer, means over the steps':<32}  {'recorded':>10}  {'what if':>10}"
         for name in STEP_METRICS:
             before, after = (_mean([step[name] for step in side.metrics if name in step]) for side in (was, now))
             if not (math.isnan(before) and math.isnan(after)):
                 yield f"{name:<32}  {_number(before):>10}  {_number(after):>10}"
-        equal = f"the weights differ from version {changed} on" if changed is not None else "every version has the recorded checksum"
+        equal = (
+            f"the weights differ from version {changed} on"
+            if changed is not None
+            else "every version has the recorded checksum"
+        )
         if was.repeated:
             yield "this machine computes other bits than that of the run (processor or torch differ), so both sides were computed here"
             equal = equal.replace("the recorded checksum", "the same checksum on both sides")
         yield f"{equal} ({len(now.checksums):,} versions)"
-        if changed is not None and (sizes := [step.get("effective_sample_size", 1.0) for step in now.metrics[changed:]]):
+        if changed is not None and (
+            sizes := [step.get("effective_sample_size", 1.0) for step in now.metrics[changed:]]
+        ):
             yield (
                 "from there on the trained tokens are off-policy for these weights: their effective sample size, a share of the tokens, is "
                 f"{_mean(sizes):.3f} on average and {min(sizes):.3f} at the least (1 is on policy)"
@@ -217,7 +229,9 @@ async def _compare_runs(run: str, settings: list[str], over: Layer, folder: Path
     loss_only = was.recipe.algorithm != now.recipe.algorithm
     comparison = WhatIf(place.path.name if place else run, settings, _side(was), _side(now), loss_only)
     if train:
-        comparison.trained = await train_again(lambda: log_of(place, Path(run)), was, now, place.path if place else None)
+        comparison.trained = await train_again(
+            lambda: log_of(place, Path(run)), was, now, place.path if place else None
+        )
     return comparison
 
 
@@ -231,7 +245,9 @@ async def _fold(place: RunFolder | None, file: Path, over: Layer) -> tuple[Recor
             message = envelope.open(kind)
             if sides is None:
                 if not isinstance(message, RunStarted):
-                    raise SetupError(f'the log begins with event {envelope.sequence}; log.keep = "all" keeps the events of a whole run')
+                    raise SetupError(
+                        f'the log begins with event {envelope.sequence}; log.keep = "all" keeps the events of a whole run'
+                    )
                 sides = _sides(message.recipe, over)
             for side in sides:
                 await side.receive(envelope, message)
@@ -252,7 +268,9 @@ def _sides(recorded: dict[str, Any], over: Layer) -> tuple[RecordedBatches, Reco
             own = {problem.key for problem in violations}
         asked = set(_keys(layer.data))
         complaints += [
-            problem.sentence(layer.place(problem.key)) for problem in violations if problem.key in asked or problem.key not in own
+            problem.sentence(layer.place(problem.key))
+            for problem in violations
+            if problem.key in asked or problem.key not in own
         ]
         if recipe is None or complaints:
             raise RecipeError("\n".join(complaints))
@@ -261,7 +279,9 @@ def _sides(recorded: dict[str, Any], over: Layer) -> tuple[RecordedBatches, Reco
         recipes.append(recipe)
     was, now = recipes
     if was.algorithm.group_size != now.algorithm.group_size:
-        raise RecipeError(f"`algorithm.group_size`: the recorded groups have {was.algorithm.group_size} episodes; leave it out")
+        raise RecipeError(
+            f"`algorithm.group_size`: the recorded groups have {was.algorithm.group_size} episodes; leave it out"
+        )
     reward = None
     if (was.task.reward, was.task.reward_options) != (now.task.reward, now.task.reward_options):
         if now.task.reward.startswith(MODEL):
@@ -282,7 +302,9 @@ def _without_table_of_another(recorded: dict[str, Any], layer: Layer) -> dict[st
 
 def _side(recorded: RecordedBatches) -> Side:
     algorithm = recorded.recipe.algorithm.resolve()
-    side = Side([], [], [], dict(recorded.dropped), recorded.unscored, recorded.exhausted, without_advantages(algorithm))
+    side = Side(
+        [], [], [], dict(recorded.dropped), recorded.unscored, recorded.exhausted, without_advantages(algorithm)
+    )
     for batch in recorded.batches:
         event, sequences = batch.event, recorded.sequences(batch.event)
         metrics = batch_metrics(sequences, event)

@@ -29,7 +29,15 @@ from areal_bus.recorded import LogWriter
 
 BATCHES_FROM = 1 << 40
 """Sequence of the first batch of another batcher, beyond those of any log."""
-STEP_METRICS = ("loss", "grad_norm", "entropy", "approx_kl", "clip_frac", "effective_sample_size", "importance_weight_max")
+STEP_METRICS = (
+    "loss",
+    "grad_norm",
+    "entropy",
+    "approx_kl",
+    "clip_frac",
+    "effective_sample_size",
+    "importance_weight_max",
+)
 """Metrics of the steps that are compared."""
 REPLACED = (BatchFormed.subject, TrajectoryDropped.subject)
 
@@ -65,7 +73,9 @@ async def train_again(
     return recorded, trained
 
 
-async def _repeat_steps(log: Callable[[], AsyncGenerator[Envelope, None]], recorded: RecordedBatches, place: Path | None) -> TrainedSteps:
+async def _repeat_steps(
+    log: Callable[[], AsyncGenerator[Envelope, None]], recorded: RecordedBatches, place: Path | None
+) -> TrainedSteps:
     trained = TrainedSteps([], {}, repeated=True)
     async with recomputation(recorded.recipe.trainer.threads or 1) as recomputed:
         with tempfile.TemporaryDirectory(prefix="areal-what-if-") as scratch:

@@ -83,13 +83,20 @@ class Why(msgspec.Struct, kw_only=True):
             lines.append(f"{'gate':<12}not known: {self.without_gate}")
         if self.shares.counted_seconds:
             lines += [f"{'in flight':<12}while the trainer waits, on average: {', '.join(self._in_flight())}"]
-        lines += [f"{'limits' if number == 0 else '':<12}{limit.setting}: {limit.count}" for number, limit in enumerate(self.limits)]
+        lines += [
+            f"{'limits' if number == 0 else '':<12}{limit.setting}: {limit.count}"
+            for number, limit in enumerate(self.limits)
+        ]
         lines += [f"{'workers' if number == 0 else '':<12}{_workers(one)}" for number, one in enumerate(self.workers)]
         lines += [f"{'now':<12}{self.now}"] if self.now else []
         for wait in self.open_waits[:OPEN_WAITS]:
-            lines.append(f"{'':<12}{wait.actor} waits {wait.seconds:.0f} s for {wait.name}, for {wait.seconds_left:.0f} s more at most")
+            lines.append(
+                f"{'':<12}{wait.actor} waits {wait.seconds:.0f} s for {wait.name}, for {wait.seconds_left:.0f} s more at most"
+            )
         lines += [f"{'ended':<12}{self.ended_by_model}"] if self.ended_by_model else []
-        lines += [f"{'attention' if number == 0 else '':<12}{sentence}" for number, sentence in enumerate(self.attention)]
+        lines += [
+            f"{'attention' if number == 0 else '':<12}{sentence}" for number, sentence in enumerate(self.attention)
+        ]
         lines += to_lines(self.signal, self.show)
         return "\n".join([*lines, "", self.verdict, *(f"  - {sentence}" for sentence in self.advice)])
 
@@ -165,13 +172,17 @@ def advise(shares: TimeShares, recipe: Recipe) -> tuple[str, list[str]]:
         return "no step has been trained yet: there is nothing to compare", []
     waiting = shares.waiting()
     if recipe.learns_from_examples():
-        return f"the trainer limits this run: it waits for examples in {waiting:.0%} of the time", list(_faster_training(shares))
+        return f"the trainer limits this run: it waits for examples in {waiting:.0%} of the time", list(
+            _faster_training(shares)
+        )
     if waiting <= BALANCED:
         return f"training limits this run: the trainer waits for batches in only {waiting:.0%} of the time", [
             *_faster_training(shares),
             *_idle_engines(shares),
         ]
-    return f"generation limits this run: the trainer waits for batches in {waiting:.0%} of the time", list(_more_episodes(shares, recipe))
+    return f"generation limits this run: the trainer waits for batches in {waiting:.0%} of the time", list(
+        _more_episodes(shares, recipe)
+    )
 
 
 def _faster_training(shares: TimeShares) -> Iterator[str]:

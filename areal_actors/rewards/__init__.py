@@ -51,7 +51,12 @@ class Rule(Protocol):
         ...
 
 
-REWARDS: Mapping[str, type[Rule]] = {"gsm8k": Gsm8k, "json_schema": JsonSchema, "math": MathEquivalence, "python_tests": PythonTests}
+REWARDS: Mapping[str, type[Rule]] = {
+    "gsm8k": Gsm8k,
+    "json_schema": JsonSchema,
+    "math": MathEquivalence,
+    "python_tests": PythonTests,
+}
 """Built-in rule-based rewards by name."""
 WEIGHTED = "weighted"
 PARTS = "__areal_parts__"
@@ -96,7 +101,9 @@ def resolve_reward(name: str, root: Path = Path(), options: Mapping[str, Any] | 
     function: Reward = adapt(loaded) or loaded
     if not callable(function) or not _takes_task_and_output(function, options):
         more = f", {', '.join(options)}" if options else ""
-        raise RecipeError(f"`task.reward`: `{name}` must take the task's row and the output: `def reward(task, output{more})`")
+        raise RecipeError(
+            f"`task.reward`: `{name}` must take the task's row and the output: `def reward(task, output{more})`"
+        )
     return partial(function, **options) if options else function
 
 
@@ -112,17 +119,23 @@ def _rule(name: str, kind: Any, options: dict[str, Any]) -> Reward:
 
 def _weighted_reward(options: dict[str, Any], root: Path) -> Reward:
     if not options:
-        raise RecipeError("`task.reward_options`: `weighted` adds up the rewards named here; write for example `math = { weight = 1.0 }`")
+        raise RecipeError(
+            "`task.reward_options`: `weighted` adds up the rewards named here; write for example `math = { weight = 1.0 }`"
+        )
     parts: list[tuple[str, float, Reward]] = []
     for name, table in options.items():
         weight = table.get("weight") if isinstance(table, Mapping) else None
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-            raise RecipeError(f"`task.reward_options.{name}`: must be a table with a finite `weight`; write `{{ weight = 1.0 }}`")
+            raise RecipeError(
+                f"`task.reward_options.{name}`: must be a table with a finite `weight`; write `{{ weight = 1.0 }}`"
+            )
         if name == WEIGHTED or name.startswith(MODEL):
             raise RecipeError(f"`task.reward_options.{name}`: only rules and functions can be added up; leave it out")
         part = resolve_reward(name, root, {option: value for option, value in table.items() if option != "weight"})
         if inspect.iscoroutinefunction(part):
-            raise RecipeError(f"`task.reward_options.{name}`: a coroutine function cannot be added up; write a plain function")
+            raise RecipeError(
+                f"`task.reward_options.{name}`: a coroutine function cannot be added up; write a plain function"
+            )
         parts.append((name, float(weight), part))
 
     def weigh(task: dict[str, Any], output: str) -> Mapping[str, float]:

@@ -14,7 +14,14 @@ from areal_actors.core.agent_host.faults import format_error
 from areal_actors.core.errors import AgentError, RecipeError
 from areal_actors.core.gateways import gateway_of_session
 from areal_actors.core.loading import load_named
-from areal_actors.messages import DescribeSession, EpisodeAbandoned, EpisodeScored, RunEpisode, ScoreEpisode, SessionDescribed
+from areal_actors.messages import (
+    DescribeSession,
+    EpisodeAbandoned,
+    EpisodeScored,
+    RunEpisode,
+    ScoreEpisode,
+    SessionDescribed,
+)
 from areal_actors.rewards import Score
 from areal_actors.runtime.actor import Context
 from areal_bus.errors import BusError
@@ -57,7 +64,9 @@ class Acceptance:
         self.retry = retry
         self.function = load_named(wanted, root) if isinstance(wanted, str) else wanted
         if not callable(self.function):
-            raise RecipeError(f"`task.should_accept`: `{spec}` is not a function; write `def should_accept(episode) -> bool`")
+            raise RecipeError(
+                f"`task.should_accept`: `{spec}` is not a function; write `def should_accept(episode) -> bool`"
+            )
 
     async def outcome(
         self, work: RunEpisode, *, output: str | None = None, reward: float | None = None, rewards: Mapping[str, float]
@@ -106,11 +115,15 @@ async def scored_episode(
     work: ScoreEpisode, score: Score, acceptance: Acceptance | None, context: Context
 ) -> EpisodeScored | EpisodeAbandoned:
     """Returns the end of an episode whose output has this score: its reward, or that the recipe does not accept it."""
-    scored = EpisodeScored(work=work.work, session=work.session, reward=float(score), metrics=dict(score.metrics), output=work.output)
+    scored = EpisodeScored(
+        work=work.work, session=work.session, reward=float(score), metrics=dict(score.metrics), output=work.output
+    )
     if acceptance is None:
         return scored
     try:
         rewards = rewards_set(await describe_session(work.session, context))
     except BusError as error:
-        return EpisodeAbandoned(work=work.work, reason="session", detail=f"the gateway did not report which rewards were set: {error}")
+        return EpisodeAbandoned(
+            work=work.work, reason="session", detail=f"the gateway did not report which rewards were set: {error}"
+        )
     return await acceptance.outcome(work.work, output=work.output, reward=float(score), rewards=rewards) or scored

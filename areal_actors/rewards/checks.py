@@ -33,7 +33,10 @@ def check_score(value: object) -> Score:
         return Score(check_reward(value))
     if "reward" not in value:
         raise RewardError(f"a mapping of metrics must have `reward`, got {', '.join(map(repr, value)) or 'nothing'}")
-    return Score(check_reward(value["reward"]), {str(name): check_reward(metric) for name, metric in value.items() if name != "reward"})
+    return Score(
+        check_reward(value["reward"]),
+        {str(name): check_reward(metric) for name, metric in value.items() if name != "reward"},
+    )
 
 
 def check_reward(value: object) -> float:

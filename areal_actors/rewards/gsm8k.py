@@ -27,7 +27,8 @@ _HASHES = re.compile(r"#{4,}\s*([^\n]*)")
 _DECORATION = re.compile(r"^(?:[\s*_`(\[]|\\[(\[]|\$(?=\s?[$\\]))+")
 _BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox)\s?\{|[{}]")
 _ANSWER = re.compile(
-    r"\banswer\b[^.:=\n#]{0,80}?(?:\b(?:is|was|would be|equals)\b\s?:?|[:=])(?!\s?(?:not\b|n't))\s*([^\n]*)", re.IGNORECASE
+    r"\banswer\b[^.:=\n#]{0,80}?(?:\b(?:is|was|would be|equals)\b\s?:?|[:=])(?!\s?(?:not\b|n't))\s*([^\n]*)",
+    re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"[.!?](?!\d)|;|\((?!\s?or\b)|\b(?:because|since|as)\b|,(?=\s+(?!or\b|and\b)[^\W\d])")
 _CALCULATION = re.compile(r"<<[^<>=]{1,60}[-+*/][^<>=]{1,60}=[^<>=]{1,40}>>")
@@ -84,7 +85,9 @@ def _truth(task: Mapping[str, Any]) -> Fraction:
     truth = _one_number(statement) if statement is not None else None
     if truth is None:
         shown = repr(solution[-60:]) if isinstance(solution, str) else type(solution).__name__
-        raise RewardError(f"task {task_name(task)}: `answer` must be a text that ends with `#### NUMBER`, or a number, got {shown}")
+        raise RewardError(
+            f"task {task_name(task)}: `answer` must be a text that ends with `#### NUMBER`, or a number, got {shown}"
+        )
     return truth
 
 

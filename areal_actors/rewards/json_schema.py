@@ -65,7 +65,9 @@ class JsonSchema(Config):
                 return 1.0
             return _share(validator, value) if self.partial else 0.0
         except (RecursionError, library().exceptions._WrappedReferencingError) as error:  # noqa: SLF001 - it has no public name
-            raise RewardError(f"task {task_name(task)}: the schema cannot be followed: {type(error).__name__}: {error!s:.100}") from error
+            raise RewardError(
+                f"task {task_name(task)}: the schema cannot be followed: {type(error).__name__}: {error!s:.100}"
+            ) from error
 
     def _text(self) -> str:
         if isinstance(self.schema, dict):
@@ -136,7 +138,9 @@ def _share(validator: Any, value: Any) -> float:
 def _deeper_than(value: Any, limit: int) -> bool:
     level = [value]
     for _ in range(limit):
-        containers = [outer.values() if isinstance(outer, dict) else outer for outer in level if isinstance(outer, dict | list)]
+        containers = [
+            outer.values() if isinstance(outer, dict) else outer for outer in level if isinstance(outer, dict | list)
+        ]
         level = [inner for container in containers for inner in container]
         if not level:
             return False

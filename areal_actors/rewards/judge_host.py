@@ -50,7 +50,9 @@ def is_coroutine_reward(reward: str, root: Path) -> bool:
         module = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
         return False
-    defined = [node for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name]
+    defined = [
+        node for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
+    ]
     return bool(defined) and isinstance(defined[-1], ast.AsyncFunctionDef)
 
 
@@ -106,10 +108,14 @@ class _JudgeProcess:
         context = multiprocessing.get_context("spawn")
         try:
             self._connection, child_end = context.Pipe()
-            self._process = context.Process(target=run_judges, args=(child_end, reward, root, options, timeout_seconds), daemon=True)
+            self._process = context.Process(
+                target=run_judges, args=(child_end, reward, root, options, timeout_seconds), daemon=True
+            )
             self._process.start()
         except OSError as error:
-            raise SpawnFailed(f"a process for coroutine rewards cannot be started: {error.strerror or error}") from error
+            raise SpawnFailed(
+                f"a process for coroutine rewards cannot be started: {error.strerror or error}"
+            ) from error
         child_end.close()
         self._decode: Callable[[bytes], ScoreResult] = msgspec.msgpack.Decoder(ScoreResult).decode
         self._loop.add_reader(self._connection.fileno(), self._receive)
@@ -142,7 +148,10 @@ class _JudgeProcess:
             return True
         self._first_memory = self._first_memory or result.memory_bytes
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return result.memory_bytes > self._first_memory + MEMORY_GROWTH_BYTES or result.open_files > limit * OPEN_FILES_SHARE
+        return (
+            result.memory_bytes > self._first_memory + MEMORY_GROWTH_BYTES
+            or result.open_files > limit * OPEN_FILES_SHARE
+        )
 
     async def close(self) -> None:
         self._lose()

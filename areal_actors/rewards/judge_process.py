@@ -76,13 +76,20 @@ def _run(judges: Coroutine[Any, Any, None]) -> None:
     asyncio.set_event_loop(loop)
     running = loop.create_task(judges)
     while not running.done():
-        with suppress(SystemExit, KeyboardInterrupt):  # asyncio re-raises these from the loop; the task's awaiter has them, too
+        with suppress(
+            SystemExit, KeyboardInterrupt
+        ):  # asyncio re-raises these from the loop; the task's awaiter has them, too
             loop.run_until_complete(running)
 
 
 class _Judges:
     def __init__(self, connection: Connection, function: Reward | None, failure: str, timeout_seconds: float) -> None:
-        self.connection, self.function, self.failure, self.timeout_seconds = connection, function, failure, timeout_seconds
+        self.connection, self.function, self.failure, self.timeout_seconds = (
+            connection,
+            function,
+            failure,
+            timeout_seconds,
+        )
         self.sending = threading.Lock()
         self.tasks: set[asyncio.Task[None]] = set()
         self.ended = asyncio.Event()
@@ -123,7 +130,9 @@ class _Judges:
                 result.failure = f"hung for more than {self.timeout_seconds:g} s and was cancelled"
                 result.ends = not done
             else:
-                score, result.failure = running.result() if not running.cancelled() else (Score(0.0), "was cancelled by its own code")
+                score, result.failure = (
+                    running.result() if not running.cancelled() else (Score(0.0), "was cancelled by its own code")
+                )
                 result.reward, result.metrics = float(score), {**usage.metrics(), **score.metrics}
         result.seconds = time.monotonic() - started
         self._send(result)

@@ -45,7 +45,10 @@ def add_usage(usage: Any, *, input_price: float = 0.0, output_price: float = 0.0
     sums = _USAGE.get()
     if sums is None:
         return
-    prompt, completion = _count(usage, "prompt_tokens", "input_tokens"), _count(usage, "completion_tokens", "output_tokens")
+    prompt, completion = (
+        _count(usage, "prompt_tokens", "input_tokens"),
+        _count(usage, "completion_tokens", "output_tokens"),
+    )
     sums.calls += 1
     sums.tokens += prompt + completion
     sums.cost += (prompt * input_price + completion * output_price) / 1e6

@@ -42,7 +42,12 @@ def align_forms(truth: Any, answer: Any) -> tuple[Any, Any]:
     if _is_vector(truth) and _is_point(answer):
         return _tuple(truth), answer
     try:
-        if _is_bounds(truth) and _is_bounds(answer) and len(truth.free_symbols) == 1 and truth.free_symbols == answer.free_symbols:
+        if (
+            _is_bounds(truth)
+            and _is_bounds(answer)
+            and len(truth.free_symbols) == 1
+            and truth.free_symbols == answer.free_symbols
+        ):
             return truth.as_set(), answer.as_set()
         return _as_set(truth, answer), _as_set(answer, truth)
     except Exception:  # noqa: BLE001 - sympy cannot find the solution set of every statement
@@ -87,12 +92,20 @@ def _as_set(expression: Any, counterpart: Any) -> Any:
 
     Alternatives (`x < 1, x > 2`) are a union only if they are disjoint: `x > 1, x < 2` may mean both at once.
     """
-    if isinstance(expression, _sympy().Eq) and isinstance(expression.rhs, _sympy().Set) and not isinstance(counterpart, _sympy().Eq):
+    if (
+        isinstance(expression, _sympy().Eq)
+        and isinstance(expression.rhs, _sympy().Set)
+        and not isinstance(counterpart, _sympy().Eq)
+    ):
         return expression.rhs
     values = counterpart.rhs if isinstance(counterpart, _sympy().Eq) else counterpart
-    if not isinstance(values, _sympy().Interval | _sympy().Union | _sympy().Complement) or not isinstance(expression, _sympy().FiniteSet):
+    if not isinstance(values, _sympy().Interval | _sympy().Union | _sympy().Complement) or not isinstance(
+        expression, _sympy().FiniteSet
+    ):
         return expression
-    if len(expression.free_symbols) != 1 or not all(isinstance(part, _sympy().Rel | _sympy().And) for part in expression.args):
+    if len(expression.free_symbols) != 1 or not all(
+        isinstance(part, _sympy().Rel | _sympy().And) for part in expression.args
+    ):
         return expression
     parts = [part.as_set() for part in expression.args]
     disjoint = all(first.intersect(second).is_empty for first, second in combinations(parts, 2))

@@ -58,7 +58,9 @@ class MathEquivalence(Config):
         """
         library()
         if not states(read_reference(r"\frac{1}{2}"), "$0.5$"):
-            raise SetupError("task.reward: math-verify does not find that 1/2 is 0.5; reinstall it: pip install 'areal-actors[rewards]'")
+            raise SetupError(
+                "task.reward: math-verify does not find that 1/2 is 0.5; reinstall it: pip install 'areal-actors[rewards]'"
+            )
 
     def __call__(self, task: Mapping[str, Any], output: str) -> float:
         """Returns 1.0 if they are equal, else 0.0.

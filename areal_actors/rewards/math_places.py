@@ -20,14 +20,28 @@ _END_OF_EMPHASIS = re.compile(r"^[ \t]*[*_]+(?=\s|$)")
 _JSON_VALUE = re.compile(r'"(?:[^"\\]|\\.)*"|[^,}\n]+')
 _END_OF_SENTENCE = re.compile(r"[.!?。](?=\s|$)|[;；。\n]")
 _PAIRS = {"`": "`", '"': '"', "'": "'", "“": "”", "‘": "’", "「": "」", "『": "』", "«": "»", "<": ">"}
-_HTML = re.compile(r"</?(?:b|strong|i|em|u|code|p|span|div|mark|big|center)(?:\s[^<>]{0,80})?>|<br\s*/?>", re.IGNORECASE)
+_HTML = re.compile(
+    r"</?(?:b|strong|i|em|u|code|p|span|div|mark|big|center)(?:\s[^<>]{0,80})?>|<br\s*/?>", re.IGNORECASE
+)
 _FENCE = re.compile(r"^```[A-Za-z]*\n(.*?)\n?```$", re.DOTALL)
 _TICKS = re.compile(r"^(`+)([^`]+)\1$")
 _EMPHASIS = re.compile(r"^(\*\*|__|\*|_)(?=\S)(.*\S)\1$", re.DOTALL)
 _IN_BRACKETS = re.compile(r"^\(([^(),;]*)\)$|^（([^()（），；]*)）$")
 _FULL_WIDTH = str.maketrans(
     {chr(code): chr(code - 0xFEE0) for code in (*range(0xFF10, 0xFF1A), *range(0xFF21, 0xFF3B), *range(0xFF41, 0xFF5B))}
-    | {"（": "(", "）": ")", "，": ",", "：": ":", "＝": "=", "＋": "+", "－": "-", "％": "%", "．": ".", "−": "-", "、": ","}
+    | {
+        "（": "(",
+        "）": ")",
+        "，": ",",
+        "：": ":",
+        "＝": "=",
+        "＋": "+",
+        "－": "-",
+        "％": "%",
+        "．": ".",
+        "−": "-",
+        "、": ",",
+    }
 )
 LONGEST_LINE = 200
 """Characters of an output that may be its result alone, without words about it."""

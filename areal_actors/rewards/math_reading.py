@@ -18,7 +18,15 @@ from areal_actors.rewards.checks import optional_package
 from areal_actors.rewards.math_alignment import align_forms, comparable, lists_elements, substitute_imaginary_unit
 from areal_actors.rewards.math_places import after_mark, find_tagged, first_sentence, is_one_line, remove_decoration
 from areal_actors.rewards.math_size import differ_in_size, has_value, is_false_equation
-from areal_actors.rewards.math_statement import boxes, contents, hashes, is_prose, last_list, normalize_latex, without_set_builder
+from areal_actors.rewards.math_statement import (
+    boxes,
+    contents,
+    hashes,
+    is_prose,
+    last_list,
+    normalize_latex,
+    without_set_builder,
+)
 from areal_actors.rewards.math_text import canonical, in_words, is_readable, kind, same_kind
 from areal_actors.rewards.math_units import amount
 
@@ -128,10 +136,13 @@ def _same_text(truth: str, text: str) -> bool:
         if true_amount.dimension != stated_amount.dimension:
             return False
         if true_amount.factor != stated_amount.factor:
-            sides = [[value * side.factor for value in expressions(side.value)] for side in (true_amount, stated_amount)]
+            sides = [
+                [value * side.factor for value in expressions(side.value)] for side in (true_amount, stated_amount)
+            ]
             return _equal(tuple(sides[0]), sides[1])
     return _equal(
-        expressions(true_amount.value if true_amount else truth), list(expressions(stated_amount.value if stated_amount else text))
+        expressions(true_amount.value if true_amount else truth),
+        list(expressions(stated_amount.value if stated_amount else text)),
     )
 
 
@@ -169,7 +180,11 @@ def _states_unmarked(reference: Reference, answer: str) -> bool:
             stated = _alone(text)
             if same_text(reference, stated):
                 return True
-            if stated.texts and not stated.from_prose and (_is_of_kind(stated, marked=marked) or read_statement(stated)):
+            if (
+                stated.texts
+                and not stated.from_prose
+                and (_is_of_kind(stated, marked=marked) or read_statement(stated))
+            ):
                 return same(reference, stated)
     if any(map(kind, reference.statement.texts)):
         formulas = _FORMULA.findall(answer)
@@ -179,7 +194,10 @@ def _states_unmarked(reference: Reference, answer: str) -> bool:
 
 def _is_of_kind(stated: Statement, *, marked: bool) -> bool:
     """True for a result of a kind; words only after a mark, because `That makes 18` states a number."""
-    return any(statement_kind is not None and (marked or statement_kind.name != "words") for statement_kind in map(kind, stated.texts))
+    return any(
+        statement_kind is not None and (marked or statement_kind.name != "words")
+        for statement_kind in map(kind, stated.texts)
+    )
 
 
 def read_statement(statement: Statement) -> tuple[Any, ...]:
@@ -216,11 +234,20 @@ def _read(text: str, config: Sequence[Any] | None = None) -> list[Any]:
     """Returns the expressions that the library finds in a text, without those that it cannot parse or that have no value."""
     options = {} if config is None else {"extraction_config": config}
     read = library().parse(normalize_latex(text), parsing_timeout=None, **options)
-    return [substitute_imaginary_unit(expression) for expression in read if not isinstance(expression, str) and has_value(expression)]
+    return [
+        substitute_imaginary_unit(expression)
+        for expression in read
+        if not isinstance(expression, str) and has_value(expression)
+    ]
 
 
 def _equal(truth: Sequence[Any], answer: Sequence[Any]) -> bool:
-    pairs = [(true, stated) for true in truth for stated in answer if comparable(true, stated) and not is_false_equation(stated)]
+    pairs = [
+        (true, stated)
+        for true in truth
+        for stated in answer
+        if comparable(true, stated) and not is_false_equation(stated)
+    ]
     return any(
         library().verify(*align_forms(true, stated), timeout_seconds=None, allow_set_relation_comp=True)
         and not differ_in_size(*align_forms(true, stated))

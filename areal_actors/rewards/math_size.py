@@ -65,7 +65,11 @@ def is_false_equation(expression: Any) -> bool:
 
 
 def _value(expression: Any) -> Any:
-    return expression.rhs if isinstance(expression, _sympy().Eq) and isinstance(expression.lhs, _sympy().Symbol) else expression
+    return (
+        expression.rhs
+        if isinstance(expression, _sympy().Eq) and isinstance(expression.lhs, _sympy().Symbol)
+        else expression
+    )
 
 
 def _lacks_counterpart(elements: Iterable[Any], counterparts: Iterable[Any]) -> bool:
@@ -79,7 +83,10 @@ def _differ(truth: Any, answer: Any) -> bool:
     if not symbols:
         return _numbers_differ(truth, answer, tolerance)
     for place in _PLACES:
-        values = {symbol: sympy.Rational(place) + sympy.Rational(number, 7) for number, symbol in enumerate(sorted(symbols, key=str))}
+        values = {
+            symbol: sympy.Rational(place) + sympy.Rational(number, 7)
+            for number, symbol in enumerate(sorted(symbols, key=str))
+        }
         with suppress(Exception):  # functions that have no value there
             if _numbers_differ(truth.subs(values), answer.subs(values), tolerance):
                 return True

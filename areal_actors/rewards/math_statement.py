@@ -52,7 +52,12 @@ _REWRITES = (
     (re.compile(r"(?:\\left\s*)?\\langle(?![A-Za-z])"), "("),
     (re.compile(r"(?:\\right\s*)?\\rangle(?![A-Za-z])"), ")"),
     (re.compile(r"\\(?:mathrm|text|mathit|operatorname)\s*\{i\}|\\imath(?![A-Za-z])"), " i "),
-    (re.compile(r"\\(?:mathrm|text|textrm|operatorname|mathit|rm)\s*\{e\}|\{\\rm\s+e\}|\\(?:mathrm|rm)\s+e(?![A-Za-z])"), "{e}"),
+    (
+        re.compile(
+            r"\\(?:mathrm|text|textrm|operatorname|mathit|rm)\s*\{e\}|\{\\rm\s+e\}|\\(?:mathrm|rm)\s+e(?![A-Za-z])"
+        ),
+        "{e}",
+    ),
     (re.compile(r"(?<![\w.}])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d{1,5})(?![\w.])"), r"\1 \\times 10^{\2}"),
     (re.compile(r"√\s*(?:\{([^{}]*)\}|\(([^()]*)\)|(\d+|[A-Za-z]))"), r"\\sqrt{\1\2\3}"),
     (re.compile(r"∞"), r"\\infty "),

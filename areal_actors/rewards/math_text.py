@@ -10,8 +10,12 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-_WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|texttt|mathrm|mathbf|mathit|mathsf|mbox|operatorname\*?|rm|bf)\s*\{([^{}]*)\}")
-_DROPPED = re.compile(r"\\(?:left|right|big|Big|bigg|Bigg|displaystyle|limits)(?![A-Za-z])|\\[!,;:> ]|~|(?<!\\)\$|\\[()\[\]]")
+_WRAPPER = re.compile(
+    r"\\(?:text|textbf|textit|textrm|texttt|mathrm|mathbf|mathit|mathsf|mbox|operatorname\*?|rm|bf)\s*\{([^{}]*)\}"
+)
+_DROPPED = re.compile(
+    r"\\(?:left|right|big|Big|bigg|Bigg|displaystyle|limits)(?![A-Za-z])|\\[!,;:> ]|~|(?<!\\)\$|\\[()\[\]]"
+)
 _FORMS = (
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\frac\s*(\d)\s*(\d)"), r"\\frac{\1}{\2}"),
@@ -40,11 +44,28 @@ _BASES = dict(
         strict=True,
     )
 )
-_FIGURE = re.compile(r"^\\(?P<figure>angle|triangle|overline|widehat|overleftrightarrow)\s*\{?\s*(?P<points>[A-Z](?:\s*[A-Z]){1,4})\s*\}?$")
+_FIGURE = re.compile(
+    r"^\\(?P<figure>angle|triangle|overline|widehat|overleftrightarrow)\s*\{?\s*(?P<points>[A-Z](?:\s*[A-Z]){1,4})\s*\}?$"
+)
 _MODULUS = re.compile(r"\(?\s*\\?(?:p?mod|bmod)\b\s*\{?\s*(\d{1,60})\s*\}?\s*\)?$|\\pmod\s*(\d)$")
 _RESIDUES = re.compile(r"^(?:(?P<left>.+?)\s*(?:\\equiv(?![A-Za-z])|≡|=)\s*)?(?P<values>[-+±\d\s,\\pmandor]*\d)$")
-_TIME = re.compile(r"^(\d{1,2}):([0-5]\d)(?::([0-5]\d))?\s*(?:(a|p)\.?\s?m\.?)?$|^(\d{1,2})\s*(a|p)\.?\s?m\.?$", re.IGNORECASE)
-_MONTHS = ["january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november", "december"]
+_TIME = re.compile(
+    r"^(\d{1,2}):([0-5]\d)(?::([0-5]\d))?\s*(?:(a|p)\.?\s?m\.?)?$|^(\d{1,2})\s*(a|p)\.?\s?m\.?$", re.IGNORECASE
+)
+_MONTHS = [
+    "january",
+    "february",
+    "march",
+    "april",
+    "may",
+    "june",
+    "july",
+    "august",
+    "september",
+    "october",
+    "november",
+    "december",
+]
 _DATE = re.compile(
     r"^(?:(?P<m1>[a-z]{3,9})\.? (?P<d1>\d{1,2})(?:st|nd|rd|th)?|(?P<d2>\d{1,2})(?:st|nd|rd|th)?(?: of)? (?P<m2>[a-z]{3,9})\.?)"
     r"(?:,? (?P<year>\d{4}))?$"
@@ -182,7 +203,9 @@ def _read_choices(text: str) -> Kind | None:
     if not _CHOICES.match(text):
         return None
     letters = re.findall(r"[A-J]", text)
-    if len(set(letters)) != len(letters) or (len(letters) > 1 and letters != sorted(letters) and re.fullmatch(r"[A-J]+", text)):
+    if len(set(letters)) != len(letters) or (
+        len(letters) > 1 and letters != sorted(letters) and re.fullmatch(r"[A-J]+", text)
+    ):
         return None  # `BA` may be a segment or a product; choices are written in order
     return Kind("choices", frozenset(letters))
 

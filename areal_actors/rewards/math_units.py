@@ -43,14 +43,19 @@ _TABLE: dict[str, dict[str, str]] = {
     "percent": {"1": "percent"},
 }
 UNITS: dict[str, tuple[str, Fraction]] = {
-    name: (dimension, Fraction(factor)) for dimension, sizes in _TABLE.items() for factor, names in sizes.items() for name in names.split()
+    name: (dimension, Fraction(factor))
+    for dimension, sizes in _TABLE.items()
+    for factor, names in sizes.items()
+    for name in names.split()
 }
 """Dimension and size of each unit that is known by name."""
 _AREAS = re.compile(r"^(square|cubic|sq)\.?\s+([a-z]+)$")
 _POWER = re.compile(r"^(.*?)\s*\^\s*\{?\s*([23])\s*\}?$")
 _WORDS = r"(?:[A-Za-z]+(?:/[A-Za-z]+)?\.?|[\u4e00-\u9fff]{1,4})"
 _NUMBER = r"\\?\$?\s?-?\d[\d,]*(?:\.\d+)?(?:\s?/\s?\d+)?"
-_AMOUNT = re.compile(rf"^(?P<value>.*(?:[\d)}}]|\\pi))\s*(?P<unit>{_WORDS}(?:\s+{_WORDS})*(?:\s*\^\s*\{{?[23]\}}?)?)$", re.DOTALL)
+_AMOUNT = re.compile(
+    rf"^(?P<value>.*(?:[\d)}}]|\\pi))\s*(?P<unit>{_WORDS}(?:\s+{_WORDS})*(?:\s*\^\s*\{{?[23]\}}?)?)$", re.DOTALL
+)
 _PART = re.compile(rf"({_NUMBER})\s*({_WORDS})(?:\s+and|,)?\s*")
 _DOLLARS = re.compile(r"^\\?\$\s?(?=-?[\d.])|^-\\?\$\s?(?=[\d.])")
 _IN_TEXT = re.compile(r"\\(?:text|textrm|mathrm|mbox|operatorname)\b|\d\s+[A-Za-z]{3,}|[\u4e00-\u9fff]")

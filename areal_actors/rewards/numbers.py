@@ -37,7 +37,9 @@ _LATEX_FRACTION = re.compile(
     rf"\\[dt]?frac\s?(?:\{{\s?(?P<top>{_OPERAND})\s?\}}|(?P<top_digit>\d))\s?(?:\{{\s?(?P<bottom>{_OPERAND})\s?\}}|(?P<bottom_digit>\d))"
 )
 _DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\uff0d", "-"))
-_VULGAR_FRACTIONS = str.maketrans({sign: " " + unicodedata.normalize("NFKC", sign).replace("\u2044", "/") for sign in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"})
+_VULGAR_FRACTIONS = str.maketrans(
+    {sign: " " + unicodedata.normalize("NFKC", sign).replace("\u2044", "/") for sign in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
+)
 _REWRITES = (
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"(?<=\d)(?:\\[,!]|[\u00a0\u2009\u202f])(?=\d{3})"), ""),

@@ -26,7 +26,9 @@ from areal_actors.rewards.checks import task_name
 from areal_actors.sandbox import Limits, run_program
 from areal_actors.sandbox.protection import PAGE, describe_protection
 
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.MULTILINE | re.DOTALL
+)
 PYTHON = ("python", "python3", "py")
 SHORTEST = 0.05
 """Minimum remaining seconds to start a test."""

@@ -23,7 +23,10 @@ def reference_readers(task: TaskSettings) -> Iterator[tuple[str, ReferenceReader
     """Yields the built-in rules of a reward that have a reference in every task, by name."""
     parts: dict[str, Mapping[str, Any]] = {task.reward: task.reward_options}
     if task.reward == WEIGHTED:
-        parts = {name: {key: value for key, value in table.items() if key != "weight"} for name, table in task.reward_options.items()}
+        parts = {
+            name: {key: value for key, value in table.items() if key != "weight"}
+            for name, table in task.reward_options.items()
+        }
     for name, options in parts.items():
         rule: object = resolve_reward(name, options=options) if name in REWARDS else None
         if isinstance(rule, ReferenceReader):

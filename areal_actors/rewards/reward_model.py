@@ -34,12 +34,16 @@ class SequenceClassifier:
 
     def __init__(self, folder: str, settings: RewardModelSettings) -> None:
         if not Path(folder, "config.json").is_file():
-            raise SetupError(f"task.reward: {folder} has no config.json; set it to the Hugging Face folder of a trained reward model")
+            raise SetupError(
+                f"task.reward: {folder} has no config.json; set it to the Hugging Face folder of a trained reward model"
+            )
         device = torch_device(settings.device, "task.reward_options.device")
         torch.set_num_threads(settings.threads)
         self.tokenizer = ChatTokenizer.load(folder)
         if not self.tokenizer.template.source:
-            raise SetupError(f"task.reward: the reward model in {folder} has no chat template; add chat_template.jinja to its folder")
+            raise SetupError(
+                f"task.reward: the reward model in {folder} has no chat template; add chat_template.jinja to its folder"
+            )
         self.model = _load_classifier(folder, settings.dtype).to(device).eval().requires_grad_(False)
         self.max_length = int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
         self.batch_tokens = settings.batch_tokens
@@ -92,7 +96,9 @@ class _PendingScore(msgspec.Struct, frozen=True):
 class ModelScorer:
     """Scores outputs with a reward model; those that arrive within `window_seconds` share a forward pass."""
 
-    def __init__(self, name: str, model: SequenceClassifier, settings: RewardModelSettings, timeout_seconds: float) -> None:
+    def __init__(
+        self, name: str, model: SequenceClassifier, settings: RewardModelSettings, timeout_seconds: float
+    ) -> None:
         self.name = name
         self.model = model
         self.window_seconds = settings.window_seconds
@@ -142,7 +148,9 @@ class ModelScorer:
             for batch in batches([len(waiting.ids) for waiting in wanted], self.model.batch_tokens):
                 await self._score([wanted[number] for number in batch])
             scored = set(map(id, wanted))
-            self._waiting = [waiting for waiting in self._waiting if id(waiting) not in scored and not waiting.score.done()]
+            self._waiting = [
+                waiting for waiting in self._waiting if id(waiting) not in scored and not waiting.score.done()
+            ]
 
     async def _score(self, batch: Sequence[_PendingScore]) -> None:
         loop = asyncio.get_running_loop()
@@ -169,7 +177,9 @@ def conversation(task: Mapping[str, Any], output: str) -> list[dict[str, Any]]:
     elif isinstance(question, str):
         before = [{"role": "user", "content": question}]
     else:
-        raise RewardError("failed: the task has neither `messages`, a list of tables, nor a `question` for the reward model")
+        raise RewardError(
+            "failed: the task has neither `messages`, a list of tables, nor a `question` for the reward model"
+        )
     return [*before, {"role": "assistant", "content": output}]
 
 
@@ -208,5 +218,7 @@ def _load_classifier(folder: str, dtype: str) -> Any:
             f"task.reward: {folder} holds no trained reward model, it lacks {', '.join(missing[:3])}; use one of `{COMMAND} run`"
         )
     if model.config.num_labels != 1:
-        raise SetupError(f"task.reward: the model in {folder} has {model.config.num_labels} labels; a reward model has one")
+        raise SetupError(
+            f"task.reward: the model in {folder} has {model.config.num_labels} labels; a reward model has one"
+        )
     return model

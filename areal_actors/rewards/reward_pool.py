@@ -111,7 +111,9 @@ class RewardPool:
         try:
             value, failure = await answer
         except TimeoutError as error:
-            raise RewardError(f"{subject} hung for more than {self.timeout_seconds:g} s and was killed ({task})") from error
+            raise RewardError(
+                f"{subject} hung for more than {self.timeout_seconds:g} s and was killed ({task})"
+            ) from error
         except ProcessExpired as error:
             raise RewardError(f"{subject} ended its process with exit code {error.exitcode} ({task})") from error
         except BrokenProcessPool as error:
@@ -139,7 +141,9 @@ class RewardPool:
     def _refuse_lost_pool(self, broken: BaseException | None = None) -> None:
         if not self._is_closed and (self._spawn_error or broken):
             error = self._spawn_error or broken
-            raise SpawnFailed(f"a process for rewards cannot be started: {getattr(error, 'strerror', None) or error}") from error
+            raise SpawnFailed(
+                f"a process for rewards cannot be started: {getattr(error, 'strerror', None) or error}"
+            ) from error
 
     async def close(self) -> None:
         """Cancel pending scores, end the processes and wait for their exit."""

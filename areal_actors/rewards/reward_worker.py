@@ -35,7 +35,12 @@ class RewardWorker(Actor):
     asks = (DescribeSession,)
 
     def __init__(
-        self, scorer: RewardScorer, *, concurrency: int, acceptance: Acceptance | None = None, score_seconds: float = SCORE_SECONDS
+        self,
+        scorer: RewardScorer,
+        *,
+        concurrency: int,
+        acceptance: Acceptance | None = None,
+        score_seconds: float = SCORE_SECONDS,
     ) -> None:
         """`score_seconds`: time limit of a score, including start-up of the scorer's processes and the wait for a free one."""
         self.scorer = scorer

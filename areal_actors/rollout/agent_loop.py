@@ -167,7 +167,9 @@ class AgentLoop:
     def _run_until_stopped(self) -> None:
         """Run the loop; a task that an agent started and that raises `SystemExit` ends that task, not the loop of all agents."""
         while not self._is_stopping:
-            with suppress(SystemExit, KeyboardInterrupt):  # asyncio re-raises these from the loop; the task's awaiter has them, too
+            with suppress(
+                SystemExit, KeyboardInterrupt
+            ):  # asyncio re-raises these from the loop; the task's awaiter has them, too
                 self.loop.run_forever()
 
     async def _close_leaked_clients(self) -> None:
@@ -188,7 +190,9 @@ class AgentLoop:
                 run.task.add_done_callback(run.deliver)
             await asyncio.sleep(0)
 
-    def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None) -> asyncio.Task[Any]:
+    def _make_task(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None
+    ) -> asyncio.Task[Any]:
         """A task, registered with the episode of its context."""
         task = asyncio.Task(coroutine, loop=loop, context=context)
         if (episode := workflow_context.within(context)) is not None:

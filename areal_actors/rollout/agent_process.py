@@ -109,7 +109,9 @@ class AgentProcess:
                 start_new_session=True,
             )
         except OSError as error:
-            raise SetupError(f"task.python: cannot start {command[0]}: {error.strerror}; name a Python interpreter") from error
+            raise SetupError(
+                f"task.python: cannot start {command[0]}: {error.strerror}; name a Python interpreter"
+            ) from error
         finally:
             child_end.close()
             os.close(write_end)
@@ -127,7 +129,9 @@ class AgentProcess:
             async with asyncio.timeout(START_SECONDS):
                 reply = await self._ask(request | {"memory_bytes": program.memory_mb * 2**20})
         except TimeoutError as error:
-            raise AgentError(f"agent {program.name()} was not loaded within {START_SECONDS:g} s{self.output_tail()}") from error
+            raise AgentError(
+                f"agent {program.name()} was not loaded within {START_SECONDS:g} s{self.output_tail()}"
+            ) from error
         if refused := reply.get("refused"):
             raise AgentError(refused)
 

@@ -88,10 +88,16 @@ def parse_result(name: str, returned: Any) -> AgentResult:
             return AgentResult()
         if isinstance(returned, str):
             if len(returned) > LONGEST_OUTPUT:
-                raise AgentError(f"agent {name} returned {len(returned):,} characters; return at most {LONGEST_OUTPUT:,}")
+                raise AgentError(
+                    f"agent {name} returned {len(returned):,} characters; return at most {LONGEST_OUTPUT:,}"
+                )
             return AgentResult(output=encodable(returned))
         if isinstance(returned, Mapping):
-            return _with_metrics(returned) if isinstance(returned.get("metrics"), Mapping) else AgentResult(rewards=_numbers(returned))
+            return (
+                _with_metrics(returned)
+                if isinstance(returned.get("metrics"), Mapping)
+                else AgentResult(rewards=_numbers(returned))
+            )
         return AgentResult(reward=check_reward(returned))
     except RewardError as error:
         raise AgentError(f"agent {name} returned {encodable(f'{returned!r:.200}')}: {error}") from error

@@ -45,7 +45,9 @@ class FailedAttempt(msgspec.Struct, metaclass=FrozenMeta):
         causes = [cause, *(note for note in self.notes if isinstance(note, Cause))]
         detail = "; ".join(filter(None, causes)) or self.advice
         rest = "".join(note for note in self.notes if not isinstance(note, Cause))
-        return EpisodeAbandoned(work=self.work, reason=reason or self.reason, detail="; ".join(filter(None, (self.message, detail))) + rest)
+        return EpisodeAbandoned(
+            work=self.work, reason=reason or self.reason, detail="; ".join(filter(None, (self.message, detail))) + rest
+        )
 
 
 def attribute_failure(failed: FailedAttempt, described: SessionDescribed) -> EpisodeAbandoned | None:
@@ -58,7 +60,9 @@ def attribute_failure(failed: FailedAttempt, described: SessionDescribed) -> Epi
     if described.replaced_by or described.state == "abandoned" or (refused is not None and refused.status == OVER):
         return None
     if refused is not None and refused.status in (UNKNOWN, UNREAD):
-        return _with_cause(failed, "gateway", f"the gateway has lost the session, as it does when it is restarted ({refused.reason})")
+        return _with_cause(
+            failed, "gateway", f"the gateway has lost the session, as it does when it is restarted ({refused.reason})"
+        )
     if described.engine_failure:
         return _with_cause(failed, "engine", described.engine_failure)
     return _by_open_call(failed, described.open_calls)

@@ -82,7 +82,9 @@ class GroupRunner(LoadedRunner):
             returning = self.agent.arun_group([gathering.engines[member] for member in members], data)
             returned = await await_agent(self.name, returning, self.model_errors)
             if not isinstance(returned, Sequence) or len(returned) != len(members):
-                raise AgentError(f"agent {self.name} returned {returned!r:.200} from `arun_group`; return a list of {len(members)} results")
+                raise AgentError(
+                    f"agent {self.name} returned {returned!r:.200} from `arun_group`; return a list of {len(members)} results"
+                )
         except AgentError as error:
             outcomes: list[Any] = [error] * len(members)
         else:

@@ -60,7 +60,9 @@ async def await_agent(name: str, returning: Awaitable[T], model_errors: Sequence
         raise AgentError(f"agent {name} raised {format_error(error)}") from error
     except (AgentError, GeneratorExit):
         raise
-    except BaseException as error:  # the agent is the user's code and may raise anything: pytest's outcomes are no `Exception`
+    except (
+        BaseException
+    ) as error:  # the agent is the user's code and may raise anything: pytest's outcomes are no `Exception`
         traits = traits_of(error, model_errors, Path.cwd())
         raise AgentError(f"agent {name} raised {format_error(error)}", traits) from error
 
@@ -111,7 +113,11 @@ class InlineRunner(LoadedRunner):
             sdk = importlib.import_module(
                 "anthropic" if is_anthropic else "openai"
             )  # such agents have loaded it; the command line does not
-            options = {"timeout": sdk.Timeout(None, connect=CONNECT_SECONDS), "trust_env": False, "verify": _verification()}
+            options = {
+                "timeout": sdk.Timeout(None, connect=CONNECT_SECONDS),
+                "trust_env": False,
+                "verify": _verification(),
+            }
             try:
                 self._client = sdk.DefaultAioHttpClient(**options)
             except RuntimeError:  # an openai 2 without its extra `aiohttp`
@@ -128,6 +134,10 @@ class InlineRunner(LoadedRunner):
         arguments = address_arguments(self._function, **address)
         if takes_client(self._function):
             arguments["http_client"] = self._http_client()
-        call = self._function if inspect.iscoroutinefunction(self._function) else functools.partial(in_thread, self._function)
+        call = (
+            self._function
+            if inspect.iscoroutinefunction(self._function)
+            else functools.partial(in_thread, self._function)
+        )
         returned = await call(task, **arguments)
         return parse_result(self.name, await returned if inspect.isawaitable(returned) else returned)

@@ -75,7 +75,9 @@ class BlockedInterval:
         worst = lines.most_common(1)[0][0]
         episodes = [episode for (line, episode), _ in seen if line == worst]
         innermost = self._inner[worst, episodes[0]].innermost
-        return EventLoopBlocked(seconds=self.seconds, line=worst, innermost=innermost, episode=episodes[0], episodes=len(episodes))
+        return EventLoopBlocked(
+            seconds=self.seconds, line=worst, innermost=innermost, episode=episodes[0], episodes=len(episodes)
+        )
 
 
 class LoopWatch:
@@ -116,7 +118,11 @@ class LoopWatch:
         """All blocks since a monotonic time, merged into one report with the line of the longest."""
         present = self._present
         intervals = [*self._past, present] if present is not None else list(self._past)
-        reports = [interval.report() for interval in intervals if interval.has_line() and interval.began + interval.seconds > began]
+        reports = [
+            interval.report()
+            for interval in intervals
+            if interval.has_line() and interval.began + interval.seconds > began
+        ]
         if sum(report.seconds for report in reports) < BLOCKED_SECONDS:
             return None
         return reduce(merge_reports, reports)

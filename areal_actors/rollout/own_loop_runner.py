@@ -43,7 +43,9 @@ class OwnLoopRunner:
         if self._lost:
             raise AgentsBlocked(self._lost)
         assert self._agents is not None, "start the runner first"
-        run: AgentRun[AgentResult] = AgentRun(lambda: self.runner.run(task, base_url=base_url, api_key=api_key), copy_context())
+        run: AgentRun[AgentResult] = AgentRun(
+            lambda: self.runner.run(task, base_url=base_url, api_key=api_key), copy_context()
+        )
         began = time.monotonic()
         self._agents.submit(run)
         try:
@@ -59,7 +61,9 @@ class OwnLoopRunner:
 
     async def _cancel(self, run: AgentRun[AgentResult], began: float, agents: AgentLoop) -> list[str]:
         """Cancel an agent; returns notes on the cause of its delay."""
-        at = coroutine_location(run.task.get_coro()) if run.task is not None and agents.running_episode() == "" else None
+        at = (
+            coroutine_location(run.task.get_coro()) if run.task is not None and agents.running_episode() == "" else None
+        )
         agents.loop.call_soon_threadsafe(run.cancel)
         await asyncio.wait([run.ended], timeout=END_SECONDS)
         notes: list[str] = []
@@ -73,7 +77,9 @@ class OwnLoopRunner:
         if (holding := agents.watch.present()) is not None:
             self._lost = f"the event loop of all agents of this process is lost: {format_blocked(holding)}"
         else:
-            notes.append(f"; it takes no notice of being cancelled and is left behind after {END_SECONDS:g} s: let CancelledError pass")
+            notes.append(
+                f"; it takes no notice of being cancelled and is left behind after {END_SECONDS:g} s: let CancelledError pass"
+            )
         return notes
 
     def take_blocks(self) -> list[EventLoopBlocked]:

@@ -167,16 +167,23 @@ class RolloutWorker(Actor):
             async for event in self.run_episode(held_out.work, context):
                 yield event
 
-    async def _run_agent(self, work: RunEpisode, opened: SessionOpened, context: Context) -> AgentResult | FailedAttempt:
+    async def _run_agent(
+        self, work: RunEpisode, opened: SessionOpened, context: Context
+    ) -> AgentResult | FailedAttempt:
         episode_context = EpisodeContext.of(work, opened.weight_version)
         try:
-            with context.waiting(f"agent in episode {work.episode}", self.timeout_seconds), workflow_context.running(episode_context):
+            with (
+                context.waiting(f"agent in episode {work.episode}", self.timeout_seconds),
+                workflow_context.running(episode_context),
+            ):
                 async with asyncio.timeout(None) as limit, self._enforce_limit(limit, opened.session, context):
                     self._limits[opened.session] = limit
                     return await self.runner.run(work.task, base_url=opened.base_url, api_key=opened.api_key)
         except TimeoutError as error:
             if worker := self._lost.pop(opened.session, ""):
-                return FailedAttempt(work=work, reason="gateway", message=f"{worker}, which served its gateway, has left the run")
+                return FailedAttempt(
+                    work=work, reason="gateway", message=f"{worker}, which served its gateway, has left the run"
+                )
             notes = tuple(getattr(error.__context__, "__notes__", []))
             message = f"the agent did not return within {self.timeout_seconds:g} s"
             return FailedAttempt(work=work, reason="timeout", message=message, advice=TIMEOUT_ADVICE, notes=notes)
@@ -191,7 +198,9 @@ class RolloutWorker(Actor):
         """End the limit after `timeout_seconds`, not counting the time in which calls of the session wait for their first token."""
         loop = asyncio.get_running_loop()
         checks: list[asyncio.Task[None]] = []
-        timer = loop.call_later(self.timeout_seconds, lambda: checks.append(loop.create_task(self._end_limit(limit, session, context))))
+        timer = loop.call_later(
+            self.timeout_seconds, lambda: checks.append(loop.create_task(self._end_limit(limit, session, context)))
+        )
         try:
             yield
         finally:
@@ -204,7 +213,9 @@ class RolloutWorker(Actor):
         loop = asyncio.get_running_loop()
         began = loop.time() - self.timeout_seconds
         with suppress(BusError):  # a gateway that does not answer extends nothing
-            while (queued := (await describe_session(session, context)).queued_seconds) <= MAX_QUEUED * self.timeout_seconds:
+            while (
+                queued := (await describe_session(session, context)).queued_seconds
+            ) <= MAX_QUEUED * self.timeout_seconds:
                 if (left := began + self.timeout_seconds + queued - loop.time()) <= 0:
                     break
                 await asyncio.sleep(left)
@@ -232,7 +243,9 @@ class RolloutWorker(Actor):
     async def _outcome(self, work: RunEpisode, result: AgentResult, session: str, context: Context) -> Outcome:
         if result.output is not None:
             return await self._score_text(ScoreEpisode(work=work, session=session, output=result.output), context)
-        scored = EpisodeScored(work=work, session=session, reward=result.reward, rewards=result.rewards, metrics=result.metrics)
+        scored = EpisodeScored(
+            work=work, session=session, reward=result.reward, rewards=result.rewards, metrics=result.metrics
+        )
         return await self._reject(work, result, session, context) or scored
 
     async def _score_text(self, work: ScoreEpisode, context: Context) -> Outcome:
@@ -245,7 +258,9 @@ class RolloutWorker(Actor):
             return EpisodeAbandoned(work=work.work, reason="reward", detail=str(error))
         return await scored_episode(work, score, self.acceptance, context)
 
-    async def _reject(self, work: RunEpisode, result: AgentResult, session: str, context: Context) -> EpisodeAbandoned | None:
+    async def _reject(
+        self, work: RunEpisode, result: AgentResult, session: str, context: Context
+    ) -> EpisodeAbandoned | None:
         """The end of a rejected episode, None for an accepted one; text is judged where it is scored."""
         returned_none = result.reward is None and not result.rewards
         if self.acceptance is None and not returned_none:
@@ -253,7 +268,9 @@ class RolloutWorker(Actor):
         try:
             described = await describe_session(session, context)
         except BusError as error:
-            return EpisodeAbandoned(work=work, reason="session", detail=f"the gateway did not report which rewards were set: {error}")
+            return EpisodeAbandoned(
+                work=work, reason="session", detail=f"the gateway did not report which rewards were set: {error}"
+            )
         if described.engine_failure:
             return None  # the session manager, which scores it, abandons it as the engine's failure
         rewards = {**rewards_set(described), **result.rewards}

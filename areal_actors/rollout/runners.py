@@ -29,11 +29,15 @@ def runner_of(task: TaskSettings, root: Path, *, group_size: int) -> AgentRunner
     if not (task.agent or task.command or task.environment):
         task = msgspec.structs.replace(task, agent=SINGLE_TURN, agent_options={"system_prompt": task.system_prompt})
     if task.runner == "subprocess":
-        return SubprocessRunner(program_of(task, root), processes=task.processes, episodes_per_process=task.episodes_per_process)
+        return SubprocessRunner(
+            program_of(task, root), processes=task.processes, episodes_per_process=task.episodes_per_process
+        )
     agent = load_agent(task.agent, root, task.agent_options)
     if runs_groups(agent):
         if not callable(getattr(agent, "arun_episode", None)):
-            raise AgentError(f"agent {task.agent} has `arun_group` but no `arun_episode`, which evaluation calls; add it")
+            raise AgentError(
+                f"agent {task.agent} has `arun_group` but no `arun_episode`, which evaluation calls; add it"
+            )
         return OwnLoopRunner(GroupRunner(agent, task.agent, group_size=group_size, model_errors=task.model_errors))
     return OwnLoopRunner(InlineRunner(agent, task.agent, task.model_errors))
 
@@ -64,7 +68,14 @@ def _environment_program(task: TaskSettings, root: Path, python: str) -> AgentPr
         "args": task.environment_args,
         "rewards_last_call": task.turn_discount is not None,
     }
-    return AgentProgram(agent=host.agent, title=task.environment, root=str(root), python=python, options=options, memory_mb=task.memory_mb)
+    return AgentProgram(
+        agent=host.agent,
+        title=task.environment,
+        root=str(root),
+        python=python,
+        options=options,
+        memory_mb=task.memory_mb,
+    )
 
 
 def episodes_at_once(task: TaskSettings, concurrency: int) -> int:

@@ -24,7 +24,9 @@ def describe_long_answers(tasks: Iterable[Task], tokenizer: ChatTokenizer, limit
     return f"{longer} of {len(lengths)} right answers {verb} longer than sampling.max_tokens = {limit} (longest {max(lengths)})"
 
 
-def describe_cut(length: int, calls: Iterable[Interaction], limit: int, unit: Literal["tokens", "bytes"] = "tokens") -> str:
+def describe_cut(
+    length: int, calls: Iterable[Interaction], limit: int, unit: Literal["tokens", "bytes"] = "tokens"
+) -> str:
     """Returns what cut a given answer; empty if every call took all of it.
 
     Args:
@@ -38,5 +40,9 @@ def describe_cut(length: int, calls: Iterable[Interaction], limit: int, unit: Li
         return ""
     if unit == "bytes":
         return f"cut after {shortest} bytes by the call's own limit: the tokenizer of the model is not here, and a byte counts as a token"
-    cause = f"sampling.max_tokens = {limit} cuts it" if shortest == limit else f"the call's own limit or the context cuts it at {shortest}"
+    cause = (
+        f"sampling.max_tokens = {limit} cuts it"
+        if shortest == limit
+        else f"the call's own limit or the context cuts it at {shortest}"
+    )
     return f"the answer takes {length} tokens, {cause}"

@@ -146,7 +146,10 @@ def _other_packages() -> Finding:
     names = [name for name in _requirements() if name not in TENSOR_PACKAGES]
     if missing := [name for name in names if not _version(name)]:
         return Finding("other packages", f"not installed: {', '.join(missing)}", _install(missing))
-    return Finding("other packages", f"all {len(names)} are installed" if names else f"{PACKAGE} itself is not installed; not checked")
+    return Finding(
+        "other packages",
+        f"all {len(names)} are installed" if names else f"{PACKAGE} itself is not installed; not checked",
+    )
 
 
 def _extras() -> Iterator[Finding]:
@@ -157,7 +160,9 @@ def _extras() -> Iterator[Finding]:
     for extra, modules in absent.items():
         if modules:
             remedy = f"{sys.executable} -m {install_command([extra])}"
-            yield Finding(f"extra {extra}", f"not installed: {', '.join(modules)}", remedy, needed=extra in (TRAIN, EMBEDDED))
+            yield Finding(
+                f"extra {extra}", f"not installed: {', '.join(modules)}", remedy, needed=extra in (TRAIN, EMBEDDED)
+            )
 
 
 def _nats_server() -> Finding:
@@ -194,15 +199,21 @@ def _hardware() -> Iterator[Finding]:
 def _shared_memory() -> Finding:
     name = "shared memory"
     if not os.access(SHARED_MEMORY, os.W_OK):
-        return Finding(name, f"{SHARED_MEMORY} cannot be written; weights are published on disk", NO_SHARED_MEMORY, needed=False)
+        return Finding(
+            name, f"{SHARED_MEMORY} cannot be written; weights are published on disk", NO_SHARED_MEMORY, needed=False
+        )
     usage = shutil.disk_usage(SHARED_MEMORY)
-    return Finding(name, f"{_mebibytes(usage.free)} of {_mebibytes(usage.total)} free in {SHARED_MEMORY}, for published weights")
+    return Finding(
+        name, f"{_mebibytes(usage.free)} of {_mebibytes(usage.total)} free in {SHARED_MEMORY}, for published weights"
+    )
 
 
 def _disk(folder: Path) -> Finding:
     name, place = "disk", next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        return Finding(name, f"{place} cannot be written", "set folder (here: --folder) to a folder that can be written")
+        return Finding(
+            name, f"{place} cannot be written", "set folder (here: --folder) to a folder that can be written"
+        )
     free = f"{_mebibytes(shutil.disk_usage(place).free)} free for runs in {folder}"
     try:
         refuse_full_disk(DiskSettings(), place)
@@ -229,7 +240,9 @@ def _sandbox() -> Finding:
     except SandboxError as error:
         return Finding(name, "not usable; rewards and tools that run programs need it", str(error), needed=False)
     if ran.status or ran.output != b"1\n":
-        return Finding(name, f"a program ended with status {ran.status}", "run its processes in a container or a VM", needed=False)
+        return Finding(
+            name, f"a program ended with status {ran.status}", "run its processes in a container or a VM", needed=False
+        )
     return Finding(name, "runs programs")
 
 
@@ -252,7 +265,12 @@ def _mebibytes(size: int) -> str:
 def to_text(report: Report) -> str:
     """Returns a report as lines: one for each finding, its remedy below it, the table of abilities, and the verdict."""
     return "\n".join(
-        [*_lines(report.findings), "\nAbilities of the engines (docs/engines.md):\n", *_table(ability_rows()), *_verdict(report)]
+        [
+            *_lines(report.findings),
+            "\nAbilities of the engines (docs/engines.md):\n",
+            *_table(ability_rows()),
+            *_verdict(report),
+        ]
     )
 
 

@@ -32,7 +32,14 @@ from areal_actors.gateway.sessions.keys import admin_key
 from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.servers.plain_server import DescribedServer, PlainServerEngine, describe_server
-from areal_actors.messages import DescribeGateway, EpisodeAbandoned, GatewayDescribed, StartSession, TrajectoryExported, WeightsPublished
+from areal_actors.messages import (
+    DescribeGateway,
+    EpisodeAbandoned,
+    GatewayDescribed,
+    StartSession,
+    TrajectoryExported,
+    WeightsPublished,
+)
 from areal_actors.processes.actor_host import ActorHost
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.supervision.run_session import on_interrupt
@@ -160,7 +167,9 @@ class LoneGateway:
         self.manager.calls.unreported = self.calls
         engine_place = EnginePlace(worker=WORKER, logs=place)
         self.worker = InferenceWorker(
-            lambda _: PlainServerEngine(described, folder, context, engine_place), name=WORKER, concurrency=options.sessions
+            lambda _: PlainServerEngine(described, folder, context, engine_place),
+            name=WORKER,
+            concurrency=options.sessions,
         )
 
     async def start(self) -> None:
@@ -178,7 +187,9 @@ class LoneGateway:
             if self.host.failed.done():
                 raise SetupError(f"--engine: {self.host.failed.result()}")
             if time.monotonic() > end:
-                raise SetupError(f"--engine: after {START_SECONDS:g} s the gateway still waits for {missing}; look at the server's output")
+                raise SetupError(
+                    f"--engine: after {START_SECONDS:g} s the gateway still waits for {missing}; look at the server's output"
+                )
             await asyncio.sleep(POLL_SECONDS)
         await self._open()
 

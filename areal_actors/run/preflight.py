@@ -44,7 +44,14 @@ from areal_actors.supervision.disk_watch import refuse_full_disk
 from areal_actors.supervision.process_limits import check_limits
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.checkpoint_store import folder_bytes
-from areal_actors.weights.folders import check_room, has_shared_room, lock_path, locked_folders, remove_all, shared_memory_path
+from areal_actors.weights.folders import (
+    check_room,
+    has_shared_room,
+    lock_path,
+    locked_folders,
+    remove_all,
+    shared_memory_path,
+)
 from areal_bus.errors import BusError, LogUnavailable
 from areal_bus.nats import NatsBus
 from areal_bus.server import find_binary, resolve_server
@@ -66,8 +73,12 @@ def check_devices(recipe: Recipe, cuda: CudaDevices | None = None) -> None:
     """
     cuda = cuda or detect_cuda()
     named = {
-        "trainer.device": recipe.trainer.device if recipe.actors.trainer.count and not recipe.trainer.ranks_address else "",
-        "generation.device": recipe.generation.device if recipe.generation.engine in (*TENSOR_ENGINES, *SERVER_ENGINES) else "",
+        "trainer.device": recipe.trainer.device
+        if recipe.actors.trainer.count and not recipe.trainer.ranks_address
+        else "",
+        "generation.device": recipe.generation.device
+        if recipe.generation.engine in (*TENSOR_ENGINES, *SERVER_ENGINES)
+        else "",
     }
     asking = [setting for setting, device in named.items() if device.startswith(CUDA)]
     if problems := [RecipeProblem(*problem).sentence("") for problem in device_problems(recipe, cuda)]:
@@ -153,8 +164,12 @@ def check_model(recipe: Recipe) -> None:
     if not folder.exists():
         _model_hub().check_on_hub(recipe.model)
         return
-    if missing := [what for what, patterns in MODEL_FILES.items() if not any(any(folder.glob(pattern)) for pattern in patterns)]:
-        raise SetupError(f"model: {folder} has no {' and no '.join(missing)}; copy the missing files from where the model came from")
+    if missing := [
+        what for what, patterns in MODEL_FILES.items() if not any(any(folder.glob(pattern)) for pattern in patterns)
+    ]:
+        raise SetupError(
+            f"model: {folder} has no {' and no '.join(missing)}; copy the missing files from where the model came from"
+        )
 
 
 def _model_hub() -> ModuleType:
@@ -171,7 +186,9 @@ def check_folder(recipe: Recipe) -> None:
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         reason = "cannot be written" if existing.is_dir() else "is a file"
-        raise SetupError(f"folder: the run cannot be kept in {folder} ({existing} {reason}); set folder to one that can be written")
+        raise SetupError(
+            f"folder: the run cannot be kept in {folder} ({existing} {reason}); set folder to one that can be written"
+        )
     refuse_full_disk(recipe.disk, existing)
 
 
@@ -185,7 +202,9 @@ def check_bus_server(recipe: Recipe) -> None:
         if url := resolve_server(recipe.bus.url or None):
             asyncio.run(_reach_bus(url, recipe.run, recipe.bus.replicas))
         elif recipe.bus.replicas > 1:
-            raise SetupError(f"bus.replicas: found {recipe.bus.replicas} for a single server; name a cluster in bus.url, or set 1")
+            raise SetupError(
+                f"bus.replicas: found {recipe.bus.replicas} for a single server; name a cluster in bus.url, or set 1"
+            )
         else:
             find_binary()
     except BusError as error:
@@ -229,7 +248,9 @@ def check_parts(recipe: Recipe) -> list[str]:
     if not recipe.is_online() and not recipe.plays_environment():
         dataset = open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run))
         if dataset.recognised:
-            sys.stderr.write(f"{recipe.task.dataset}: columns recognised: {dataset.recognised} (task.columns names others)\n")
+            sys.stderr.write(
+                f"{recipe.task.dataset}: columns recognised: {dataset.recognised} (task.columns names others)\n"
+            )
         if not recipe.task.reward.startswith(MODEL):
             notices += describe_reward(resolve_reward(recipe.task.reward, options=recipe.task.reward_options))
         notices += check_references(recipe.task, dataset)
@@ -286,7 +307,9 @@ def holding_weights(recipe: Recipe, folder: RunFolder) -> Iterator[None]:
     check_room(recipe.run, folder.path, needed, recipe.trainer.weights_folder)
     lock = lock_path(shared_memory_path(recipe.run, folder.path))
     try:
-        if not has_shared_room(max(needed, MEBIBYTE)):  # the weights are kept on the disk, and a full file system takes no lock
+        if not has_shared_room(
+            max(needed, MEBIBYTE)
+        ):  # the weights are kept on the disk, and a full file system takes no lock
             yield
             return
         with lock_file(lock, remove=True):

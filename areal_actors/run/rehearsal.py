@@ -149,10 +149,14 @@ def _unplayable(recipe: Recipe) -> str:
 def _describe_task(task: Task, played: Played) -> str:
     shown = played.answer if len(played.answer) <= 40 else f"…{played.answer[-40:]}"
     result = f"failed: {played.failure}" if played.failure else f"reward {played.reward:g}, {played.calls} model calls"
-    return f"task {task.id} with the answer {' '.join(shown.split())!r}: {'; '.join(filter(None, (result, played.cut)))}"
+    return (
+        f"task {task.id} with the answer {' '.join(shown.split())!r}: {'; '.join(filter(None, (result, played.cut)))}"
+    )
 
 
-async def _play(recipe: Recipe, task: Task, answers: Sequence[str], chat_tokenizer: ChatTokenizer | None) -> list[Played]:
+async def _play(
+    recipe: Recipe, task: Task, answers: Sequence[str], chat_tokenizer: ChatTokenizer | None
+) -> list[Played]:
     """Play the task once for each answer; `arun_group` workflows play it as a group of one.
 
     Where the model's tokenizer is not `known`, a token is a byte, and the recipe's limits, which count the model's tokens, cut nothing.
@@ -167,13 +171,19 @@ async def _play(recipe: Recipe, task: Task, answers: Sequence[str], chat_tokeniz
         vocabulary_size=max(tokenizer.vocabulary_size, max(tokenizer.stop_ids) + 1),
         context=context,
     )
-    host = ActorHost(MemoryBus(recipe.run, lease_seconds=LEASE_SECONDS), recipe, RunFolder(Path(recipe.folder) / recipe.run))
+    host = ActorHost(
+        MemoryBus(recipe.run, lease_seconds=LEASE_SECONDS), recipe, RunFolder(Path(recipe.folder) / recipe.run)
+    )
     pool = RewardPool(settings.reward, 1, settings.reward_timeout_seconds, options=settings.reward_options)
     runner = runner_of(settings, Path.cwd(), group_size=1)
     gateway = msgspec.structs.replace(recipe.gateway, port=0)
     try:
-        await host.serve("inference_worker-0", InferenceWorker(lambda _: engine, name="inference_worker-0", concurrency=64))
-        manager = SessionManager(gateway, lambda _: tokenizer, secret=b"rehearsal", max_model_len=context, sampling=sampling)
+        await host.serve(
+            "inference_worker-0", InferenceWorker(lambda _: engine, name="inference_worker-0", concurrency=64)
+        )
+        manager = SessionManager(
+            gateway, lambda _: tokenizer, secret=b"rehearsal", max_model_len=context, sampling=sampling
+        )
         await host.serve("session_manager", manager)
         await host.serve("reward_worker-0", RewardWorker(pool, concurrency=1, acceptance=acceptance_of(settings)))
         worker = RolloutWorker(
@@ -192,7 +202,9 @@ async def _play(recipe: Recipe, task: Task, answers: Sequence[str], chat_tokeniz
             spoken.append(answer)
             work = first_attempt(str(number), 0, task, sampling, 0)
             episode, calls = await _episode(host, recipe, work, answer)
-            cut = describe_cut(len(tokenizer.encode(answer)), calls, sampling.max_tokens, "tokens" if chat_tokenizer else "bytes")
+            cut = describe_cut(
+                len(tokenizer.encode(answer)), calls, sampling.max_tokens, "tokens" if chat_tokenizer else "bytes"
+            )
             prompts = sum(len(call.prompt_suffix) // 4 for call in calls) if chat_tokenizer else 0
             played.append(msgspec.structs.replace(episode, cut=cut, prompt_tokens=prompts))
         return played
@@ -200,10 +212,14 @@ async def _play(recipe: Recipe, task: Task, answers: Sequence[str], chat_tokeniz
         await host.stop()
 
 
-async def _episode(host: ActorHost, recipe: Recipe, work: RunEpisode, answer: str) -> tuple[Played, Sequence[Interaction]]:
+async def _episode(
+    host: ActorHost, recipe: Recipe, work: RunEpisode, answer: str
+) -> tuple[Played, Sequence[Interaction]]:
     """Play an episode; returns what came of it, and its model calls."""
     seconds = recipe.task.timeout_seconds + recipe.task.reward_timeout_seconds + SPARE_SECONDS
-    async with host.bus.events(TrajectoryExported, EpisodeAbandoned, consumer=f"rehearsal-{work.group}", history="new") as ended:
+    async with host.bus.events(
+        TrajectoryExported, EpisodeAbandoned, consumer=f"rehearsal-{work.group}", history="new"
+    ) as ended:
         await host.publish(work)
         try:
             async with asyncio.timeout(seconds):

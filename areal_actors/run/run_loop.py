@@ -81,12 +81,18 @@ class RunLoop(Launch):
     def __init__(self, recipe: Recipe, folder: RunFolder, bus: NatsBus, server: RunServer) -> None:
         super().__init__(recipe, folder, bus, server)
         self.disk = DiskWatch(recipe.disk, folder)
-        self.chaos = Chaos(recipe.chaos, FaultTargets(folder.path, self.supervisor.alive, self.supervisor.kinds()), self.publish)
+        self.chaos = Chaos(
+            recipe.chaos, FaultTargets(folder.path, self.supervisor.alive, self.supervisor.kinds()), self.publish
+        )
         self.view = RunView(usual_times(recipe, folder.path))
         self.view.hint = "Ctrl-C saves a checkpoint and ends the run"
         self.view.access = access(recipe, folder)
         supervisor = self.supervisor
-        self.joining = Joining(recipe, folder, bus, server, self.health, self.publish, supervisor.start) if recipe.bus.host else None
+        self.joining = (
+            Joining(recipe, folder, bus, server, self.health, self.publish, supervisor.start)
+            if recipe.bus.host
+            else None
+        )
         self.load = LoadWatch(recipe, self.publish)
         self.lint = RunLint(recipe, run_command("show", folder.path.name, recipe.folder))
         self.signals = 0
@@ -198,8 +204,16 @@ class RunLoop(Launch):
         sys.stderr.write(f"{answer}\n")
 
     def _following(self, state: RunState) -> list[tuple[str, str]]:
-        saved = state.best_checkpoint.folder if state.best_checkpoint else state.checkpoint.folder if state.checkpoint else ""
-        return next_commands(self.folder, self.recipe.folder, saved, has_episodes=not self.recipe.learns_from_examples())
+        saved = (
+            state.best_checkpoint.folder
+            if state.best_checkpoint
+            else state.checkpoint.folder
+            if state.checkpoint
+            else ""
+        )
+        return next_commands(
+            self.folder, self.recipe.folder, saved, has_episodes=not self.recipe.learns_from_examples()
+        )
 
     async def _finish(self, error: str) -> str:
         """Publish the end of the run; returns its error, which is the server's if the server has failed."""
@@ -230,7 +244,9 @@ class RunLoop(Launch):
         self.view.state.restore(state.snapshot())
         self.chaos.restore(steps=self.steps, injected=state.injected)
         if not self.known:
-            raise SetupError(f"the log of run '{self.recipe.run}' is empty: nothing to resume; start it again with `{COMMAND} run`")
+            raise SetupError(
+                f"the log of run '{self.recipe.run}' is empty: nothing to resume; start it again with `{COMMAND} run`"
+            )
         if self._is_complete():
             raise SetupError(
                 f"run '{self.recipe.run}' has done all its {self.recipe.steps} steps; to train further, start another run with "
@@ -310,7 +326,9 @@ class RunLoop(Launch):
         for line in self.lint.receive(message):
             sys.stderr.write(f"{line}\n")
         if isinstance(message, Heartbeat):
-            self.usage[message.process] = Usage(cpu_seconds=message.cpu_seconds, peak_memory_bytes=message.peak_memory_bytes)
+            self.usage[message.process] = Usage(
+                cpu_seconds=message.cpu_seconds, peak_memory_bytes=message.peak_memory_bytes
+            )
         elif isinstance(message, StepCompleted):
             self.steps = max(self.steps, message.step)
         elif isinstance(message, WeightsPublished):
@@ -332,7 +350,9 @@ class RunLoop(Launch):
         if self._saved_step() != self.recipe.steps:
             return False
         due = (1 if self.recipe.learns_from_examples() else 2) if self.recipe.evaluation.tasks else 0
-        measured = [event.weight_version for event in self.state.evaluations] + [event.weight_version for event in self.state.losses]
+        measured = [event.weight_version for event in self.state.evaluations] + [
+            event.weight_version for event in self.state.losses
+        ]
         return measured.count(self.recipe.steps) >= due
 
     async def _watch_disk(self) -> None:

@@ -114,7 +114,9 @@ async def _model(folder: RunFolder, interrupted: asyncio.Event) -> WeightsLocati
 class _Serving(Launch):
     """Runs the gateway and its inference workers until interrupted or failed."""
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, bus: NatsBus, server: RunServer, interrupted: asyncio.Event) -> None:
+    def __init__(
+        self, recipe: Recipe, folder: RunFolder, bus: NatsBus, server: RunServer, interrupted: asyncio.Event
+    ) -> None:
         super().__init__(recipe, folder, bus, server)
         self.interrupted = interrupted
 

@@ -47,7 +47,9 @@ def run(recipe: Recipe, *, profile: str, reason: str) -> int:
         if checked.plays_environment():
             list_environment(checked.task, folder.tasks, Path.cwd())
             open_tasks(checked, folder)
-        return _live(checked, folder, RunStarted(recipe=redact_recipe(checked), profile=profile, reason=reason, folder=place))
+        return _live(
+            checked, folder, RunStarted(recipe=redact_recipe(checked), profile=profile, reason=reason, folder=place)
+        )
 
 
 def resume(name: str, overrides: Sequence[str], *, folder: Path, checkpoint: str = "") -> int:

@@ -59,7 +59,9 @@ class FoldKeeper:
         try:
             await asyncio.to_thread(store.write, snapshot)
         except OSError as error:
-            logger.warning("a snapshot was not written; the next restart folds more of the log", fold=self._name, error=str(error))
+            logger.warning(
+                "a snapshot was not written; the next restart folds more of the log", fold=self._name, error=str(error)
+            )
             return
         stored = SnapshotStored(fold=self._name, after=snapshot.sequence, size=len(snapshot.state))
         await self._bus.publish(stored, self._stamp(now, "stored", snapshot.sequence))

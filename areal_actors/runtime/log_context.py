@@ -18,7 +18,13 @@ class LogContext:
     """Context for one event of the log, for an actor of this name and seed."""
 
     def __init__(
-        self, envelope: Envelope, readable: Mapping[int, Envelope], *, instance: str = "", seed: int = 0, replayed: bool = False
+        self,
+        envelope: Envelope,
+        readable: Mapping[int, Envelope],
+        *,
+        instance: str = "",
+        seed: int = 0,
+        replayed: bool = False,
     ) -> None:
         """`readable` holds the events that the actor may read, by sequence."""
         self.cause, self.sequence, self.replayed = envelope.id, envelope.sequence, replayed
@@ -36,7 +42,9 @@ class LogContext:
         Raises:
             LogUnavailable: always; a log holds no requests and replies.
         """
-        raise LogUnavailable(f"{self._instance or 'the actor'} sent a {request.subject} request, which a log cannot answer")
+        raise LogUnavailable(
+            f"{self._instance or 'the actor'} sent a {request.subject} request, which a log cannot answer"
+        )
 
     async def stream(self, request: Request[Any], *, timeout: float, to: str = "") -> AsyncGenerator[Any, None]:
         """Refuse the request, as `ask`."""

@@ -36,6 +36,8 @@ class HandlingIds:
 
     def following(self, message: Message) -> str:
         """Returns the id of the next emitted message."""
-        series = ("report",) if isinstance(message, MonitorEvent) else () if isinstance(message, DURABLE) else ("passing",)
+        series = (
+            ("report",) if isinstance(message, MonitorEvent) else () if isinstance(message, DURABLE) else ("passing",)
+        )
         self._emitted[series] += 1
         return message_id(self._sender, *series, self._emitted[series])

@@ -111,14 +111,19 @@ class Runtime:
         instance = self.identity.instance
         if events := [kind for kind in kinds if issubclass(kind, Event)]:
             subscription = self.bus.events(
-                *self._fold.subscribed_kinds(events), consumer=instance, history=self.actor.history, after=self._fold.after
+                *self._fold.subscribed_kinds(events),
+                consumer=instance,
+                history=self.actor.history,
+                after=self._fold.after,
             )
             tasks.create_task(self._consume_events(await stack.enter_async_context(subscription)))
         else:
             self._caught_up.set()
         for kind in kinds:
             if issubclass(kind, Work):
-                self.work.taking.append(tasks.create_task(self._take_work(await stack.enter_async_context(self.bus.work(kind)))))
+                self.work.taking.append(
+                    tasks.create_task(self._take_work(await stack.enter_async_context(self.bus.work(kind))))
+                )
         if requests := [kind for kind in kinds if issubclass(kind, Request)]:
             subscription = self.bus.requests(*requests, group=self.actor.kind(), address=instance)
             tasks.create_task(self._serve_requests(await stack.enter_async_context(subscription)))
@@ -127,7 +132,9 @@ class Runtime:
 
     async def _announce(self) -> None:
         started = ActorStarted(actor=self.identity.instance, process=self.identity.process, pid=os.getpid())
-        stamp = Stamp(id=message_id("started", self.identity.instance, self.now()), sender=self.identity.instance, time=self.now())
+        stamp = Stamp(
+            id=message_id("started", self.identity.instance, self.now()), sender=self.identity.instance, time=self.now()
+        )
         await self.bus.publish(started, stamp)
 
     async def _consume_events(self, subscription: Subscription) -> None:
@@ -261,7 +268,9 @@ class Runtime:
         if self.tape:
             return Envelope.seal(message, stamp, self.bus.run)
         subject, run = message.subject, self.bus.run
-        return Envelope(subject=subject, id=stamp.id, sender=stamp.sender, time=stamp.time, run=run, checksum=0, body=b"")
+        return Envelope(
+            subject=subject, id=stamp.id, sender=stamp.sender, time=stamp.time, run=run, checksum=0, body=b""
+        )
 
     async def submit(self, request: Request[R]) -> AsyncGenerator[R, None]:
         """Handle a request from outside the bus like any other; closing the generator before the last part cancels it.
@@ -314,7 +323,11 @@ class Runtime:
                 status=self.actor.status(),
                 **process_usage(),
             )
-            stamp = Stamp(id=f"{self.identity.instance}-{os.getpid()}-beat-{beats}", sender=self.identity.instance, time=self.now())
+            stamp = Stamp(
+                id=f"{self.identity.instance}-{os.getpid()}-beat-{beats}",
+                sender=self.identity.instance,
+                time=self.now(),
+            )
             await self.bus.publish(beat, stamp)
             await asyncio.sleep(self.heartbeat_seconds)
 
@@ -337,14 +350,21 @@ class LiveContext:
 
     def stamp(self, message: Message) -> Stamp:
         """Returns the stamp of the next message that the handler emits."""
-        return Stamp(id=self._ids.following(message), sender=self.runtime.identity.instance, time=self.runtime.now(), cause=self.cause)
+        return Stamp(
+            id=self._ids.following(message),
+            sender=self.runtime.identity.instance,
+            time=self.runtime.now(),
+            cause=self.cause,
+        )
 
     async def ask(self, request: Request[R], *, timeout: float, to: str = "", retry_for_seconds: float = 0.0) -> R:
         """Send a request to another actor; while no process serves it, retry for `retry_for_seconds`."""
         stamp = self._begin_request(request)
         try:
             with self.waiting(wait_name(request, to), timeout + retry_for_seconds):
-                reply = await self._request_with_retries(request, stamp, timeout, to, self.runtime.now() + retry_for_seconds)
+                reply = await self._request_with_retries(
+                    request, stamp, timeout, to, self.runtime.now() + retry_for_seconds
+                )
         except BusError as error:
             self._note_failure(error)
             raise
@@ -366,7 +386,9 @@ class LiveContext:
 
     def _begin_request(self, request: Message) -> Stamp:
         if type(request) not in self.runtime.actor.asks:
-            raise TypeError(f"{self.runtime.actor.kind()} sends {type(request).__name__} without declaring it in `asks`")
+            raise TypeError(
+                f"{self.runtime.actor.kind()} sends {type(request).__name__} without declaring it in `asks`"
+            )
         stamp = self.stamp(request)
         self._note("asked", request, stamp)
         return stamp
@@ -379,7 +401,9 @@ class LiveContext:
         if self.runtime.tape:
             self.runtime.note(kind, self.cause, self.now, Envelope.seal(message, stamp, self.runtime.bus.run))
 
-    async def _request_with_retries(self, request: Request[R], stamp: Stamp, timeout: float, to: str, until: float) -> R:
+    async def _request_with_retries(
+        self, request: Request[R], stamp: Stamp, timeout: float, to: str, until: float
+    ) -> R:
         while True:
             try:
                 return await self.runtime.bus.request(request, stamp, timeout=timeout, to=to)

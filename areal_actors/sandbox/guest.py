@@ -73,7 +73,9 @@ FOREIGN_NUMBERS = 0x40000000
 def main(job_descriptor: int, tests_descriptor: int, status: int) -> None:
     """Read the job, enter the sandbox, and run the program; with tests, those too, and write the proof if they pass."""
     job = read_marshalled(job_descriptor)
-    calls, *parts = load_parts("system_calls", *(("plain_values", "program_server", "judge") if job["has_tests"] else ()))
+    calls, *parts = load_parts(
+        "system_calls", *(("plain_values", "program_server", "judge") if job["has_tests"] else ())
+    )
     try:
         restrict_process(job)
         if not job["has_tests"]:
@@ -118,7 +120,9 @@ def run_with_tests(job: dict[str, Any], parts: tuple[Any, ...], tests_descriptor
     if not (program := os.fork()):
         for descriptor in (tests_descriptor, status, requests[1], answers[0], started[0]):
             os.close(descriptor)
-        serve_program(job, calls, own, started[1], values.Channel(requests[0], answers[1]), program_server.ProgramServer)
+        serve_program(
+            job, calls, own, started[1], values.Channel(requests[0], answers[1]), program_server.ProgramServer
+        )
     for descriptor in (requests[0], answers[1], started[1]):
         os.close(descriptor)
     try:
@@ -283,7 +287,12 @@ def seccomp_filter(machine: str, signalled: tuple[int, ...], calls: Any) -> list
     which = 0 if machine == "x86_64" else 1
     allowed = (RETURN, 0, 0, ALLOW)
     denied, missing = (RETURN, 0, 0, FAIL | errno.EPERM), (RETURN, 0, 0, FAIL | errno.ENOSYS)
-    code = [(LOAD, 0, 0, ARCHITECTURE), (JUMP_EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, END), (LOAD, 0, 0, NUMBER)]
+    code = [
+        (LOAD, 0, 0, ARCHITECTURE),
+        (JUMP_EQUAL, 1, 0, ARCHITECTURES[machine]),
+        (RETURN, 0, 0, END),
+        (LOAD, 0, 0, NUMBER),
+    ]
     code += [(JUMP_FROM, 0, 1, FOREIGN_NUMBERS), denied]
     for numbers in calls.ALLOWED.values():
         if numbers[which] >= 0:
@@ -293,7 +302,13 @@ def seccomp_filter(machine: str, signalled: tuple[int, ...], calls: Any) -> list
     by_argument = [(FIRST_ARGUMENT, numbers, values) for numbers, values in calls.BY_FIRST_ARGUMENT.values()]
     by_argument += [(FIRST_ARGUMENT, KILL, signalled), (FIRST_ARGUMENT, TGKILL, signalled)]
     by_argument += [(SECOND_ARGUMENT, numbers, values) for numbers, values in calls.BY_SECOND_ARGUMENT.values()]
-    code += [(JUMP_EQUAL, 0, 4, CLONE[which]), (LOAD, 0, 0, FIRST_ARGUMENT), (JUMP_BITS, 0, 1, AS_THREAD), allowed, denied]
+    code += [
+        (JUMP_EQUAL, 0, 4, CLONE[which]),
+        (LOAD, 0, 0, FIRST_ARGUMENT),
+        (JUMP_BITS, 0, 1, AS_THREAD),
+        allowed,
+        denied,
+    ]
     fcntl = calls.BY_SECOND_ARGUMENT["fcntl"][0][which]
     code += [(JUMP_EQUAL, 0, 6, fcntl), (LOAD, 0, 0, SECOND_ARGUMENT), (JUMP_EQUAL, 0, 3, calls.SET_FLAGS)]
     code += [(LOAD, 0, 0, THIRD_ARGUMENT), (JUMP_BITS, 0, 1, calls.ASYNCHRONOUS), denied, (LOAD, 0, 0, NUMBER)]

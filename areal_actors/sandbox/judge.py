@@ -9,7 +9,14 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from areal_actors.sandbox.plain_values import BadMessage, Channel, ValueReader, ValueWriter, pure_name, value_of_pure_name
+from areal_actors.sandbox.plain_values import (
+    BadMessage,
+    Channel,
+    ValueReader,
+    ValueWriter,
+    pure_name,
+    value_of_pure_name,
+)
 from areal_actors.sandbox.remote_objects import BASED, Remote, RemoteClass, remote_exception
 
 TYPE_CHECKING = False
@@ -93,7 +100,9 @@ class Judge:
             elif name in ("get", "set") and type(target).__module__ == TEST_NAME and not str(given[0]).startswith("_"):
                 result = (getattr if name == "get" else setattr)(target, *given)
             else:
-                raise TypeError("the object of a test that the program has been given can be called, and has public attributes only")
+                raise TypeError(
+                    "the object of a test that the program has been given can be called, and has public attributes only"
+                )
             return ["returned", ValueWriter(self._export).write(result)]
         except BadMessage:
             raise
@@ -164,7 +173,9 @@ class Names(dict[str, "Any"]):
     def __init__(self, judge: Judge, subjects: frozenset[str]) -> None:
         super().__init__(__name__=TEST_NAME, __builtins__=vars(sys.modules["builtins"]))
         self._judge, self._subjects = judge, subjects
-        self._theirs = frozenset(name for name in judge.ask("names") if isinstance(name, str) and not name.startswith("__"))
+        self._theirs = frozenset(
+            name for name in judge.ask("names") if isinstance(name, str) and not name.startswith("__")
+        )
 
     def __missing__(self, name: str) -> Any:
         if name not in self._theirs or (name in self["__builtins__"] and name not in self._subjects):

@@ -14,7 +14,11 @@ import builtins
 import os
 import sys
 from _collections import OrderedDict, deque  # type: ignore[import-not-found]
-from _json import encode_basestring_ascii, make_encoder, make_scanner  # `json` itself takes as long to import as the interpreter to start
+from _json import (
+    encode_basestring_ascii,
+    make_encoder,
+    make_scanner,
+)  # `json` itself takes as long to import as the interpreter to start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +34,18 @@ LARGEST = 1 << 62
 TIMES = ("date", "time", "datetime", "timedelta")
 PURE = frozenset(
     {
-        *("math", "cmath", "itertools", "functools", "operator", "collections", "heapq", "bisect", "string", "statistics"),
+        *(
+            "math",
+            "cmath",
+            "itertools",
+            "functools",
+            "operator",
+            "collections",
+            "heapq",
+            "bisect",
+            "string",
+            "statistics",
+        ),
         *("fractions", "decimal", "re", "copy", "datetime", "typing", "json", "random"),
     }
 )
@@ -38,7 +53,22 @@ PURE = frozenset(
 TYPES = frozenset(
     kind
     for name in (
-        *("bool", "int", "float", "complex", "str", "bytes", "bytearray", "list", "tuple", "dict", "set", "frozenset", "range", "object"),
+        *(
+            "bool",
+            "int",
+            "float",
+            "complex",
+            "str",
+            "bytes",
+            "bytearray",
+            "list",
+            "tuple",
+            "dict",
+            "set",
+            "frozenset",
+            "range",
+            "object",
+        ),
         *("slice", "type"),
     )
     if isinstance(kind := getattr(builtins, name), type)
@@ -56,7 +86,9 @@ class _ScannerSettings:
     object_pairs_hook = None
     parse_float = float
     parse_int = int
-    parse_constant = staticmethod({"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}.__getitem__)
+    parse_constant = staticmethod(
+        {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}.__getitem__
+    )
     memo: dict[str, str] = {}
 
 
@@ -178,7 +210,12 @@ def _text_of_number(kind: type, value: Any) -> list[Any] | None:
         return ["decimal", str(value)]
     if fractions is not None and kind is fractions.Fraction:
         return ["fraction", hex(value.numerator), hex(value.denominator)]
-    if datetime is not None and kind.__module__ == "datetime" and kind.__name__ in TIMES and kind is getattr(datetime, kind.__name__):
+    if (
+        datetime is not None
+        and kind.__module__ == "datetime"
+        and kind.__name__ in TIMES
+        and kind is getattr(datetime, kind.__name__)
+    ):
         if kind is datetime.timedelta:
             return ["timedelta", value.days, value.seconds, value.microseconds]
         return [kind.__name__, value.isoformat()] if getattr(value, "tzinfo", None) is None else None
@@ -277,7 +314,12 @@ def pure_name(value: Any) -> list[Any] | None:
     name = getattr(value, "__name__", None)
     if module == "_operator":
         module = "operator"
-    if isinstance(module, str) and isinstance(name, str) and module in PURE and getattr(sys.modules.get(module), name, None) is value:
+    if (
+        isinstance(module, str)
+        and isinstance(name, str)
+        and module in PURE
+        and getattr(sys.modules.get(module), name, None) is value
+    ):
         return ["name", module, name]
     return None
 

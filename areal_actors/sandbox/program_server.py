@@ -8,7 +8,14 @@ from __future__ import annotations
 import operator
 import os
 
-from areal_actors.sandbox.plain_values import BadMessage, Channel, ValueReader, ValueWriter, pure_name, value_of_pure_name
+from areal_actors.sandbox.plain_values import (
+    BadMessage,
+    Channel,
+    ValueReader,
+    ValueWriter,
+    pure_name,
+    value_of_pure_name,
+)
 from areal_actors.sandbox.remote_objects import BASES, BINARY, ORDER
 
 TYPE_CHECKING = False
@@ -56,7 +63,9 @@ class ProgramServer:
         except BaseException as error:  # noqa: BLE001 - whatever the program raises is what its test sees
             status = ["error", *self._describe(error, writer)]
         changed = [
-            [number, writer.write_items(container)] for number, (container, parts) in enumerate(before) if _is_changed(container, parts)
+            [number, writer.write_items(container)]
+            for number, (container, parts) in enumerate(before)
+            if _is_changed(container, parts)
         ]
         return [*status, changed]
 
@@ -108,7 +117,9 @@ class ProgramServer:
         """Call a function that a test has passed, or read or set an attribute of its object."""
         writer = ValueWriter(self._export)
         written = [writer.write(argument) for argument in arguments]
-        self._channel.send(["callback", number, operation, written, [[key, writer.write(value)] for key, value in keywords.items()]])
+        self._channel.send(
+            ["callback", number, operation, written, [[key, writer.write(value)] for key, value in keywords.items()]]
+        )
         while True:
             match self._channel.receive():
                 case ["returned", content]:
@@ -182,7 +193,10 @@ UNARY = ("neg", "pos", "invert", "abs", "index")
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in (*BINARY, *ORDER, *UNARY, "getitem", "setitem", "delitem")},
     **{kind.__name__: kind for kind in (int, float, complex, bool, str, bytes)},
-    **{function.__name__: function for function in (iter, next, len, repr, hash, reversed, round, format, isinstance, issubclass, dir)},
+    **{
+        function.__name__: function
+        for function in (iter, next, len, repr, hash, reversed, round, format, isinstance, issubclass, dir)
+    },
     "getattr": getattr,
     "setattr": setattr,
     "delattr": delattr,

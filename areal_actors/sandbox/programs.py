@@ -122,7 +122,9 @@ def run_program(
         status_bytes = watch.read(b"", time.monotonic() + START_SECONDS, 1)
         if status_bytes != guest.READY:
             reason = watch.read(status_bytes, time.monotonic() + 1.0, KILOBYTE)[1:].decode(errors="replace")
-            raise SandboxError(f"the sandbox for the program did not start: {reason or 'its process ended or hung before it was ready'}")
+            raise SandboxError(
+                f"the sandbox for the program did not start: {reason or 'its process ended or hung before it was ready'}"
+            )
         deadline = time.monotonic() + limits.seconds
         status_bytes = watch.read(status_bytes, deadline, KILOBYTE)
         while not watch.should_stop and child.poll() is None and time.monotonic() < deadline:
@@ -134,7 +136,9 @@ def run_program(
         printed.seek(0)
         output = printed.read(limits.output_kb * KILOBYTE)
         proved = not timed_out and status_bytes == guest.READY + proof.encode()
-        return ProgramResult(timed_out=timed_out, status=child.returncode, output=output, over_quota=watch.over_quota, proved=proved)
+        return ProgramResult(
+            timed_out=timed_out, status=child.returncode, output=output, over_quota=watch.over_quota, proved=proved
+        )
 
 
 @cache

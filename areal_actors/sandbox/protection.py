@@ -32,7 +32,11 @@ def describe_protection() -> str:
             "programs of the model are shut in by seccomp alone: this kernel has no Landlock (Linux 5.13 and later), so they read and "
             f"write the files that this user may; run as a user of its own, or in a container ({PAGE})"
         )
-    scope = "" if version >= SCOPES_FROM else ", without its scope of signals (Linux 6.12 and later), which seccomp alone denies"
+    scope = (
+        ""
+        if version >= SCOPES_FROM
+        else ", without its scope of signals (Linux 6.12 and later), which seccomp alone denies"
+    )
     return (
         f"programs of the model are shut in by seccomp and Landlock version {version}{scope}; what they still can do is to see that a file "
         f"exists, and to use their time and memory ({PAGE})"

@@ -23,9 +23,7 @@ BASES: tuple[type, ...] = (tuple, list, dict, str, int, float, set, frozenset, b
 """Built-in types whose subclasses travel as their value with a number, such as named tuples and enumerations of integers."""
 DEPTH = 50
 """Nested objects that are compared."""
-SEEN = (
-    "an object of the program, combined with a value of the test, has no number and no truth value: the program would know what is expected"
-)
+SEEN = "an object of the program, combined with a value of the test, has no number and no truth value: the program would know what is expected"
 
 
 class Remote:
@@ -189,7 +187,12 @@ def is_same(first: Any, second: Any, depth: int) -> bool:
     if not all(type(state) is list and len(state) == 3 and type(state[2]) is dict for state in states):
         return False
     (kind, compares, attributes), (other_kind, _, other_attributes) = states
-    if compares is not True or not is_remote(kind) or not is_remote(other_kind) or kind.remote_number != other_kind.remote_number:
+    if (
+        compares is not True
+        or not is_remote(kind)
+        or not is_remote(other_kind)
+        or kind.remote_number != other_kind.remote_number
+    ):
         return False
     return bool(attributes == other_attributes)
 
@@ -222,7 +225,9 @@ def _combine(remote: Remote, name: str, left: Any, right: Any) -> Any:
 def _order(name: str) -> Callable[[Remote, Any], Any]:
     def compare(self: Remote, other: Any) -> Any:
         if not is_remote(other):
-            raise TypeError("an object of the program is not ordered beside a value of the test: the program would decide")
+            raise TypeError(
+                "an object of the program is not ordered beside a value of the test: the program would decide"
+            )
         return _ask_unseen(self, name, other)
 
     return compare

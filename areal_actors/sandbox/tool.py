@@ -25,7 +25,9 @@ async def run_python(code: str, *, stdin: str = "", limits: Limits = TOOL_LIMITS
     read_end, write_end = os.pipe()
     thread = ThreadPoolExecutor(1, "sandbox")
     try:
-        running = asyncio.wrap_future(thread.submit(run_program, code, stdin=stdin, limits=limits, errors=True, cancel_fd=read_end))
+        running = asyncio.wrap_future(
+            thread.submit(run_program, code, stdin=stdin, limits=limits, errors=True, cancel_fd=read_end)
+        )
         try:
             ran = await asyncio.shield(running)
         except asyncio.CancelledError:

@@ -148,7 +148,9 @@ def _fewer(role: str, load: LoadMeasured, waits: str) -> Recommendation:
         what = f"{now.busy:.1f} of {now.slots} slots are in use"
     if used > STILL_FILLED:
         return _same(role, load, f"{waits}, and {what}: the run is balanced")
-    return Recommendation(role=role, workers=now.workers, recommended=now.workers - 1, reason=f"{waits}, and only {what}")
+    return Recommendation(
+        role=role, workers=now.workers, recommended=now.workers - 1, reason=f"{waits}, and only {what}"
+    )
 
 
 WORK = {"reward_worker": "scores", "inference_worker": "completions", "rollout_worker": "episodes"}

@@ -124,7 +124,9 @@ class Decider:
         load = mean_load(last)
         if load is None or len(last) < windows:
             return None
-        each = [{recommendation.role for recommendation in recommend(window) if wanted(recommendation)} for window in last]
+        each = [
+            {recommendation.role for recommendation in recommend(window) if wanted(recommendation)} for window in last
+        ]
         for one in recommend(load):
             if wanted(one) and all(one.role in roles for roles in each):
                 decision = self._within(one.role, one.workers, one.recommended, one.reason)
@@ -140,6 +142,8 @@ class Decider:
         if workers > before:
             allowed = max(min(workers, bounds.max, self.useless.get(role, workers)), before)
         else:
-            least = max(bounds.min, before - self.added.get(role, 0), self.too_few.get(role, 0) + 1 if self.trial is None else 0)
+            least = max(
+                bounds.min, before - self.added.get(role, 0), self.too_few.get(role, 0) + 1 if self.trial is None else 0
+            )
             allowed = min(max(workers, least), before)
         return ScaleDecided(role=role, before=before, workers=allowed, reason=reason) if allowed != before else None

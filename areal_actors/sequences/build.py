@@ -23,7 +23,9 @@ EPISODE = Credit()
 """One reward applies to every call of the episode."""
 
 
-def apply_rewards(interactions: Sequence[Interaction], reward: float | None, rewards: Mapping[str, float]) -> tuple[Interaction, ...]:
+def apply_rewards(
+    interactions: Sequence[Interaction], reward: float | None, rewards: Mapping[str, float]
+) -> tuple[Interaction, ...]:
     """Set the rewards of interactions: `rewards` by id, and `reward` on the last trained one."""
     by_id = dict(rewards)
     if reward is not None and interactions:
@@ -36,7 +38,9 @@ def last_trained(interactions: Sequence[Interaction]) -> Interaction:
     return next((call for call in reversed(interactions) if call.trained), interactions[-1])
 
 
-def sequences_of(trajectory: Trajectory, group: int, oldest_version: int, credit: Credit = EPISODE) -> list[TrainingSequence]:
+def sequences_of(
+    trajectory: Trajectory, group: int, oldest_version: int, credit: Credit = EPISODE
+) -> list[TrainingSequence]:
     """Sequences of a trajectory, each call with its R(call).
 
     Every sampled token is trained in one sequence only: where paths share a prefix, it is context in later sequences, and so are earlier

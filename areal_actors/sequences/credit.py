@@ -54,10 +54,17 @@ class Credit(msgspec.Struct, metaclass=FrozenMeta):
     @classmethod
     def of(cls, task: TaskSettings) -> Credit:
         """Read from the recipe's `[task]`."""
-        return cls(discount=task.turn_discount, branch=task.branch_credit, style=task.export_style, baseline_over=task.baseline_over)
+        return cls(
+            discount=task.turn_discount,
+            branch=task.branch_credit,
+            style=task.export_style,
+            baseline_over=task.baseline_over,
+        )
 
 
-def discounted_returns(interactions: Sequence[Interaction], discount: float, branch: BranchCredit = "mean") -> dict[str, float]:
+def discounted_returns(
+    interactions: Sequence[Interaction], discount: float, branch: BranchCredit = "mean"
+) -> dict[str, float]:
     """R(call) with a discount, by interaction id; independent of the order of the interactions.
 
     An interaction whose parent is missing counts as the first of a conversation.

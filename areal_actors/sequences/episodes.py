@@ -40,7 +40,9 @@ def sequences_by_episode(sequences: Sequence[TrainingSequence]) -> list[list[Tra
 
 def calls_of(sequence: TrainingSequence) -> tuple[SequenceCall, ...]:
     """Returns the calls trained in a sequence; if it names none, one call over all its tokens with the reward of the sequence."""
-    return sequence.calls or (SequenceCall(start=0, end=len(sequence.token_ids), reward=sequence.reward, truncated=sequence.truncated),)
+    return sequence.calls or (
+        SequenceCall(start=0, end=len(sequence.token_ids), reward=sequence.reward, truncated=sequence.truncated),
+    )
 
 
 def own_tokens(sequence: TrainingSequence) -> NDArray[np.bool_]:

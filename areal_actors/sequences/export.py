@@ -17,7 +17,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_actors.core.values import PROMPT_VERSION, Interaction, TokenColumns, TrainingSequence, Trajectory, Value, VersionSpan
+from areal_actors.core.values import (
+    PROMPT_VERSION,
+    Interaction,
+    TokenColumns,
+    TrainingSequence,
+    Trajectory,
+    Value,
+    VersionSpan,
+)
 from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.credit import Credit, ExportStyle, call_rewards, sequence_ends
 
@@ -128,7 +136,9 @@ def to_json(export: Export) -> dict[str, Any]:
         }
         for end, sequence in zip(export.ends, sequences(export), strict=True)
     ]
-    whole: dict[str, Any] = {name: getattr(export, name) for name in ("session_id", "task_id", "episode", "group", "style", "discount")}
+    whole: dict[str, Any] = {
+        name: getattr(export, name) for name in ("session_id", "task_id", "episode", "group", "style", "discount")
+    }
     return {**whole, "sequences": listed}
 
 
@@ -152,8 +162,13 @@ def sequences(export: Export | bytes) -> list[ExportedSequence]:
         )
         for call in export.calls
     )
-    trajectory = Trajectory(episode=export.episode, group=export.group, attempt=0, task=export.task_id, reward=0.0, interactions=calls)
-    return [_export_sequence(sequence) for sequence in sequences_of(trajectory, 0, PROMPT_VERSION, Credit(style=export.style))]
+    trajectory = Trajectory(
+        episode=export.episode, group=export.group, attempt=0, task=export.task_id, reward=0.0, interactions=calls
+    )
+    return [
+        _export_sequence(sequence)
+        for sequence in sequences_of(trajectory, 0, PROMPT_VERSION, Credit(style=export.style))
+    ]
 
 
 def _export_sequence(sequence: TrainingSequence) -> ExportedSequence:

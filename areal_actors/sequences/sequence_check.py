@@ -70,7 +70,9 @@ def batch_sequences(
             if fault is None:
                 sequences.append(sequence)
             else:
-                refused.append(RefusedSequence(episode=trajectory.episode, sequence=index, token=fault.position, cause=str(fault)))
+                refused.append(
+                    RefusedSequence(episode=trajectory.episode, sequence=index, token=fault.position, cause=str(fault))
+                )
             index += 1
     return BatchSequences(sequences=sequences, refused=tuple(refused), reward_metrics=mean_metrics(metrics))
 
@@ -88,10 +90,15 @@ def image_fault(sequence: TrainingSequence, folder: ImageFolder) -> ColumnFault 
 def sequence_fault(sequence: TrainingSequence, limits: SequenceLimits, weight_version: int) -> ColumnFault | None:
     """Returns the reason why a sequence cannot be trained on weights of this version; None if it can."""
     if limits.context and len(sequence.token_ids) > limits.context:
-        return ColumnFault(check="context", detail=f"{len(sequence.token_ids)} tokens; the model's context has {limits.context}")
+        return ColumnFault(
+            check="context", detail=f"{len(sequence.token_ids)} tokens; the model's context has {limits.context}"
+        )
     if (fault := number_fault(sequence.token_ids, sequence.logprobs, limits.vocabulary)) is not None:
         return fault
-    if limits.routes is not None and (fault := limits.routes.fault(sequence.routes, len(sequence.token_ids) - 1)) is not None:
+    if (
+        limits.routes is not None
+        and (fault := limits.routes.fault(sequence.routes, len(sequence.token_ids) - 1)) is not None
+    ):
         return fault
     if int(sequence.versions.max()) > weight_version:
         place = int(sequence.versions.argmax())

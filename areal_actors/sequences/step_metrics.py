@@ -24,7 +24,9 @@ REWARD_METRIC = "reward/"
 UNREAD_CALLS = "tool_call_error"
 """Metric of tool calls that did not reach the agent as calls, and prefix of its causes."""
 
-SAMPLED_ONLY_METRICS = frozenset({"groups", "groups_without_signal", "train_infer_logprob_diff_max", "parity_tokens", UNREAD_CALLS})
+SAMPLED_ONLY_METRICS = frozenset(
+    {"groups", "groups_without_signal", "train_infer_logprob_diff_max", "parity_tokens", UNREAD_CALLS}
+)
 REWARD_METRIC_PREFIXES = ("reward_", "advantage_")
 """Prefixes of metrics that do not apply to examples."""
 
@@ -41,7 +43,9 @@ def batch_metrics(sequences: Sequence[TrainingSequence], batch: BatchFormed) -> 
     that continues them has one (`task.turn_discount`), `calls_with_ignored_fields` of those whose request had fields without effect.
     """
     episodes = sequences_by_episode(sequences)
-    sampled = [np.concatenate([sequence.versions[own_tokens(sequence)] for sequence in episode]) for episode in episodes]
+    sampled = [
+        np.concatenate([sequence.versions[own_tokens(sequence)] for sequence in episode]) for episode in episodes
+    ]
     trained = np.concatenate([sequence.versions[sequence.loss_mask] for sequence in sequences])
     heads = np.array([versions[0] for versions in sampled if len(versions)], dtype=np.int32)
     lengths = np.array([len(versions) for versions in sampled])
@@ -123,7 +127,9 @@ def sequences_checksum(sequences: Sequence[TrainingSequence]) -> str:
 def example_metrics(metrics: dict[str, float], sequences: Sequence[TrainingSequence]) -> dict[str, float]:
     """Metrics of a step or an evaluation, without those that apply to sampled sequences only."""
     kept = {
-        name: value for name, value in metrics.items() if name not in SAMPLED_ONLY_METRICS and not name.startswith(REWARD_METRIC_PREFIXES)
+        name: value
+        for name, value in metrics.items()
+        if name not in SAMPLED_ONLY_METRICS and not name.startswith(REWARD_METRIC_PREFIXES)
     }
     return {**kept, "examples": float(len({sequence.group for sequence in sequences}))}
 

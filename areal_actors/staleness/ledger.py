@@ -119,7 +119,9 @@ class Ledger(msgspec.Struct, kw_only=True):
         """Returns the number of groups ahead of the trained weights."""
         return len(self.running) + len(self.complete) + len(self.in_batch)
 
-    def free_groups(self, max_staleness: int, concurrent: int, batch_size: int, steps: int, surplus: int = 0) -> tuple[int, Bound]:
+    def free_groups(
+        self, max_staleness: int, concurrent: int, batch_size: int, steps: int, surplus: int = 0
+    ) -> tuple[int, Bound]:
         """Returns the number of groups that may start now, and the limiting bound if none may.
 
         `concurrent` may run at once; `surplus` more than the remaining steps need may start until the last batch is formed.
@@ -127,7 +129,9 @@ class Ledger(msgspec.Struct, kw_only=True):
         if self.weight_version < 0:
             return 0, "weights"
         synchronous = max_staleness == 0
-        if synchronous and not (self.loaded and all(version >= self.weight_version for version in self.loaded.values())):
+        if synchronous and not (
+            self.loaded and all(version >= self.weight_version for version in self.loaded.values())
+        ):
             return 0, "weights"
         ends = self.weight_version + bool(self.in_batch) >= steps
         rooms: dict[Bound, int] = {

@@ -89,7 +89,11 @@ class StalenessGate(Actor):
     @on
     def weights_published(self, event: WeightsPublished) -> Iterator[CapacityGranted]:
         version = event.weight_version
-        if self.evaluated_every and self.ledger.weight_version < version < self.steps and version % self.evaluated_every == 0 < version:
+        if (
+            self.evaluated_every
+            and self.ledger.weight_version < version < self.steps
+            and version % self.evaluated_every == 0 < version
+        ):
             self.awaited.add((version, self.evaluated_mode))
         self.ledger.weights_published(version)
         yield from self._grants()
@@ -100,7 +104,9 @@ class StalenessGate(Actor):
         self.guard = before.after(event.step, event.metrics, config, self.config.max_staleness)
         if (self.guard.off_policy, self.guard.max_staleness) != (before.off_policy, before.max_staleness):
             outside = tuple(config.outside(event.metrics))
-            yield OffPolicyChanged(step=event.step, outside=outside, max_staleness=self.guard.max_staleness, before=before.max_staleness)
+            yield OffPolicyChanged(
+                step=event.step, outside=outside, max_staleness=self.guard.max_staleness, before=before.max_staleness
+            )
             yield from self._grants()
 
     @on
@@ -128,7 +134,9 @@ class StalenessGate(Actor):
     def engine_load(self, event: EngineLoad) -> Iterator[CapacityGranted | ConcurrencyChanged]:
         if self.limit is not None:
             used = f"{event.running} running, {event.waiting} waiting, {event.kv_cache_usage:.0%} of the KV cache used"
-            yield from self._continue_with(self.limit.level_changed(event.worker, event.level), f"{event.worker} is {event.level}: {used}")
+            yield from self._continue_with(
+                self.limit.level_changed(event.worker, event.level), f"{event.worker} is {event.level}: {used}"
+            )
         yield from self._grants()
 
     @on
@@ -166,7 +174,9 @@ class StalenessGate(Actor):
         self.ledger.episode_ended(int(group), episode, exported=exported)
         if self.limit is not None and len(self.ledger.running) < running:
             limit, full = self.limit.group_ended(limited=running >= self.limit.groups), self.limit.is_full()
-            yield from self._continue_with(limit, "an engine is still full" if full else "a group has ended and the engines have room")
+            yield from self._continue_with(
+                limit, "an engine is still full" if full else "a group has ended and the engines have room"
+            )
 
     def _continue_with(self, limit: ConcurrencyLimit, reason: str) -> Iterator[ConcurrencyChanged]:
         """Continue with a limit."""

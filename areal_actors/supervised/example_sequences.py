@@ -79,18 +79,25 @@ class ExampleSequences:
         limit = min(filter(None, (self.limit.tokens, context)), default=0)
         if not limit:
             return None
-        longer = [dict(too_long_examples(limit, examples, tokenizer, scored=self.scored)) for examples in (self.train, self.kept)]
+        longer = [
+            dict(too_long_examples(limit, examples, tokenizer, scored=self.scored))
+            for examples in (self.train, self.kept)
+        ]
         if not any(longer):
             return None
         if not self.limit.drop:
-            raise SetupError(_too_long_message(self.train if longer[0] else self.kept, longer, limit, of_model=limit == context))
+            raise SetupError(
+                _too_long_message(self.train if longer[0] else self.kept, longer, limit, of_model=limit == context)
+            )
         self.train, self.kept = FilteredExamples.of(self.train, longer[0]), FilteredExamples.of(self.kept, longer[1])
         if len(self.train) < self.limit.min_examples:
             raise SetupError(
                 f"task.overlong: after dropping {len(longer[0])} examples of more than {limit:,} tokens, {len(self.train)} are left, "
                 f"fewer than a batch of {self.limit.min_examples}; raise task.max_length, or use other examples or a smaller batch"
             )
-        return ExamplesDropped(dropped=len(longer[0]), held_out_dropped=len(longer[1]), left=len(self.train), limit=limit)
+        return ExamplesDropped(
+            dropped=len(longer[0]), held_out_dropped=len(longer[1]), left=len(self.train), limit=limit
+        )
 
     def sequences(self, numbers: Sequence[int]) -> list[TrainingSequence]:
         """Sequences of these examples; each example is a separate group.
@@ -114,7 +121,9 @@ class ExampleSequences:
         ]
 
 
-def sequences_of_example(example: Example, group: int, tokenizer: ChatTokenizer, *, scored: bool = False) -> list[TrainingSequence]:
+def sequences_of_example(
+    example: Example, group: int, tokenizer: ChatTokenizer, *, scored: bool = False
+) -> list[TrainingSequence]:
     """Sequences of a demonstration or a pair.
 
     Raises:
@@ -158,7 +167,9 @@ class FilteredExamples(msgspec.Struct, frozen=True):
         return self.examples[self.numbers[number]]
 
 
-def too_long_examples(limit: int, examples: Examples, tokenizer: ChatTokenizer, *, scored: bool) -> Iterator[tuple[int, int]]:
+def too_long_examples(
+    limit: int, examples: Examples, tokenizer: ChatTokenizer, *, scored: bool
+) -> Iterator[tuple[int, int]]:
     """Yield number and length of each example with a sequence of more than `limit` tokens.
 
     The token after a scored sequence is never fed, and does not count.
@@ -169,7 +180,10 @@ def too_long_examples(limit: int, examples: Examples, tokenizer: ChatTokenizer, 
     for number in range(len(examples)):
         example = examples[number]
         if not _is_short(example, limit, tokenizer):
-            longest = max(len(sequence.token_ids) for sequence in sequences_of_example(example, 0, tokenizer, scored=scored)) - scored
+            longest = (
+                max(len(sequence.token_ids) for sequence in sequences_of_example(example, 0, tokenizer, scored=scored))
+                - scored
+            )
             if longest > limit:
                 yield number, longest
 
@@ -195,7 +209,11 @@ def _too_long_message(examples: Examples, longer: Sequence[dict[int, int]], limi
     number, tokens = next(lengths for every in longer for lengths in every.items())
     other_count = sum(map(len, longer)) - 1
     more = f" ({other_count} more {'is' if other_count == 1 else 'are'} too long, too)" if other_count else ""
-    bound, remedy = ("the model's context has", "use a model with a longer context") if of_model else ("task.max_length is", "raise that")
+    bound, remedy = (
+        ("the model's context has", "use a model with a longer context")
+        if of_model
+        else ("task.max_length is", "raise that")
+    )
     return (
         f"{examples[number].place}: {tokens:,} tokens as the model's chat template writes it, but {bound} {limit:,}{more}; "
         f'shorten or split such sequences, set task.overlong = "drop" to drop them, or {remedy}'
@@ -224,7 +242,10 @@ def trained_segments(conversation: ExampleConversation, tokenizer: ChatTokenizer
             text = ""
         answered = whole[: _end_of_turn(whole, len(prompt), tokenizer)]
         ids, learned = parts[-1]
-        for piece, trained in ((prompt[len(text) :], False), (answered[len(prompt) :], index not in conversation.unlearned)):
+        for piece, trained in (
+            (prompt[len(text) :], False),
+            (answered[len(prompt) :], index not in conversation.unlearned),
+        ):
             encoded = tokenizer.encode(piece)
             ids += encoded
             learned += [trained] * len(encoded)

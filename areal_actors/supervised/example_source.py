@@ -7,7 +7,14 @@ from collections.abc import Iterator
 import msgspec
 
 from areal_actors.core.values import Value
-from areal_actors.messages import ExamplesDrawn, ExamplesDropped, RunResumed, RunStopping, StepCompleted, WeightsPublished
+from areal_actors.messages import (
+    ExamplesDrawn,
+    ExamplesDropped,
+    RunResumed,
+    RunStopping,
+    StepCompleted,
+    WeightsPublished,
+)
 from areal_actors.runtime.actor import Actor, on
 from areal_actors.tasks.order import Order
 
@@ -37,7 +44,9 @@ class ExampleSource(Actor):
 
     def snapshot(self) -> ExamplesState:
         """Number of examples, and of steps drawn and completed."""
-        return ExamplesState(length=self.order.length, steps_drawn=self.steps_drawn, steps_taken=self.steps_taken, stopped=self.stopped)
+        return ExamplesState(
+            length=self.order.length, steps_drawn=self.steps_drawn, steps_taken=self.steps_taken, stopped=self.stopped
+        )
 
     def restore(self, state: ExamplesState) -> None:
         """Continue from this state."""
@@ -76,7 +85,9 @@ class ExampleSource(Actor):
             return []
         self.steps_drawn = step + 1
         first = step * self.batch_size
-        return [ExamplesDrawn(step=step, numbers=self.order.rows(first, self.batch_size), epoch=first // self.order.length)]
+        return [
+            ExamplesDrawn(step=step, numbers=self.order.rows(first, self.batch_size), epoch=first // self.order.length)
+        ]
 
     def status(self) -> dict[str, float | str]:
         """Number of steps drawn, and the current epoch."""

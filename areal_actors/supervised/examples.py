@@ -142,7 +142,9 @@ def open_examples(spec: str, kind: Kind, *, seed: int, held_out: int | str, colu
         if source.test is None:
             train, kept = _split(train, count, seed)
         else:
-            kept = _first(DatasetExamples(source.test, range(len(source.test)), kind, f"{spec}, held out", columns), count)
+            kept = _first(
+                DatasetExamples(source.test, range(len(source.test)), kind, f"{spec}, held out", columns), count
+            )
     if isinstance(held_out, str):
         rows = open_source(held_out).train
         kept = DatasetExamples(rows, range(len(rows)), kind, held_out, columns)
@@ -158,7 +160,8 @@ def arithmetic_examples(kind: Kind, split: Split, count: int, seed: int) -> tupl
     rng = random.Random(f"pairs {split} {seed}")
     made_problems = islice(problems(split, seed), count)
     return tuple(
-        _arithmetic_example(problem, kind, f"generated {kind}, number {number}", rng) for number, problem in enumerate(made_problems)
+        _arithmetic_example(problem, kind, f"generated {kind}, number {number}", rng)
+        for number, problem in enumerate(made_problems)
     )
 
 
@@ -167,7 +170,9 @@ def _arithmetic_example(problem: WordProblem, kind: Kind, place: str, rng: rando
     if kind == "pairs":
         answers.append(problem.direct_answer if rng.random() < DIRECT_SHARE else _misread(problem, rng).answer)
     asked = {"role": "user", "content": problem.question}
-    return Example(tuple(ExampleConversation((asked, {"role": "assistant", "content": answer}), 1) for answer in answers), place)
+    return Example(
+        tuple(ExampleConversation((asked, {"role": "assistant", "content": answer}), 1) for answer in answers), place
+    )
 
 
 def _misread(problem: WordProblem, rng: random.Random) -> WordProblem:
@@ -203,7 +208,9 @@ def _example(row: dict[str, Any], kind: Kind, place: str) -> Example:
         raise SetupError(f"{place}: expected {_forms(kind)}; the row has {field_names(row)}")
     tools = tuple(row.get("tools") or ())
     if kind == "pairs":
-        return Example(tuple(msgspec.structs.replace(answer_messages, tools=tools) for answer_messages in _pair(row, place)), place)
+        return Example(
+            tuple(msgspec.structs.replace(answer_messages, tools=tools) for answer_messages in _pair(row, place)), place
+        )
     if form == ("messages",):
         messages = _messages(row["messages"], "assistant", f"{place}: `messages`")
         first = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
@@ -216,9 +223,15 @@ def _example(row: dict[str, Any], kind: Kind, place: str) -> Example:
 
 def _find_unlearned(messages: Sequence[Message], first: int, place: str) -> frozenset[int]:
     """Returns the indices of answers with `weight: 0`, as OpenAI's format for fine-tuning has it."""
-    answers = {index: messages[index].get("weight", 1) for index in range(first, len(messages)) if messages[index]["role"] == "assistant"}
+    answers = {
+        index: messages[index].get("weight", 1)
+        for index in range(first, len(messages))
+        if messages[index]["role"] == "assistant"
+    }
     if wrong := [index for index, weight in answers.items() if weight not in (None, 0, 1)]:
-        raise SetupError(f"{place}: message {wrong[0]} has weight {answers[wrong[0]]!r:.40}; write 1 to learn the message, or 0")
+        raise SetupError(
+            f"{place}: message {wrong[0]} has weight {answers[wrong[0]]!r:.40}; write 1 to learn the message, or 0"
+        )
     unlearned = frozenset(index for index, weight in answers.items() if weight == 0)
     if unlearned and len(unlearned) == len(answers):
         raise SetupError(f"{place}: every assistant message has weight 0; there is nothing to learn from it")
@@ -228,17 +241,24 @@ def _find_unlearned(messages: Sequence[Message], first: int, place: str) -> froz
 def _pair(row: dict[str, Any], place: str) -> list[ExampleConversation]:
     names = FORMS["pairs"][0]
     answers = [_answer(row[name], f"{place}: `{name}`") for name in names]
-    unweighted = [[{name: value for name, value in message.items() if name != "weight"} for message in answer] for answer in answers]
+    unweighted = [
+        [{name: value for name, value in message.items() if name != "weight"} for message in answer]
+        for answer in answers
+    ]
     if unweighted[0] == unweighted[1]:
         raise SetupError(f"{place}: `chosen` and `rejected` are the same; leave the row out")
     if all(answer[0]["role"] == "assistant" for answer in answers):
         if "prompt" not in row:
             raise SetupError(f"{place}: `prompt` is missing, and `chosen` is not a whole conversation; add the prompt")
         prompt = _messages(row["prompt"], "user", f"{place}: `prompt`")
-        return [_side(prompt + answer, len(prompt), f"{place}: `{name}`") for name, answer in zip(names, answers, strict=True)]
+        return [
+            _side(prompt + answer, len(prompt), f"{place}: `{name}`")
+            for name, answer in zip(names, answers, strict=True)
+        ]
     together = zip(*unweighted, strict=False)
     first = next(
-        (index for index, (first_message, second_message) in enumerate(together) if first_message != second_message), min(map(len, answers))
+        (index for index, (first_message, second_message) in enumerate(together) if first_message != second_message),
+        min(map(len, answers)),
     )
     if first == min(map(len, answers)):
         raise SetupError(f"{place}: one of `chosen` and `rejected` is a prefix of the other; each needs its own answer")
@@ -253,7 +273,9 @@ def _answer(value: Any, place: str) -> tuple[Message, ...]:
     """Returns messages, the last of which is from the assistant."""
     messages = _messages(value, "assistant", place)
     if messages[-1]["role"] != "assistant":
-        raise SetupError(f"{place} ends with a message of role {messages[-1]['role']}; it must end with an assistant message")
+        raise SetupError(
+            f"{place} ends with a message of role {messages[-1]['role']}; it must end with an assistant message"
+        )
     return messages
 
 
@@ -265,7 +287,9 @@ def _messages(value: Any, role: str, place: str) -> tuple[Message, ...]:
         raise SetupError(f"{place} must be a non-empty text or a list of chat messages, got {value!r:.60}")
     for index, message in enumerate(value):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise SetupError(f"{place}[{index}] must be an object whose `role` is one of {', '.join(ROLES)}, got {message!r:.60}")
+            raise SetupError(
+                f"{place}[{index}] must be an object whose `role` is one of {', '.join(ROLES)}, got {message!r:.60}"
+            )
         if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
             raise SetupError(f"{place}[{index}] must have `content` or `tool_calls`, got {message!r:.60}")
     if role == "assistant" and all(message["role"] != "assistant" for message in value):
@@ -284,7 +308,9 @@ def _prompt(example: Example) -> bytes:
 def _first(examples: DatasetExamples, count: int) -> DatasetExamples:
     if count > len(examples):
         most = len(examples)
-        raise RecipeError(f"`task.held_out`: found {count}, but {examples.spec} has {most} examples; write at most {most}")
+        raise RecipeError(
+            f"`task.held_out`: found {count}, but {examples.spec} has {most} examples; write at most {most}"
+        )
     return msgspec.structs.replace(examples, numbers=examples.numbers[:count])
 
 

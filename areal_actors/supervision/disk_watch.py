@@ -65,20 +65,26 @@ class DiskWatch:
             return None
         if free >= WARN_FACTOR * needed:
             return None
-        figures = (
-            f"{free // MEBIBYTE:,} MiB are free on the disk of {self.folder.path}, a checkpoint and the log need {needed // MEBIBYTE:,}"
-        )
+        figures = f"{free // MEBIBYTE:,} MiB are free on the disk of {self.folder.path}, a checkpoint and the log need {needed // MEBIBYTE:,}"
         if free < needed and not self.full:
             self.full = f"{figures}: free space, or lower disk.min_free_mb"
         if self._warned:
             return None
         self._warned = True
-        return DiskLow(free_bytes=free, needed_bytes=needed, reason=f"{figures}; the run saves a checkpoint and ends if less is free")
+        return DiskLow(
+            free_bytes=free,
+            needed_bytes=needed,
+            reason=f"{figures}; the run saves a checkpoint and ends if less is free",
+        )
 
     def _needed_bytes(self) -> int:
         """The configured minimum plus the size of the largest checkpoint so far."""
         checkpoints: list[Path] = []
         if self.folder.checkpoints.is_dir():
-            with os.scandir(self.folder.checkpoints) as entries:  # some versions of Path.glob find nothing where they cannot read
-                checkpoints = [Path(entry) for entry in entries if "step-" in entry.name and entry.is_dir(follow_symlinks=False)]
+            with os.scandir(
+                self.folder.checkpoints
+            ) as entries:  # some versions of Path.glob find nothing where they cannot read
+                checkpoints = [
+                    Path(entry) for entry in entries if "step-" in entry.name and entry.is_dir(follow_symlinks=False)
+                ]
         return self.settings.min_free_mb * MEBIBYTE + max(map(folder_bytes, checkpoints), default=0)

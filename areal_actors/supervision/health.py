@@ -100,7 +100,9 @@ class HealthMonitor:
         while True:
             number += 1
             with suppress(BusError):
-                await self.bus.publish(WatchProbe(number=number), Stamp(id=uuid.uuid4().hex, sender="supervisor", time=time.time()))
+                await self.bus.publish(
+                    WatchProbe(number=number), Stamp(id=uuid.uuid4().hex, sender="supervisor", time=time.time())
+                )
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self, monotonic: float) -> None:
@@ -114,7 +116,9 @@ class HealthMonitor:
             self.liveness.excuse(now)
             self.leases.excuse(now)
             if silent > self.settings.heartbeat_seconds:
-                self._report(f"{self._server()} did not answer the supervisor for {silent:.0f} s and answers again", silent)
+                self._report(
+                    f"{self._server()} did not answer the supervisor for {silent:.0f} s and answers again", silent
+                )
         self._check_server()
         for overdue in self.liveness.overdue(self.supervisor.alive(), now):
             self.supervisor.kill(overdue.process, overdue.pid, overdue.reason)
@@ -152,7 +156,13 @@ class HealthMonitor:
         alive = self.supervisor.alive()
         missing = [self.liveness.missing(name, pid) for name, pid in alive.items()]
         starting = [f"{', '.join(actors)} not started yet" for actors in missing if actors]
-        parts = (sentence, *starting, *self.leases.starting(now), *self.liveness.stopped(alive, now), self.liveness.silence)
+        parts = (
+            sentence,
+            *starting,
+            *self.leases.starting(now),
+            *self.liveness.stopped(alive, now),
+            self.liveness.silence,
+        )
         return "; ".join(filter(None, parts))
 
     def _report(self, sentence: str, seconds: float) -> None:

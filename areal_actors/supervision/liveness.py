@@ -201,9 +201,17 @@ class Liveness:
 
     def stopped(self, processes: Mapping[str, int], now: float) -> list[str]:
         """Describes each live process (name to id) that is stopped and sends no heartbeats."""
-        late = [pid for pid in processes.values() if now - min(self.beats.get(pid, {}).values(), default=now) > FRESH_SECONDS]
+        late = [
+            pid
+            for pid in processes.values()
+            if now - min(self.beats.get(pid, {}).values(), default=now) > FRESH_SECONDS
+        ]
         names = {pid: name for name, pid in processes.items()}
-        return [f"process {pid} of {names[pid]} {IS_STOPPED}" for pid in late if self.activity(pid).state == psutil.STATUS_STOPPED]
+        return [
+            f"process {pid} of {names[pid]} {IS_STOPPED}"
+            for pid in late
+            if self.activity(pid).state == psutil.STATUS_STOPPED
+        ]
 
     def _stuck(self, name: str, pid: int, now: float) -> Overdue | None:
         """Returns the process if it starts without progress."""
@@ -247,7 +255,9 @@ class Liveness:
             )
             return
         for pid, age in late.items():
-            actors = ", ".join(sorted(actor for actor, at in self.beats[pid].items() if now - at > self.settings.heartbeat_seconds))
+            actors = ", ".join(
+                sorted(actor for actor, at in self.beats[pid].items() if now - at > self.settings.heartbeat_seconds)
+            )
             state = self.activity(pid).state
             why = IS_STOPPED if state == psutil.STATUS_STOPPED else f"is {state or 'gone'}"
             yield Overdue(names[pid], pid, f"no heartbeat of {actors} for {age:.0f} s; its process {pid} {why}")

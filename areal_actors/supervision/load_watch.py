@@ -29,7 +29,11 @@ class LoadWatch:
         self.decider = Decider(recipe.autoscale)
         self.decision: ScaleDecided | None = None
         """Decision to be published."""
-        self.fold = None if recipe.is_online() or recipe.learns_from_examples() else load_fold(recipe, recipe.autoscale.window_seconds)
+        self.fold = (
+            None
+            if recipe.is_online() or recipe.learns_from_examples()
+            else load_fold(recipe, recipe.autoscale.window_seconds)
+        )
 
     def receive(self, message: Message, sent: float) -> None:
         """Fold a message; `sent` is in seconds since the epoch."""

@@ -118,7 +118,9 @@ def _bind_ports(host: str, port: int, count: int) -> int:
 class RunServer:
     """The NATS server of a run: embedded and restarted when it dies, or external."""
 
-    def __init__(self, addresses: BusAddresses, keeper: ServerKeeper | None = None, certificate: Certificate | None = None) -> None:
+    def __init__(
+        self, addresses: BusAddresses, keeper: ServerKeeper | None = None, certificate: Certificate | None = None
+    ) -> None:
         self.addresses = addresses
         self.certificate = certificate
         """Certificate of what the run serves to other hosts; None if that is not encrypted."""
@@ -156,7 +158,9 @@ class RunServer:
         while self.keeper is None and bus.streams.connection.in_cluster:
             change = await watch.next_change()
             with contextlib.suppress(BusError):
-                await publish(BusRestarted(reason=change.reason, seconds=change.seconds, restarts=0, leader=change.leader))
+                await publish(
+                    BusRestarted(reason=change.reason, seconds=change.seconds, restarts=0, leader=change.leader)
+                )
         while self.keeper is not None:
             outage = await self.keeper.outages.get()
             with contextlib.suppress(BusError):
@@ -173,7 +177,9 @@ async def run_server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[RunServ
     raise_descriptor_limit()
     if url := resolve_server(recipe.bus.url or None):
         if recipe.bus.tls:
-            raise SetupError("bus.tls: the server of NATS_URL encrypts by its own settings; write tls:// there, and leave bus.tls out")
+            raise SetupError(
+                "bus.tls: the server of NATS_URL encrypts by its own settings; write tls:// there, and leave bus.tls out"
+            )
         owner = ServerAddress(url=url, run=recipe.run, pid=os.getpid())
         monitor = msgspec.structs.replace(owner, url=recipe.bus.monitor_url or url)
         addresses = BusAddresses(owner=owner, monitor=monitor, joiner=owner if recipe.bus.host else None)
@@ -191,9 +197,17 @@ async def _own_server(recipe: Recipe, folder: RunFolder, certificate: Certificat
     bus = recipe.bus
     if bus.host and (token := fixed_token()):
         users = users.with_password(JOINER, token)
-    keeping = RestartSettings(max_restarts=bus.max_restarts, window_seconds=bus.window_seconds, answer_seconds=bus.answer_seconds)
+    keeping = RestartSettings(
+        max_restarts=bus.max_restarts, window_seconds=bus.window_seconds, answer_seconds=bus.answer_seconds
+    )
     keeper = await ServerKeeper.start(
-        folder.nats, keeping, sync_interval=bus.sync, users=users, host=bus.host or LOOPBACK, port=bus.port, certificate=certificate
+        folder.nats,
+        keeping,
+        sync_interval=bus.sync,
+        users=users,
+        host=bus.host or LOOPBACK,
+        port=bus.port,
+        certificate=certificate,
     )
     server = keeper.server
     owner = ServerAddress(url=server.url, run=recipe.run, pid=os.getpid())
@@ -201,7 +215,9 @@ async def _own_server(recipe: Recipe, folder: RunFolder, certificate: Certificat
     processes = {name: users.url(name, server.address) for name in users.members() if name != JOINER}
     joiner = msgspec.structs.replace(owner, url=users.url(JOINER, server.address)) if bus.host else None
     try:
-        yield RunServer(BusAddresses(owner=owner, monitor=monitor, processes=processes, joiner=joiner), keeper, certificate)
+        yield RunServer(
+            BusAddresses(owner=owner, monitor=monitor, processes=processes, joiner=joiner), keeper, certificate
+        )
     finally:
         await keeper.stop()
 
@@ -228,7 +244,9 @@ def fixed_token() -> str:
     token = os.environ.get(JOIN_TOKEN, "")
     if token and not TOKEN.fullmatch(token):
         remedy = "write 16 to 128 letters, digits, - and _, as `openssl rand -hex 16` prints, or unset it"
-        raise SetupError(f"{JOIN_TOKEN}: found {len(token)} characters that do not make a password of the bus; {remedy}")
+        raise SetupError(
+            f"{JOIN_TOKEN}: found {len(token)} characters that do not make a password of the bus; {remedy}"
+        )
     return token
 
 
@@ -240,7 +258,9 @@ async def refuse_old_log(bus: NatsBus, server: ServerAddress) -> None:
     """
     async for _ in bus.log():
         place = without_credentials(server.url)
-        raise SetupError(f"the NATS server at {place} has the log of an earlier run '{bus.run}'; choose another name: run=NAME")
+        raise SetupError(
+            f"the NATS server at {place} has the log of an earlier run '{bus.run}'; choose another name: run=NAME"
+        )
 
 
 def users_of(recipe: Recipe) -> BusUsers:
@@ -268,10 +288,15 @@ def _listeners(recipe: Recipe) -> dict[str, list[Listener]]:
     """Returns the declarations of every process; if workers may join, with theirs, so that others may answer them."""
     placements = msgspec.structs.asdict(recipe.actors).values()
     names = dict.fromkeys(process for placement in placements for process in processes_of(placement))
-    by_process = {name: [listener(instance, ACTORS[kind]) for instance, kind in actors_of_process(recipe, name).items()] for name in names}
+    by_process = {
+        name: [listener(instance, ACTORS[kind]) for instance, kind in actors_of_process(recipe, name).items()]
+        for name in names
+    }
     if recipe.bus.host:
         by_process[JOINER] = [Listener(instance=JOINER, receives=(), sends=(), asks=(JoinRun, RenewLease, LeaveRun))]
-        by_process[f"{JOINED}*"] = [listener("joined", ACTORS[kind]) for kind in sorted(COUNTED if recipe.gateway.joined else SEVERAL)]
+        by_process[f"{JOINED}*"] = [
+            listener("joined", ACTORS[kind]) for kind in sorted(COUNTED if recipe.gateway.joined else SEVERAL)
+        ]
     return by_process
 
 

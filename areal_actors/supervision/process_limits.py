@@ -22,14 +22,23 @@ def limit_problems() -> list[tuple[str, str]]:
         problems.append((removed, "unset PYTHONOPTIMIZE, or set it to 1"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if _is_below(soft, OPEN_FILES):
-        raised = f"ulimit -n {OPEN_FILES * 16}" if not _is_below(hard, OPEN_FILES * 16) else f"raise the hard limit ({hard}) as root"
+        raised = (
+            f"ulimit -n {OPEN_FILES * 16}"
+            if not _is_below(hard, OPEN_FILES * 16)
+            else f"raise the hard limit ({hard}) as root"
+        )
         problems.append(
-            (f"a process may open {soft} files, at least {OPEN_FILES} are needed", f"{raised}, in the shell that starts the run")
+            (
+                f"a process may open {soft} files, at least {OPEN_FILES} are needed",
+                f"{raised}, in the shell that starts the run",
+            )
         )
     address = resource.getrlimit(resource.RLIMIT_AS)[0]
     if _is_below(address, ADDRESS_BYTES):
         given = f"{address / GIBIBYTE:.1f} GiB of address space, at least {ADDRESS_BYTES // GIBIBYTE} are needed"
-        problems.append((f"a process has {given}", "ulimit -v unlimited; limit the memory of a control group or container instead"))
+        problems.append(
+            (f"a process has {given}", "ulimit -v unlimited; limit the memory of a control group or container instead")
+        )
     return problems
 
 

@@ -61,7 +61,9 @@ class Restarts:
         parent = self.parents.get(supervisor)
         if parent is None or settings.max_restarts == 0:
             limit = (
-                f"more than {settings.max_restarts} restarts in {settings.window_seconds:g} s" if settings.max_restarts else "no restarts"
+                f"more than {settings.max_restarts} restarts in {settings.window_seconds:g} s"
+                if settings.max_restarts
+                else "no restarts"
             )
             return Decision(give_up=f"{process} died, and supervisor `{supervisor}` allows {limit}")
         self.recent[supervisor] = []
@@ -74,11 +76,15 @@ class Restarts:
         elif settings.restart == "rest_for_one":
             affected = children[min(children.index(name) for name in failed) :]
         else:
-            return tuple(name for child in failed for name in (self._below(child) if child in self.tree else (process,)))
+            return tuple(
+                name for child in failed for name in (self._below(child) if child in self.tree else (process,))
+            )
         return tuple(name for child in affected for name in self._below(child))
 
     def _below(self, name: str) -> tuple[str, ...]:
         if name not in self.tree:
             return self.processes[name]
-        below: Mapping[str, None] = dict.fromkeys(process for child in self.tree[name].children for process in self._below(child))
+        below: Mapping[str, None] = dict.fromkeys(
+            process for child in self.tree[name].children for process in self._below(child)
+        )
         return tuple(below)

@@ -12,7 +12,15 @@ from typing import Any
 
 from areal_actors.folder.connections import retry_seconds
 from areal_actors.folder.run_folder import RunFolder
-from areal_actors.messages import KINDS, AgentReturned, EngineStarting, Heartbeat, Throughput, TrainerProgress, WatchProbe
+from areal_actors.messages import (
+    KINDS,
+    AgentReturned,
+    EngineStarting,
+    Heartbeat,
+    Throughput,
+    TrainerProgress,
+    WatchProbe,
+)
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.supervision.health import HealthMonitor
 from areal_actors.supervision.nats_server import RunServer, refuse_old_log, run_server
@@ -32,7 +40,9 @@ async def publish(bus: Bus, event: Event) -> None:
 
 def access(recipe: Recipe, folder: RunFolder) -> str:
     """Returns the gateway's address and the place of the key, for external agents; empty if none connect to this run."""
-    addresses = recipe.gateway.urls(recipe.actors.session_manager.count - recipe.gateway.joined) or "gateways on other hosts"
+    addresses = (
+        recipe.gateway.urls(recipe.actors.session_manager.count - recipe.gateway.joined) or "gateways on other hosts"
+    )
     return f"{addresses}, admin key in {folder.path / 'admin_key'}" if recipe.is_online() else ""
 
 
@@ -98,7 +108,12 @@ class Launch:
     @asynccontextmanager
     async def supervise(self, *listeners: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         """Receive telemetry, run these listeners and the health checks, and stop all processes at the end."""
-        work = (*listeners, self._receive_telemetry(), self.health.watch(), self.server.report_restarts(self.bus, self.publish))
+        work = (
+            *listeners,
+            self._receive_telemetry(),
+            self.health.watch(),
+            self.server.report_restarts(self.bus, self.publish),
+        )
         tasks = [asyncio.create_task(coroutine) for coroutine in work]
         for task in tasks:
             task.add_done_callback(self.end_with_error)
@@ -111,7 +126,9 @@ class Launch:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _receive_telemetry(self) -> None:
-        async with self.bus.telemetry(AgentReturned, EngineStarting, Heartbeat, Throughput, TrainerProgress, WatchProbe) as inbox:
+        async with self.bus.telemetry(
+            AgentReturned, EngineStarting, Heartbeat, Throughput, TrainerProgress, WatchProbe
+        ) as inbox:
             async for delivery in inbox:
                 self.handle(delivery.message, delivery.envelope.time)
 

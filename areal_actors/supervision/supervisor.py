@@ -27,7 +27,15 @@ from areal_actors.core.proxies import proxy_exceptions
 from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.folder.run_folder import BusAddresses, RunFolder
 from areal_actors.messages import ActorFailed
-from areal_actors.processes.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, FAILED_WITH, SCARCE, actors_of_process, has_tensors
+from areal_actors.processes.process import (
+    EXIT_FAILED,
+    EXIT_FATAL,
+    EXIT_START_FAILED,
+    FAILED_WITH,
+    SCARCE,
+    actors_of_process,
+    has_tensors,
+)
 from areal_actors.recipe.device_map import device_variables
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import gateways_of_others
@@ -120,7 +128,9 @@ class Supervisor:
         """
         self._stopping = True
         for kind in (*FIRST_TO_STOP, ""):
-            await self._end_all(child for child in self._running() if not kind or kind in self.placed[child.name].values())
+            await self._end_all(
+                child for child in self._running() if not kind or kind in self.placed[child.name].values()
+            )
         await self._end_left_processes()
 
     async def kill_all(self) -> None:
@@ -205,7 +215,9 @@ class Supervisor:
         if CALLED_EXIT in reason:
             status = EXIT_FAILED
         at_start = (
-            status == EXIT_START_FAILED or (status > 0 and status != EXIT_FAILED) or (bool(child.killed) and START_OVERDUE in child.killed)
+            status == EXIT_START_FAILED
+            or (status > 0 and status != EXIT_FAILED)
+            or (bool(child.killed) and START_OVERDUE in child.killed)
         )
         kind, before = re.sub(r"[0-9.]+", "", reason), self.start_failures.pop(child.name, None)
         if at_start:
@@ -269,7 +281,12 @@ def child_environment(recipe: Recipe, kinds: Collection[str]) -> dict[str, str]:
         recipe.generation.threads if "inference_worker" in kinds else 1,
     )
     inherited |= proxy_exceptions(inherited, [recipe.gateway.url(recipe.gateway.port)])
-    return {**inherited, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+    return {
+        **inherited,
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 def reason_of_end(folder: RunFolder, name: str, code: int, killed: str = "") -> str:
@@ -295,7 +312,11 @@ def is_own_end(folder: RunFolder, name: str, code: int) -> bool:
     """Returns True if a process has ended itself with an `EXIT_` status; code of a user that it runs may end it with the same one."""
     if code not in (EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED):
         return False
-    if folder.failure_of(name).exists() or shutil.disk_usage(folder.path).free < FULL_BYTES or write_refusal(folder.logs):
+    if (
+        folder.failure_of(name).exists()
+        or shutil.disk_usage(folder.path).free < FULL_BYTES
+        or write_refusal(folder.logs)
+    ):
         return True
     lines = folder.output_of(name).read_text(errors="replace").strip().splitlines()
     return any(line.startswith(FAILED_WITH) for line in lines[-LAST_LINES:])

@@ -87,7 +87,9 @@ class WeightVersions:
         """Note a published version; forget versions that every worker has passed."""
         self.published_at.setdefault(version, now)
         oldest = min(self.loaded.values(), default=-1)
-        self.published_at = {number: at for number, at in self.published_at.items() if number > oldest or number == version}
+        self.published_at = {
+            number: at for number, at in self.published_at.items() if number > oldest or number == version
+        }
 
     def none_served(self) -> bool:
         """Returns True if weights were published but no inference worker serves any: that wait has its own deadline."""
@@ -105,7 +107,10 @@ class WeightVersions:
                 serves = f"still serves weight version {served}" if served >= 0 else "serves no weights yet"
                 yield f"{actor} {serves} while version {newest} was published {now - self.published_at[newest]:.0f} s ago"
             for wait in received.beat.waits:
-                if wait.name.startswith(LOADING) and (seconds := received.seconds_waited(wait, now)) >= SLOW_LOAD_SECONDS:
+                if (
+                    wait.name.startswith(LOADING)
+                    and (seconds := received.seconds_waited(wait, now)) >= SLOW_LOAD_SECONDS
+                ):
                     yield f"{actor}: {wait.name} has taken {seconds:.0f} s"
 
 
@@ -150,7 +155,9 @@ class Watchdog:
     def receive(self, message: Message, now: float, sent: float = 0.0) -> None:  # noqa: C901 - one case for each kind
         """Fold a message; `sent` is in seconds since the epoch by its sender's clock."""
         useful = not (self.dropped or self.rejections)
-        if self._is_progress(message) or (useful and (recorded_calls(message) or (_has_samples(message) and not self.failures))):
+        if self._is_progress(message) or (
+            useful and (recorded_calls(message) or (_has_samples(message) and not self.failures))
+        ):
             self.progressed_at = now
         match message:
             case Heartbeat():
@@ -173,7 +180,9 @@ class Watchdog:
                 self.dropped.clear()
             case EpisodeAbandoned(reason="rejected"):
                 self.rejections[f"{message.reason}: {message.detail}"] += 1
-            case EpisodeAbandoned() if is_failure(message) and message.work.attempts_left == 0 and not self.weights.none_served():
+            case EpisodeAbandoned() if (
+                is_failure(message) and message.work.attempts_left == 0 and not self.weights.none_served()
+            ):
                 self.failures[f"{message.reason}: {message.detail}"] += 1
             case TrajectoryExported():
                 self.failures.clear()
@@ -238,7 +247,9 @@ class Watchdog:
         without_step = now - self.stepped_at
         if groups < self.settings.max_discarded_batches * self.batch_size or without_step < self.settings.stall_seconds:
             return ""
-        return f"{self.sentence(now)}; watchdog.max_discarded_batches = {self.settings.max_discarded_batches} is reached"
+        return (
+            f"{self.sentence(now)}; watchdog.max_discarded_batches = {self.settings.max_discarded_batches} is reached"
+        )
 
     def _endless_stall(self, now: float) -> str:
         if self.waits_for_clients or now - self.progressed_at < self.settings.max_stall_seconds:

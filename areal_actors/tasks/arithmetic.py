@@ -140,12 +140,16 @@ def problems(split: Split, seed: int) -> Iterator[WordProblem]:
     combinations = [_numbers(index, split) for index in range(len(TEMPLATES))]
     while True:
         index = rng.randrange(len(TEMPLATES))
-        yield _word_problem(TEMPLATES[index], rng.choice(combinations[index]), name=rng.choice(NAMES), item=rng.choice(ITEMS))
+        yield _word_problem(
+            TEMPLATES[index], rng.choice(combinations[index]), name=rng.choice(NAMES), item=rng.choice(ITEMS)
+        )
 
 
 def rows(split: Split, count: int, seed: int) -> list[dict[str, str]]:
     """Returns `count` rows of a split, with the columns `question` and `answer`."""
-    return [{"question": problem.question, "answer": problem.answer} for problem in islice(problems(split, seed), count)]
+    return [
+        {"question": problem.question, "answer": problem.answer} for problem in islice(problems(split, seed), count)
+    ]
 
 
 def _numbers(index: int, split: Split) -> list[tuple[int, int, int]]:

@@ -21,9 +21,13 @@ class Attempt(Value):
     """True if it no longer needs the queue: its end follows from the log."""
 
 
-def first_attempt(group: str, member: int, task: Task, sampling: SamplingParams, retries: int, purpose: Purpose = "train") -> RunEpisode:
+def first_attempt(
+    group: str, member: int, task: Task, sampling: SamplingParams, retries: int, purpose: Purpose = "train"
+) -> RunEpisode:
     """Returns the first attempt at an episode of a group."""
-    return RunEpisode(episode=f"{group}.{member}", group=group, attempts_left=retries, task=task, purpose=purpose, sampling=sampling)
+    return RunEpisode(
+        episode=f"{group}.{member}", group=group, attempts_left=retries, task=task, purpose=purpose, sampling=sampling
+    )
 
 
 def next_attempt(work: RunEpisode) -> RunEpisode:
@@ -52,7 +56,9 @@ class Attempts(msgspec.Struct):
         self.held.append(again)
         return []
 
-    def resumed_attempts(self, event: RunResumed, sequence: int, actor: str, first: Callable[[str], RunEpisode]) -> list[RunEpisode]:
+    def resumed_attempts(
+        self, event: RunResumed, sequence: int, actor: str, first: Callable[[str], RunEpisode]
+    ) -> list[RunEpisode]:
         """Returns held attempts, and those whose work was published and is neither queued nor scored.
 
         Work for events after the last one that the actor acknowledged is left out: handling these again publishes it. `first` returns
@@ -62,7 +68,12 @@ class Attempts(msgspec.Struct):
         self.held, self.stopped = [], False
         for episode, attempt in self.latest.items() if event.queued is not None else ():
             queued = (event.queued or {}).get(episode) == attempt.number
-            if not attempt.scored and attempt.after <= event.published.get(actor, 0) and not queued and episode not in works:
+            if (
+                not attempt.scored
+                and attempt.after <= event.published.get(actor, 0)
+                and not queued
+                and episode not in works
+            ):
                 work = first(episode)
                 left = max(work.attempts_left + 1 - attempt.number, 0)
                 works[episode] = msgspec.structs.replace(work, attempt=attempt.number, attempts_left=left)

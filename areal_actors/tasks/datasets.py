@@ -81,9 +81,14 @@ class Tasks(msgspec.Struct, frozen=True, dict=True):
         """
         row, columns = self.source.row(number), set(self.columns.values())
         renamed = {field: row[name] for field, name in self.columns.items() if name in row}
-        renamed |= {field: text for field in FIELDS if (text := as_text(renamed.get(field, row.get(field)))) is not None}
+        renamed |= {
+            field: text for field in FIELDS if (text := as_text(renamed.get(field, row.get(field)))) is not None
+        }
         identifier = f"{self.name}-{number}"
-        return Task(id=identifier, data={**{name: row[name] for name in row if name not in columns}, **renamed, "id": identifier})
+        return Task(
+            id=identifier,
+            data={**{name: row[name] for name in row if name not in columns}, **renamed, "id": identifier},
+        )
 
 
 class Dataset(msgspec.Struct, frozen=True):
@@ -118,7 +123,9 @@ def open_dataset(
     fields = [field for field in FIELDS if field in shape.columns or (field == "answer" and shape.answer_in_chat)]
     if shape.is_plain():
         named = {field: path for field, path in shape.columns.items() if field != path}
-        dataset = _split(source, spec, [shape.columns[field] for field in fields], seed=seed, held_out=held_out, columns=named)
+        dataset = _split(
+            source, spec, [shape.columns[field] for field in fields], seed=seed, held_out=held_out, columns=named
+        )
     else:
         test = source.test and ShapedRows(source.test, shape, f"{spec}, test")
         shaped = Source(name=source.name, train=ShapedRows(source.train, shape, spec), test=test)
@@ -168,7 +175,9 @@ def _split(
 def _generate_rows(seed: int, held_out: int | str) -> Source:
     count = held_out if isinstance(held_out, int) else 0
     train = ListedRows(arithmetic.rows("train", ARITHMETIC_ROWS, seed), ARITHMETIC)
-    return Source(name=ARITHMETIC, train=train, test=ListedRows(arithmetic.rows("test", count, HELD_OUT_SEED), ARITHMETIC))
+    return Source(
+        name=ARITHMETIC, train=train, test=ListedRows(arithmetic.rows("test", count, HELD_OUT_SEED), ARITHMETIC)
+    )
 
 
 def _open(spec: str, setting: str) -> Source:
@@ -185,11 +194,15 @@ def choose_held_out(rows: int, count: int, seed: int, spec: str) -> list[int]:
         RecipeError: it has too few rows.
     """
     if count >= rows:
-        raise RecipeError(f"`task.held_out`: found {count}, but {spec} has {rows} rows; hold out fewer, or name a second file")
+        raise RecipeError(
+            f"`task.held_out`: found {count}, but {spec} has {rows} rows; hold out fewer, or name a second file"
+        )
     return sorted(random.Random(f"held out {seed}").sample(range(rows), count))
 
 
-def _separate_held_out(source: Source, held_out: int | str, spec: str, columns: Mapping[str, str], shape: Shape | None) -> Tasks:
+def _separate_held_out(
+    source: Source, held_out: int | str, spec: str, columns: Mapping[str, str], shape: Shape | None
+) -> Tasks:
     """Returns held-out tasks with separate rows: those of a second dataset, or the first of the test split."""
     if isinstance(held_out, str):
         held_out_source = _open(held_out, "held_out")
@@ -198,7 +211,9 @@ def _separate_held_out(source: Source, held_out: int | str, spec: str, columns: 
     else:
         rows, name, count = source.test or ListedRows((), source.name), f"{source.name}-test", held_out
     if count > len(rows):
-        raise RecipeError(f"`task.held_out`: found {count}, but {spec} has {len(rows)} tasks for evaluation; write at most {len(rows)}")
+        raise RecipeError(
+            f"`task.held_out`: found {count}, but {spec} has {len(rows)} tasks for evaluation; write at most {len(rows)}"
+        )
     return Tasks(rows, name, range(count), columns)
 
 
@@ -224,7 +239,9 @@ def _not_held_out(
         numbers = excluding(len(fields), (_digest(texts, len(fields)) for texts in source.train.texts(fields)))
     if not numbers:
         where = f"the {held_out} held-out tasks" if isinstance(held_out, int) else held_out
-        raise RecipeError(f"`task.held_out`: every question of {spec} is also in {where}; hold out fewer, or name a file of other tasks")
+        raise RecipeError(
+            f"`task.held_out`: every question of {spec} is also in {where}; hold out fewer, or name a file of other tasks"
+        )
     return numbers
 
 

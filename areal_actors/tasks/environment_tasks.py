@@ -41,26 +41,43 @@ def list_environment(task: TaskSettings, folder: Path, root: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _list_tasks(task, task.environment_args, task.environment_tasks, folder / TASKS, root)
     if task.held_out_args and isinstance(task.held_out, int) and task.held_out:
-        _list_tasks(task, merge_tables(task.environment_args, task.held_out_args), task.held_out, folder / HELD_OUT, root)
+        _list_tasks(
+            task, merge_tables(task.environment_args, task.held_out_args), task.held_out, folder / HELD_OUT, root
+        )
 
 
 def _list_tasks(task: TaskSettings, args: Mapping[str, Any], limit: int, path: Path, root: Path) -> None:
     host = host_of(task.environment)
     assert host is not None, "the recipe is checked"
-    request = {"environment": environment_name(task.environment), "args": args, "limit": limit, "path": str(path.absolute())}
+    request = {
+        "environment": environment_name(task.environment),
+        "args": args,
+        "limit": limit,
+        "path": str(path.absolute()),
+    }
     python = str(root / Path(task.python).expanduser()) if task.python else sys.executable
-    kept = {name: value for name, value in os.environ.items() if not task.python or name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not task.python or name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    }
     command = [python, str(host.program)]
     try:
         status, printed = _run(command, json.dumps(request), root, kept)
     except OSError as error:
         raise SetupError(f"task.python: cannot start {python}: {error.strerror}; {_remedy(host)}") from error
     except subprocess.TimeoutExpired as error:
-        raise SetupError(f"task.environment: {task.environment} did not list its tasks within {LIST_SECONDS:g} s") from error
+        raise SetupError(
+            f"task.environment: {task.environment} did not list its tasks within {LIST_SECONDS:g} s"
+        ) from error
     if status:
-        raise SetupError(f"task.environment: {task.environment} cannot be used with {python}: {_explanation(printed, host)}")
+        raise SetupError(
+            f"task.environment: {task.environment} cannot be used with {python}: {_explanation(printed, host)}"
+        )
     if not path.stat().st_size:
-        raise SetupError(f"task.environment: {task.environment} has no tasks; check the settings of its taskset in task.environment_args")
+        raise SetupError(
+            f"task.environment: {task.environment} has no tasks; check the settings of its taskset in task.environment_args"
+        )
 
 
 def _run(command: Sequence[str], request: str, folder: Path, environment: Mapping[str, str]) -> tuple[int, str]:
@@ -91,7 +108,9 @@ def _remedy(host: EnvironmentHost) -> str:
 def _harbor_remedy(version: str) -> str:
     older = tuple(map(int, version.split(".")[:2])) < HARBOR_PYTHON
     wanted = ".".join(map(str, HARBOR_PYTHON))
-    cause = f"Harbor asks for Python {wanted} or later, and this interpreter has {version}, under which pip leaves it out"
+    cause = (
+        f"Harbor asks for Python {wanted} or later, and this interpreter has {version}, under which pip leaves it out"
+    )
     command = f'`{environment_command(HARBOR)}` and write task.python = ".environments/{HARBOR}/bin/python"'
     return f"{cause if older else 'Harbor is not installed there'}; create an interpreter for it with {command}"
 

@@ -95,7 +95,9 @@ def load_saved(folder: Path) -> Mapping[str, DatasetRows]:
     try:
         loaded: Any = datasets.load_from_disk(str(folder))
     except Exception as error:
-        raise SetupError(f"{folder}: cannot be read as a saved dataset ({type(error).__name__}: {error}); save it again") from error
+        raise SetupError(
+            f"{folder}: cannot be read as a saved dataset ({type(error).__name__}: {error}); save it again"
+        ) from error
     tables = dict(loaded) if hasattr(loaded, "keys") else {"train": loaded}
     return {split: TableRows(table, f"{folder}, {split}") for split, table in tables.items()}
 

@@ -41,7 +41,9 @@ class JsonLines:
                 f"{self.path}: cannot be read: {error.strerror}; name an existing .jsonl file (looked in {Path.cwd()})"
             ) from error
         if not self.starts:
-            raise SetupError(f'{self.path}: the file has no rows; write one object a line: {{"question": "…", "answer": "…"}}')
+            raise SetupError(
+                f'{self.path}: the file has no rows; write one object a line: {{"question": "…", "answer": "…"}}'
+            )
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -51,7 +53,9 @@ class JsonLines:
         try:
             with self.path.open("rb") as file:
                 if _state(file.fileno()) != self.state:
-                    raise SetupError(f"{self.path}: the file was changed while it was in use; restart with the final file")
+                    raise SetupError(
+                        f"{self.path}: the file was changed while it was in use; restart with the final file"
+                    )
                 file.seek(self.starts[number])
                 row: dict[str, Any] = msgspec.json.decode(file.readline())
         except OSError as error:

@@ -110,7 +110,9 @@ def repository(split: Split, rng: random.Random) -> Repository:
         name, other = rng.sample(ITEMS, 2)
         expected, wrong = rng.sample(range(SMALLEST, LARGEST + 1), 2)
         has_wrong_number = rng.random() < 0.5
-        task = Repository(name, name, wrong, expected) if has_wrong_number else Repository(name, other, expected, expected)
+        task = (
+            Repository(name, name, wrong, expected) if has_wrong_number else Repository(name, other, expected, expected)
+        )
         if task.is_held_out == (split == "test"):
             return task
 

@@ -15,10 +15,29 @@ from areal_actors.core.errors import SetupError
 from areal_actors.tasks.rows import DatasetRows, field_names
 from areal_actors.tasks.values import MISSING, as_messages, as_text, split_answer, text_of, value_at
 
-QUESTIONS = ("question", "prompt", "problem", "messages", "conversations", "conversation", "query", "instruction", "input", "text")
+QUESTIONS = (
+    "question",
+    "prompt",
+    "problem",
+    "messages",
+    "conversations",
+    "conversation",
+    "query",
+    "instruction",
+    "input",
+    "text",
+)
 """Columns in which published data sets have what is asked, in order of preference."""
 ANSWERS = (
-    *("answer", "reward_model.ground_truth", "ground_truth", "final_answer", "expected_answer", "reference_answer", "solution"),
+    *(
+        "answer",
+        "reward_model.ground_truth",
+        "ground_truth",
+        "final_answer",
+        "expected_answer",
+        "reference_answer",
+        "solution",
+    ),
     *("answers", "target", "gold", "label", "response", "output", "completion", "chosen"),
 )
 """Columns in which they have the answer; without any, that of a chat is what follows its last message of a user."""
@@ -49,7 +68,9 @@ class Shape(msgspec.Struct, frozen=True):
         parts = [f"{field} = `{path}`" for field, path in self.recognised.items() if field != path or self.chat]
         if self.chat and parts:
             parts[0] += " (chat messages)"
-        return ", ".join([*parts, *(["answer = what follows the last message of the user"] if self.answer_in_chat else [])])
+        return ", ".join(
+            [*parts, *(["answer = what follows the last message of the user"] if self.answer_in_chat else [])]
+        )
 
 
 def find_shape(rows: DatasetRows, name: str, columns: Mapping[str, str], *, answers: bool) -> Shape:
@@ -67,12 +88,16 @@ def find_shape(rows: DatasetRows, name: str, columns: Mapping[str, str], *, answ
         raise SetupError(f"{name}, row 0: `question` is missing; {_remedy(first, 'question')}")
     chat = as_messages(value_at(first, question))
     candidates = [path for path in ANSWERS if path != question]
-    answer = columns.get("answer") or next((path for path in candidates if (as_text(value_at(first, path)) or "").strip()), "")
+    answer = columns.get("answer") or next(
+        (path for path in candidates if (as_text(value_at(first, path)) or "").strip()), ""
+    )
     in_chat = not answer and chat is not None and split_answer(chat)[1] is not None
     if answers and not answer and not in_chat:
         several = next((path for path in candidates if isinstance(value_at(first, path), list)), "")
         if several:
-            raise SetupError(f'{name}, row 0: `{several}` has several values; choose one: `task.columns = {{ answer = "{several}.0" }}`')
+            raise SetupError(
+                f'{name}, row 0: `{several}` has several values; choose one: `task.columns = {{ answer = "{several}.0" }}`'
+            )
         _raise_first_error(rows, ["answer"])
         raise SetupError(f"{name}, row 0: `answer` is missing; {_remedy(first, 'answer')}")
     fields = {**columns, "question": question, **({"answer": answer} if answer else {})}
@@ -138,7 +163,10 @@ class ShapedRows:
         """See `DatasetRows`; the text of a chat is that of all its messages."""
         for number in range(len(self.source)):
             row = self.row(number)
-            texts = {**row, "question": repr(row["messages"]) if "messages" in row and self.shape.chat else row["question"]}
+            texts = {
+                **row,
+                "question": repr(row["messages"]) if "messages" in row and self.shape.chat else row["question"],
+            }
             yield tuple(texts[field] for field in fields)
 
     def _convert_row(self, row: dict[str, Any], number: int) -> dict[str, Any]:
@@ -157,6 +185,8 @@ class ShapedRows:
             text = as_text(fields.get(field))
             if text is None or not text.strip():
                 path = shape.columns.get(field, shape.columns["question"])
-                raise SetupError(f"{place}: `{path}` must be a non-empty text or a number, got {fields.get(field)!r:.40}")
+                raise SetupError(
+                    f"{place}: `{path}` must be a non-empty text or a number, got {fields.get(field)!r:.40}"
+                )
             fields[field] = text
         return {**row, **fields}

@@ -27,9 +27,7 @@ SAVED = ("dataset_info.json", "dataset_dict.json")
 """Files that identify a folder saved by the `datasets` library (either one)."""
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?")
 GSM8K = "openai/gsm8k"
-GSM8K_REMEDY = (
-    ". Without it: task.dataset=PATH names a .jsonl file with `question` and `answer`, and profile=embedded trains on generated problems"
-)
+GSM8K_REMEDY = ". Without it: task.dataset=PATH names a .jsonl file with `question` and `answer`, and profile=embedded trains on generated problems"
 IN_CODE = re.compile(r".+\.py:\w+")
 KNOWN = (
     "`owner/name` on the Hugging Face hub, the path of a .jsonl, .json, .csv, .tsv or .parquet file, of a folder of them, or of a saved "
@@ -74,7 +72,12 @@ def is_on_disk(spec: str) -> bool:
     """True if the spec is a path, existing or not."""
     if is_in_code(spec):
         return False
-    return "*" in spec or ending(Path(spec)) in readers() or Path(spec).expanduser().exists() or spec.startswith(("/", "./", "../", "~"))
+    return (
+        "*" in spec
+        or ending(Path(spec)) in readers()
+        or Path(spec).expanduser().exists()
+        or spec.startswith(("/", "./", "../", "~"))
+    )
 
 
 def has_files(spec: str) -> bool:
@@ -148,9 +151,13 @@ def _from_code(spec: str) -> Source:
     splits = dataset if isinstance(dataset, Mapping) else {"train": dataset}
     if not splits or not all(isinstance(rows, Sequence) for rows in splits.values()):
         kinds = ", ".join(type(rows).__name__ for rows in splits.values()) or "no split"
-        raise SetupError(f"{spec}: expected a list of rows, or a dictionary of `train` and `test` with a list each; got {kinds}")
+        raise SetupError(
+            f"{spec}: expected a list of rows, or a dictionary of `train` and `test` with a list each; got {kinds}"
+        )
     if "train" not in splits or splits.keys() - {"train", "test"}:
-        raise SetupError(f"{spec}: expected the splits `train` and, if there is one, `test`; got {', '.join(map(repr, splits))}")
+        raise SetupError(
+            f"{spec}: expected the splits `train` and, if there is one, `test`; got {', '.join(map(repr, splits))}"
+        )
     rows = {split: ListedRows(listed, spec) for split, listed in splits.items()}
     return Source(name=spec.rpartition(":")[2], train=rows["train"], test=rows.get("test"))
 
@@ -165,7 +172,9 @@ def _from_disk(spec: str) -> Source:
     if not paths:
         raise SetupError(f"{spec}: no {' or '.join(readers())} file found (looked in {Path.cwd()}); fix the path")
     if len(endings := {ending(file) for file in paths}) > 1:
-        raise SetupError(f"{spec}: found files of two kinds ({' and '.join(sorted(endings))}); name one kind: {spec.rstrip('/')}/*.jsonl")
+        raise SetupError(
+            f"{spec}: found files of two kinds ({' and '.join(sorted(endings))}); name one kind: {spec.rstrip('/')}/*.jsonl"
+        )
     name = path.parent.name if "*" in spec else path.stem if len(paths) == 1 and paths[0] == path else path.name
     return Source(name=name, train=_join_rows([_read(file) for file in paths]))
 

@@ -55,7 +55,11 @@ def _json(text: str, path: Path) -> Sequence[Mapping[str, Any]]:
     except msgspec.DecodeError:
         return _lines(text, path)
     if isinstance(decoded, dict):
-        lists = {key: value for key, value in decoded.items() if isinstance(value, list) and all(isinstance(row, dict) for row in value)}
+        lists = {
+            key: value
+            for key, value in decoded.items()
+            if isinstance(value, list) and all(isinstance(row, dict) for row in value)
+        }
         key = next((key for key in (*ROW_KEYS, *lists) if key in lists), "")
         if not key or (key not in ROW_KEYS and len(lists) > 1):
             return [decoded]
@@ -84,7 +88,9 @@ def _read_separated(text: str, path: Path, separator: str) -> list[dict[str, Any
         for row in reader:
             if None in row or None in row.values():
                 names = len(reader.fieldnames or ())
-                raise SetupError(f"{path}:{reader.line_num}: the line has another number of cells than the header, which has {names}")
+                raise SetupError(
+                    f"{path}:{reader.line_num}: the line has another number of cells than the header, which has {names}"
+                )
             rows.append(dict(row))
     except csv.Error as error:
         raise SetupError(f"{path}:{reader.line_num}: {error}; write it again") from error

@@ -58,7 +58,13 @@ class TaskSource(Actor):
     state_version = 2
 
     def __init__(
-        self, tasks: TaskSequence, *, group_size: int, sampling: SamplingParams, retries: int, surplus_after: int | None = None
+        self,
+        tasks: TaskSequence,
+        *,
+        group_size: int,
+        sampling: SamplingParams,
+        retries: int,
+        surplus_after: int | None = None,
     ) -> None:
         """`surplus_after`: step of the last batch, counted from 0, after which episodes that still run are surplus; None if none are."""
         self.tasks = tasks
@@ -75,7 +81,11 @@ class TaskSource(Actor):
         """Position in the dataset, and open episodes."""
         attempts = self.attempts
         return DrawnState(
-            attempts=dict(attempts.latest), drawn=self.drawn, stopped=attempts.stopped, held=tuple(attempts.held), surplus=self.surplus
+            attempts=dict(attempts.latest),
+            drawn=self.drawn,
+            stopped=attempts.stopped,
+            held=tuple(attempts.held),
+            surplus=self.surplus,
         )
 
     def restore(self, state: DrawnState) -> None:

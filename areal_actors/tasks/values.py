@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MISSING: Any = object()
-ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "chatgpt": "assistant", "bot": "assistant", "function": "tool"}
+ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "model": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "function": "tool",
+}
 """Roles of ShareGPT and others, as chat messages have them."""
 LONGEST_WHOLE = 1e15
 """Whole floats below this are written without a decimal point."""
@@ -63,7 +70,11 @@ def as_messages(value: Any) -> list[dict[str, Any]] | None:
         content = message.get("content", message.get("value"))
         if not isinstance(role, str) or not (isinstance(content, str | list) or message.get("tool_calls")):
             return None
-        rest = {name: entry for name, entry in message.items() if name not in {"role", "from", "content", "value"} and entry is not None}
+        rest = {
+            name: entry
+            for name, entry in message.items()
+            if name not in {"role", "from", "content", "value"} and entry is not None
+        }
         messages.append({"role": ROLES.get(role.lower(), role.lower()), "content": content, **rest})
     return messages
 

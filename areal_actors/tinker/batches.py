@@ -28,7 +28,9 @@ def check_datum(datum: Datum, number: int, needed: frozenset[str], limits: Seque
     if not tokens:
         raise RequestError(f"{where}: model_input is empty; send at least one token", "model_input")
     if limits.context and tokens > limits.context:
-        raise RequestError(f"{where}: model_input has {tokens} tokens, and the model's context is {limits.context}", "model_input")
+        raise RequestError(
+            f"{where}: model_input has {tokens} tokens, and the model's context is {limits.context}", "model_input"
+        )
     for name in sorted(needed | {TARGETS}):
         if name not in datum.inputs:
             names = ", ".join(sorted(datum.inputs)) or "nothing"
@@ -41,15 +43,22 @@ def _check_tensors(datum: Datum, where: str, limits: SequenceLimits) -> None:
     tokens = len(datum.token_ids)
     targets = datum.inputs[TARGETS]
     if targets.ndim not in (1, 2) or len(targets) != tokens or not targets.size:
-        raise RequestError(f"{where}: {TARGETS} has shape {list(targets.shape)}, expected [{tokens}] or [{tokens}, k]", TARGETS)
+        raise RequestError(
+            f"{where}: {TARGETS} has shape {list(targets.shape)}, expected [{tokens}] or [{tokens}, k]", TARGETS
+        )
     for name, values in datum.inputs.items():
         if values.shape != targets.shape:
-            raise RequestError(f"{where}: {name} has shape {list(values.shape)}, and {TARGETS} {list(targets.shape)}", name)
+            raise RequestError(
+                f"{where}: {name} has shape {list(values.shape)}, and {TARGETS} {list(targets.shape)}", name
+            )
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise RequestError(f"{where}: {name} holds a value that is not finite", name)
     for name, ids in (("model_input", datum.token_ids), (TARGETS, targets)):
         if int(ids.min()) < 0 or int(ids.max()) >= limits.vocabulary:
-            raise RequestError(f"{where}: {name} holds a token outside of 0 to {limits.vocabulary - 1}: use the model's tokenizer", name)
+            raise RequestError(
+                f"{where}: {name} holds a token outside of 0 to {limits.vocabulary - 1}: use the model's tokenizer",
+                name,
+            )
 
 
 def micro_batches(data: Sequence[Datum]) -> Iterator[list[int]]:
@@ -74,7 +83,10 @@ def make_batch(data: Sequence[Datum], device: torch.device) -> tuple[MicroBatch,
     for row, datum in enumerate(data):
         token_ids[row, : len(datum.token_ids)] = datum.token_ids
     targets = [datum.inputs[TARGETS] for datum in data]
-    positions = [np.repeat(np.arange(len(target)), target.size // len(target)) + row * width for row, target in enumerate(targets)]
+    positions = [
+        np.repeat(np.arange(len(target)), target.size // len(target)) + row * width
+        for row, target in enumerate(targets)
+    ]
     labels = np.concatenate([one.astype(np.int64).flatten() for one in targets])
     batch = MicroBatch(
         token_ids=torch.from_numpy(token_ids).to(device),

@@ -110,7 +110,9 @@ class TinkerCheckpoints:
         """
         file = self._run_folder(training_run_id) / RUN
         if not file.is_file():
-            raise RequestError(f"there is no training run '{training_run_id}' in {self._folder}", "training_run_id", "not_found")
+            raise RequestError(
+                f"there is no training run '{training_run_id}' in {self._folder}", "training_run_id", "not_found"
+            )
         return _read_run(file)
 
     def runs(self) -> list[TrainingRunRecord]:
@@ -125,7 +127,9 @@ class TinkerCheckpoints:
 
     def describe_run(self, run: TrainingRunRecord) -> dict[str, Any]:
         """A run with its last checkpoints."""
-        last = {checkpoint.checkpoint_type: checkpoint for checkpoint in reversed(self.checkpoints(run.training_run_id))}
+        last = {
+            checkpoint.checkpoint_type: checkpoint for checkpoint in reversed(self.checkpoints(run.training_run_id))
+        }
         return run.to_json() | {"last_checkpoint": last.get("training"), "last_sampler_checkpoint": last.get("sampler")}
 
     # ------------------------------------------------------------ checkpoints
@@ -190,7 +194,9 @@ class TinkerCheckpoints:
         One with a damaged record is left out, which is logged.
         """
         root = self._run_folder(training_run_id) if training_run_id != "*" else self._folder
-        return sorted(self._live(root, "*/*" if training_run_id != "*" else "*/*/*"), key=lambda record: record.time, reverse=True)
+        return sorted(
+            self._live(root, "*/*" if training_run_id != "*" else "*/*/*"), key=lambda record: record.time, reverse=True
+        )
 
     def folder(self, tinker_path: str) -> tuple[TrainingRunRecord, Kind, Path]:
         """The run, kind and folder of a checkpoint; of its files only the record is verified.
@@ -283,14 +289,21 @@ class TinkerCheckpoints:
 
     def _place(self, tinker_path: str) -> tuple[Kind, Path]:
         parts = tinker_path.removeprefix(SCHEME).split("/")
-        if not tinker_path.startswith(SCHEME) or len(parts) != 3 or parts[1] not in TYPES or not NAME.fullmatch(parts[2]):
+        if (
+            not tinker_path.startswith(SCHEME)
+            or len(parts) != 3
+            or parts[1] not in TYPES
+            or not NAME.fullmatch(parts[2])
+        ):
             raise RequestError(f"'{tinker_path}' is no path of a checkpoint: write tinker://RUN/weights/NAME", "path")
         kind: Kind = "weights" if parts[1] == "weights" else "sampler_weights"
         return kind, self._link(parts[0], kind, parts[2])
 
     def _link(self, training_run_id: str, kind: Kind, name: str) -> Path:
         if not NAME.fullmatch(name):
-            raise RequestError(f"'{name}' is no name of a checkpoint: write letters, digits, '.', '_' and '-', up to 128", "path")
+            raise RequestError(
+                f"'{name}' is no name of a checkpoint: write letters, digits, '.', '_' and '-', up to 128", "path"
+            )
         return self._run_folder(training_run_id) / kind / name
 
     def _run_folder(self, training_run_id: str) -> Path:
@@ -334,7 +347,9 @@ def _digest_of(version: Path) -> str:
 
 
 def _not_found(tinker_path: str) -> RequestError:
-    return RequestError(f"there is no checkpoint {tinker_path}; it was never saved here, deleted, or has expired", "path", "not_found")
+    return RequestError(
+        f"there is no checkpoint {tinker_path}; it was never saved here, deleted, or has expired", "path", "not_found"
+    )
 
 
 def _has_expired(record: CheckpointRecord) -> bool:

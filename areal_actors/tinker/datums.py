@@ -97,7 +97,11 @@ class TargetLogprobs(msgspec.Struct, frozen=True):
     def to_json(self) -> dict[str, Any]:
         """The tensor in JSON."""
         tensor = {"data": self.values.tolist(), "dtype": "float32", "shape": list(self.shape)}
-        return tensor if self.rows is None else tensor | {"sparse_crow_indices": self.rows, "sparse_col_indices": self.columns}
+        return (
+            tensor
+            if self.rows is None
+            else tensor | {"sparse_crow_indices": self.rows, "sparse_col_indices": self.columns}
+        )
 
     def to_protobuf(self) -> bytes:
         """The tensor."""
@@ -121,13 +125,21 @@ class SampledTokenSequence(msgspec.Struct, frozen=True):
 
     def to_json(self) -> dict[str, Any]:
         """The sequence in a response as JSON."""
-        fields = {"stop_reason": self.stop_reason, "tokens": self.token_ids.tolist(), "logprobs": self.logprobs.tolist()}
+        fields = {
+            "stop_reason": self.stop_reason,
+            "tokens": self.token_ids.tolist(),
+            "logprobs": self.logprobs.tolist(),
+        }
         return fields if self.top is None else fields | {"topk_logprobs": self.top.to_json()}
 
     def to_protobuf(self) -> bytes:
         """The sequence in a response."""
         columns = blob(2, self.token_ids.astype("<i4").tobytes()) + blob(3, self.logprobs.astype("<f4").tobytes())
-        return integer(1, STOP_REASONS[self.stop_reason]) + columns + (blob(4, self.top.to_protobuf()) if self.top else b"")
+        return (
+            integer(1, STOP_REASONS[self.stop_reason])
+            + columns
+            + (blob(4, self.top.to_protobuf()) if self.top else b"")
+        )
 
 
 class SampleOutput(msgspec.Struct, frozen=True):
@@ -184,14 +196,17 @@ def forward_of_json(body: Mapping[str, Any], *, forward_only: bool) -> ForwardRe
         wanted = body.get("forward_backward_input") or body["forward_input"]
         data = [
             Datum(
-                prompt_tokens(datum["model_input"]), {name: _tensor_of_json(name, value) for name, value in datum["loss_fn_inputs"].items()}
+                prompt_tokens(datum["model_input"]),
+                {name: _tensor_of_json(name, value) for name, value in datum["loss_fn_inputs"].items()},
             )
             for datum in wanted["data"]
         ]
         config = dict(wanted.get("loss_fn_config") or {})
         return ForwardRequest(data=data, loss=wanted["loss_fn"], loss_config=config, forward_only=forward_only)
     except (KeyError, TypeError, AttributeError) as error:
-        raise RequestError(f"the request lacks a field, or has one of another type ({error}); send data and loss_fn") from error
+        raise RequestError(
+            f"the request lacks a field, or has one of another type ({error}); send data and loss_fn"
+        ) from error
 
 
 def prompt_tokens(model_input: Mapping[str, Any]) -> NDArray[np.int64]:
@@ -266,7 +281,12 @@ def _dense(name: str, values: Array, rows: Array, columns: Array, shape: Sequenc
     """A matrix of compressed sparse rows, 0 where it lists nothing."""
     starts = rows.astype(np.int64)
     counts = starts[1:] - starts[:-1]
-    fits = len(shape) == 2 and len(counts) == shape[0] and bool((counts >= 0).all()) and counts.sum() == len(values) == len(columns)
+    fits = (
+        len(shape) == 2
+        and len(counts) == shape[0]
+        and bool((counts >= 0).all())
+        and counts.sum() == len(values) == len(columns)
+    )
     if not fits or (len(columns) and not 0 <= int(columns.min()) <= int(columns.max()) < shape[1]):
         raise RequestError(f"loss_fn_inputs.{name}: the sparse indices do not fit the shape {list(shape)}", name)
     dense = np.zeros(shape, dtype=values.dtype)

@@ -133,7 +133,9 @@ class RequestOrder:
             while self._next < number:
                 await self._wait(number)
             if self._next > number:
-                raise RequestError(f"seq_id is {number}, but this model has run up to {self._next - 1}: count requests", "seq_id")
+                raise RequestError(
+                    f"seq_id is {number}, but this model has run up to {self._next - 1}: count requests", "seq_id"
+                )
             self._busy = True
         try:
             yield

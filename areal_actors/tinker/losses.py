@@ -68,7 +68,9 @@ def gspo(logp: Tensor, inputs: Inputs, options: Options) -> Tensor:
     """The clipped surrogate of the sequence's ratio; the gradient is that of each token's own log-probability."""
     counted = inputs["sequence_ratio_mask"] != 0
     if not counted.any():
-        raise RequestError("sequence_ratio_mask marks no token: mark the sampled tokens of each datum", "sequence_ratio_mask")
+        raise RequestError(
+            "sequence_ratio_mask marks no token: mark the sampled tokens of each datum", "sequence_ratio_mask"
+        )
     mean = (logp.detach() - inputs["logprobs"])[counted].mean()
     return _clipped_surrogate((mean + logp - logp.detach()).exp(), inputs, options)
 
@@ -121,6 +123,10 @@ def _clipped_surrogate(ratio: Tensor, inputs: Inputs, options: Options) -> Tenso
 
 def _clip(ratio: Tensor, inputs: Inputs, options: Options) -> Tensor:
     """The ratio within its limits: those of each token if sent, else those of the request."""
-    low = inputs.get("clip_low_threshold", torch.tensor(options.get("clip_low_threshold", CLIP_LOW), device=ratio.device))
-    high = inputs.get("clip_high_threshold", torch.tensor(options.get("clip_high_threshold", CLIP_HIGH), device=ratio.device))
+    low = inputs.get(
+        "clip_low_threshold", torch.tensor(options.get("clip_low_threshold", CLIP_LOW), device=ratio.device)
+    )
+    high = inputs.get(
+        "clip_high_threshold", torch.tensor(options.get("clip_high_threshold", CLIP_HIGH), device=ratio.device)
+    )
     return ratio.clamp(low, high)

@@ -71,7 +71,9 @@ def main(arguments: list[str]) -> int:
     return ENDED
 
 
-async def run_server(options: TinkerOptions, folder: str, state: Path, temporary: Path, listening: socket.socket) -> None:
+async def run_server(
+    options: TinkerOptions, folder: str, state: Path, temporary: Path, listening: socket.socket
+) -> None:
     """Serve the model of a folder until SIGINT or SIGTERM.
 
     Raises:
@@ -113,7 +115,9 @@ def check_options(options: TinkerOptions, state: Path) -> None:
         raise SetupError(f"--threads {options.threads}: write a positive number")
     link = state / options.name
     if options.name and link.exists() and not link.is_symlink():
-        raise SetupError(f"--name {options.name}: {link} exists and is no link; choose another name, or another --state")
+        raise SetupError(
+            f"--name {options.name}: {link} exists and is no link; choose another name, or another --state"
+        )
 
 
 @contextmanager
@@ -142,7 +146,9 @@ def held_state(state: Path) -> Iterator[Path]:
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
     except LockHeld as held:
-        raise SetupError(f"--state {state}: another server has this folder (process {held.pid}); end it, or set --state") from held
+        raise SetupError(
+            f"--state {state}: another server has this folder (process {held.pid}); end it, or set --state"
+        ) from held
 
 
 def listening_socket(options: TinkerOptions) -> socket.socket:
@@ -154,7 +160,9 @@ def listening_socket(options: TinkerOptions) -> socket.socket:
     try:
         return socket.create_server((options.host, options.port))
     except (OSError, OverflowError) as error:
-        raise SetupError(f"cannot listen on {options.host}:{options.port} ({error}); set --port, or 0 for a free one") from error
+        raise SetupError(
+            f"cannot listen on {options.host}:{options.port} ({error}); set --port, or 0 for a free one"
+        ) from error
 
 
 def find_model(options: TinkerOptions, state: Path) -> str:

@@ -55,10 +55,19 @@ def target_tokens(tensor: Mapping[str, Any], prompt_length: int, vocabulary: int
         rows, columns = tensor.get("sparse_crow_indices"), tensor.get("sparse_col_indices")
         counts = _counts(height, width, rows)
     except (KeyError, TypeError, ValueError) as error:
-        raise RequestError(f"{FIELD} is not a matrix of tokens ({error}): send int64 of shape [prompt - 1, k]", FIELD) from error
-    fits = height == prompt_length - 1 and len(counts) == height and bool((counts >= 0).all()) and int(counts.sum()) == len(ids)
+        raise RequestError(
+            f"{FIELD} is not a matrix of tokens ({error}): send int64 of shape [prompt - 1, k]", FIELD
+        ) from error
+    fits = (
+        height == prompt_length - 1
+        and len(counts) == height
+        and bool((counts >= 0).all())
+        and int(counts.sum()) == len(ids)
+    )
     if not fits or (rows is not None and len(columns or ()) != len(ids)):
-        raise RequestError(f"{FIELD} has shape [{height}, {width}] and {len(ids)} values, expected [{prompt_length - 1}, k]", FIELD)
+        raise RequestError(
+            f"{FIELD} has shape [{height}, {width}] and {len(ids)} values, expected [{prompt_length - 1}, k]", FIELD
+        )
     if len(ids) and not NOT_WANTED <= int(ids.min()) <= int(ids.max()) < vocabulary:
         raise RequestError(f"{FIELD} holds a token outside of 0 to {vocabulary - 1}: use the model's tokenizer", FIELD)
     layout = (None, None) if rows is None else (tuple(rows), tuple(columns or ()))
@@ -86,11 +95,17 @@ def score_prompt(model: Any, prompt: NDArray[np.int64], request: Sample) -> Prom
     start = len(prompt) - last if last else 1
     k = request.topk_prompt_logprobs
     vocabulary = int(model.config.get_text_config().vocab_size)
-    targets = target_tokens(request.target_prompt_logprobs, len(prompt), vocabulary) if request.target_prompt_logprobs else None
+    targets = (
+        target_tokens(request.target_prompt_logprobs, len(prompt), vocabulary)
+        if request.target_prompt_logprobs
+        else None
+    )
     ids = torch.from_numpy(prompt).to(model.device)
     hidden = model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
     scores = np.full(len(prompt), np.nan, dtype=np.float32)
-    top = TopLogprobs(np.zeros((len(prompt), k), dtype=np.int32), np.full((len(prompt), k), EMPTY_TOP, dtype=np.float32))
+    top = TopLogprobs(
+        np.zeros((len(prompt), k), dtype=np.int32), np.full((len(prompt), k), EMPTY_TOP, dtype=np.float32)
+    )
     wanted_logprobs = np.zeros(len(targets.ids) if targets else 0, dtype=np.float32)
     for begin in range(1 if targets else start, len(prompt), SCORED_POSITIONS):
         end = min(begin + SCORED_POSITIONS, len(prompt))
@@ -100,11 +115,17 @@ def score_prompt(model: Any, prompt: NDArray[np.int64], request: Sample) -> Prom
             best = logprobs.topk(k)
             top.token_ids[begin:end], top.logprobs[begin:end] = best.indices.cpu().numpy(), best.values.cpu().numpy()
         if targets:
-            selected = np.flatnonzero((targets.positions >= begin) & (targets.positions < end) & (targets.ids != NOT_WANTED))
-            wanted_logprobs[selected] = logprobs.cpu().numpy()[targets.positions[selected] - begin, targets.ids[selected]]
+            selected = np.flatnonzero(
+                (targets.positions >= begin) & (targets.positions < end) & (targets.ids != NOT_WANTED)
+            )
+            wanted_logprobs[selected] = logprobs.cpu().numpy()[
+                targets.positions[selected] - begin, targets.ids[selected]
+            ]
     scores[:start] = np.nan
     top.logprobs[:start] = EMPTY_TOP
     top.token_ids[:start] = 0
     return PromptScores(
-        scores, top if k else None, TargetLogprobs(wanted_logprobs, targets.shape, targets.rows, targets.columns) if targets else None
+        scores,
+        top if k else None,
+        TargetLogprobs(wanted_logprobs, targets.shape, targets.rows, targets.columns) if targets else None,
     )

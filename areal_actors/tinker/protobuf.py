@@ -13,7 +13,9 @@ from areal_actors.core.errors import RequestError
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 """Wire types."""
 SIGN = 1 << 63
-DAMAGED = "the body is no valid Protocol Buffers message: {what} at byte {at}; send it as the client library serializes it"
+DAMAGED = (
+    "the body is no valid Protocol Buffers message: {what} at byte {at}; send it as the client library serializes it"
+)
 
 Field = int | bytes
 """A varint as an unsigned number; every other type as its bytes."""
@@ -115,7 +117,9 @@ def pack_integers(field: int, values: Sequence[int]) -> bytes:
 
 def double_map(field: int, values: Mapping[str, float]) -> bytes:
     """A map from text to 64-bit floats."""
-    return b"".join(blob(field, blob(1, name) + _key(2, FIXED64) + struct.pack("<d", value)) for name, value in values.items())
+    return b"".join(
+        blob(field, blob(1, name) + _key(2, FIXED64) + struct.pack("<d", value)) for name, value in values.items()
+    )
 
 
 def message_map(field: int, values: Mapping[str, bytes]) -> bytes:

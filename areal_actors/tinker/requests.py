@@ -211,5 +211,9 @@ class UnknownFields:
         for name in body.keys() - set(kind.__struct_fields__):
             if (kind.__name__, name) not in self._seen:
                 self._seen.add((kind.__name__, name))
-                logger.warning("a request has a field that this server does not know and ignores", request=kind.__name__, field=name)
+                logger.warning(
+                    "a request has a field that this server does not know and ignores",
+                    request=kind.__name__,
+                    field=name,
+                )
         return converted

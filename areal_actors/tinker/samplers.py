@@ -77,7 +77,9 @@ class ModelSampler:
             if not (request.prompt_logprobs or request.topk_prompt_logprobs or request.target_prompt_logprobs):
                 return SampleOutput(list(sequences))
             scores = await asyncio.to_thread(score_prompt, self._engine.model, prompt, request)
-        return SampleOutput(list(sequences), scores.logprobs if request.prompt_logprobs else None, scores.top, scores.targets)
+        return SampleOutput(
+            list(sequences), scores.logprobs if request.prompt_logprobs else None, scores.top, scores.targets
+        )
 
     async def close(self) -> None:
         """End the engine."""
@@ -144,7 +146,9 @@ def check_sample(request: Sample) -> None:
         raise RequestError("prompt_logprobs_last_n needs prompt_logprobs", "prompt_logprobs_last_n")
 
 
-def sampling_params(request: Sample, prompt_length: int, context: int, own_stops: tuple[int, ...]) -> tuple[SamplingParams, frozenset[int]]:
+def sampling_params(
+    request: Sample, prompt_length: int, context: int, own_stops: tuple[int, ...]
+) -> tuple[SamplingParams, frozenset[int]]:
     """Parameters for the engine, and the stop tokens that it does not know: it ends completions at the model's own.
 
     Raises:
@@ -157,7 +161,8 @@ def sampling_params(request: Sample, prompt_length: int, context: int, own_stops
         raise RequestError("the prompt is empty: send at least one token", "prompt")
     if not 1 <= tokens <= room:
         raise RequestError(
-            f"{prompt_length} prompt tokens and max_tokens {tokens}: max_tokens is at least 1, and both are at most {context}", "max_tokens"
+            f"{prompt_length} prompt tokens and max_tokens {tokens}: max_tokens is at least 1, and both are at most {context}",
+            "max_tokens",
         )
     stops = _stops(wanted)
     texts = tuple(stop for stop in stops if isinstance(stop, str) and stop)

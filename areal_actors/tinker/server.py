@@ -48,7 +48,11 @@ SHUTDOWN_SECONDS = 5.0
 """Grace period of requests in flight when the server stops."""
 STATUS = {"not_found": 404, "gone": 410, "": 400}
 """HTTP status by the code of a `RequestError`."""
-CLIENT_CONFIG = {"use_pyqwest_transport": False, "sample_enable_stuck_detection": False, "sample_join_sampling_session": True}
+CLIENT_CONFIG = {
+    "use_pyqwest_transport": False,
+    "sample_enable_stuck_detection": False,
+    "sample_join_sampling_session": True,
+}
 """Feature flags of clients: their plain HTTP transport; no limit on the time of a sample, because a laptop may take long."""
 
 Item = TypeVar("Item")
@@ -66,7 +70,9 @@ class TinkerRoutes:
 
     def runner(self) -> web.AppRunner:
         """The HTTP server. Bodies arrive as they were sent, so that a compressed one is refused with a reason."""
-        return web.AppRunner(self._application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, auto_decompress=False)
+        return web.AppRunner(
+            self._application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, auto_decompress=False
+        )
 
     def _application(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_detail, self._check_access])
@@ -197,7 +203,9 @@ class TinkerRoutes:
         body = json_object(data)
         model_id, seq_id = str(body.get("model_id", "")), whole_number(body, "seq_id")
         only = request.path.endswith("/forward")
-        return promise(self._service.forward(model_id, seq_id, lambda: forward_of_json(body, forward_only=only)), model_id)
+        return promise(
+            self._service.forward(model_id, seq_id, lambda: forward_of_json(body, forward_only=only)), model_id
+        )
 
     async def optim_step(self, request: web.Request) -> web.Response:
         """One optimizer step."""
@@ -226,12 +234,16 @@ class TinkerRoutes:
         run, _, _ = self._service.checkpoints.folder(body.tinker_path)
         lora = msgspec.structs.asdict(run.lora) if run.lora else {}
         flags = {name: lora.get(name) for name in ("train_unembed", "train_mlp", "train_attn")}
-        return respond({"base_model": run.base_model, "is_lora": run.lora is not None, "lora_rank": lora.get("rank"), **flags})
+        return respond(
+            {"base_model": run.base_model, "is_lora": run.lora is not None, "lora_rank": lora.get("rank"), **flags}
+        )
 
     async def list_training_runs(self, request: web.Request) -> web.Response:
         """All training runs, the newest first."""
         runs, cursor = page(self._service.checkpoints.runs(), request)
-        return respond({"training_runs": [self._service.checkpoints.describe_run(run) for run in runs], "cursor": cursor})
+        return respond(
+            {"training_runs": [self._service.checkpoints.describe_run(run) for run in runs], "cursor": cursor}
+        )
 
     async def get_training_run(self, request: web.Request) -> web.Response:
         """One training run."""
@@ -268,7 +280,9 @@ class TinkerRoutes:
         """Facts about a sampler."""
         sampler_id = request.match_info["sampler"]
         sampler = self._service.sampling_session(sampler_id)
-        return respond({"sampler_id": sampler_id, "base_model": self._service.names[0], "model_path": sampler.model_path})
+        return respond(
+            {"sampler_id": sampler_id, "base_model": self._service.names[0], "model_path": sampler.model_path}
+        )
 
     async def asample(self, request: web.Request) -> web.Response:
         """Completions of a prompt."""
@@ -356,7 +370,10 @@ def whole_number(body: Mapping[str, Any], name: str) -> int | None:
 def page(items: list[Item], request: web.Request) -> tuple[list[Item], Mapping[str, int]]:
     """The items that the parameters `limit` and `offset` select, and the cursor of the response."""
     try:
-        limit, offset = (parse_number(request.query.get(name, default), name) for name, default in (("limit", "100"), ("offset", "0")))
+        limit, offset = (
+            parse_number(request.query.get(name, default), name)
+            for name, default in (("limit", "100"), ("offset", "0"))
+        )
     except ValueError as error:
         raise RequestError(str(error), "limit") from error
     return items[offset : offset + limit], {"offset": offset, "limit": limit, "total_count": len(items)}

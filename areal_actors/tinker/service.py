@@ -100,7 +100,9 @@ class TinkerService:
             RequestError: there is none, or it has ended.
         """
         if session_id not in self.sessions:
-            raise RequestError(f"there is no session '{session_id}': it ended, or the server was restarted", "session_id", "gone")
+            raise RequestError(
+                f"there is no session '{session_id}': it ended, or the server was restarted", "session_id", "gone"
+            )
         session = self.sessions[session_id]
         session.last_request = time.monotonic()
         return session
@@ -116,7 +118,11 @@ class TinkerService:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             now = time.monotonic()
-            for session in [open_session for open_session in self.sessions.values() if now - open_session.last_request > SESSION_SECONDS]:
+            for session in [
+                open_session
+                for open_session in self.sessions.values()
+                if now - open_session.last_request > SESSION_SECONDS
+            ]:
                 self.finish_session(session.session_id)
 
     async def close(self) -> None:
@@ -135,7 +141,11 @@ class TinkerService:
         """
         session = self.sessions.get(model_id.partition(":")[0])
         if session is None or model_id not in session.models:
-            raise RequestError(f"there is no model '{model_id}': its session ended, or the server was restarted", "model_id", "not_found")
+            raise RequestError(
+                f"there is no model '{model_id}': its session ended, or the server was restarted",
+                "model_id",
+                "not_found",
+            )
         session.last_request = time.monotonic()
         return session.models[model_id]
 
@@ -143,13 +153,17 @@ class TinkerService:
         """Start to load a model; returns the ids of the request and of the model."""
         self._check_base(request.base_model)
         _check_optimizer(request.optimizer_config.type)
-        return self._new_model(request.session_id, request.model_seq_id, request.lora_config, request.user_metadata, None, optimizer=False)
+        return self._new_model(
+            request.session_id, request.model_seq_id, request.lora_config, request.user_metadata, None, optimizer=False
+        )
 
     def load_weights(self, request: LoadWeights) -> tuple[str, str]:
         """Start to load a checkpoint, into a model or into a new one; returns the ids of the request and of the model."""
         run, kind, _ = self.checkpoints.folder(request.path)
         if kind != "weights":
-            raise RequestError(f"{request.path} is for sampling only: load a checkpoint that save_weights wrote", "path")
+            raise RequestError(
+                f"{request.path} is for sampling only: load a checkpoint that save_weights wrote", "path"
+            )
         if request.optimizer_config is not None:
             _check_optimizer(request.optimizer_config.type)
         if request.session_id is not None and request.model_seq_id is not None:
@@ -188,15 +202,21 @@ class TinkerService:
 
     def save_weights(self, request: SaveWeights) -> str:
         """Start to save a training checkpoint; returns the id of the request."""
-        return self._save(request, request.path or f"step-{uuid4().hex[:8]}", "weights", "save_weights", TrainingModel.save)
+        return self._save(
+            request, request.path or f"step-{uuid4().hex[:8]}", "weights", "save_weights", TrainingModel.save
+        )
 
     def save_weights_for_sampler(self, request: SaveWeights) -> str:
         """Start to save weights for sampling: under a name, or without one as those of a new sampler. Returns the id of the request."""
         if request.path is None:
             return self._save_temporary(request)
-        return self._save(request, request.path, "sampler_weights", "save_weights_for_sampler", TrainingModel.save_model)
+        return self._save(
+            request, request.path, "sampler_weights", "save_weights_for_sampler", TrainingModel.save_model
+        )
 
-    def _save(self, request: SaveWeights, name: str, kind: Kind, answer: str, write: Callable[[TrainingModel, Path], object]) -> str:
+    def _save(
+        self, request: SaveWeights, name: str, kind: Kind, answer: str, write: Callable[[TrainingModel, Path], object]
+    ) -> str:
         def save(model: LoadedModel, training: TrainingModel) -> Result:
             record = self.checkpoints.save(
                 model.run,
@@ -268,13 +288,17 @@ class TinkerService:
             number = uuid4().hex if request.seq_id is None else request.seq_id
             request_id = f"{request.sampling_session_id}:{number}"
         self.futures.start(request_id, self._sample(request, request_id, sampler))
-        return request_id, [f"{request_id}:{number}" for number in range(min(max(request.num_samples, 0), MOST_SAMPLES))]
+        return request_id, [
+            f"{request_id}:{number}" for number in range(min(max(request.num_samples, 0), MOST_SAMPLES))
+        ]
 
     # ------------------------------------------------------------ within
 
     def _check_base(self, name: str) -> None:
         if name not in self.names:
-            raise RequestError(f"base_model '{name}' is not served here; served is {' or '.join(self.names)}", "base_model")
+            raise RequestError(
+                f"base_model '{name}' is not served here; served is {' or '.join(self.names)}", "base_model"
+            )
 
     def _check_weights(self, model_path: str | None, base_model: str | None) -> None:
         if model_path is not None:
@@ -286,12 +310,16 @@ class TinkerService:
 
     async def _weights(self, model_path: str | None, base_model: str | None) -> WeightsLocation:
         self._check_weights(model_path, base_model)
-        return self.sampler.base if model_path is None else await asyncio.to_thread(self.checkpoints.weights, model_path)
+        return (
+            self.sampler.base if model_path is None else await asyncio.to_thread(self.checkpoints.weights, model_path)
+        )
 
     async def _sample(self, request: Sample, request_id: str, sampler: SamplingSession | None) -> Result:
         weights = sampler.weights if sampler else await self._weights(request.model_path, request.base_model)
         if sampler and sampler.is_removed():
-            raise RequestError(f"{sampler.model_path} was overwritten or deleted: create another sampler", "sampling_session_id")
+            raise RequestError(
+                f"{sampler.model_path} was overwritten or deleted: create another sampler", "sampling_session_id"
+            )
         return await self.sampler.sample(weights, request_id, request)
 
     def _new_model(
@@ -342,7 +370,9 @@ class TinkerService:
         number = model.order.number(seq_id)
         return self.futures.start(f"{model_id}:{number}", self._take_turn(model, number, work))
 
-    async def _take_turn(self, model: LoadedModel, number: int, work: Callable[[LoadedModel, TrainingModel], Result]) -> Result:
+    async def _take_turn(
+        self, model: LoadedModel, number: int, work: Callable[[LoadedModel, TrainingModel], Result]
+    ) -> Result:
         async with model.order.turn(number):
             if model.training is None:
                 raise RequestError("the model is not loaded yet: wait for the result of create_model", "model_id")
@@ -352,14 +382,14 @@ class TinkerService:
         model = self.model(request.model_id)
         session = self.sessions[request.model_id.partition(":")[0]]
         number = model.order.number(request.seq_id)
-        sampler_id = (
-            f"{session.session_id}:sample:{request.sampling_session_seq_id if request.sampling_session_seq_id is not None else uuid4()}"
-        )
+        sampler_id = f"{session.session_id}:sample:{request.sampling_session_seq_id if request.sampling_session_seq_id is not None else uuid4()}"
         folder = self._temporary / uuid4().hex
 
         async def save() -> Result:
             try:
-                weights = await self._take_turn(model, number, lambda _, training: {"weights": training.publish(folder)})
+                weights = await self._take_turn(
+                    model, number, lambda _, training: {"weights": training.publish(folder)}
+                )
                 assert isinstance(weights, dict)
                 self.session(session.session_id)  # may have ended meanwhile
             except BaseException:
@@ -393,4 +423,6 @@ class TinkerService:
 
 def _check_optimizer(kind: str) -> None:
     if kind != ADAMW:
-        raise RequestError(f"optimizer_config.type '{kind}' is not supported: this server has {ADAMW} only", "optimizer_config")
+        raise RequestError(
+            f"optimizer_config.type '{kind}' is not supported: this server has {ADAMW} only", "optimizer_config"
+        )

@@ -37,7 +37,9 @@ ALPHA = 32
 """Scale of an adapter's update, as Tinker has it: `ALPHA / rank`."""
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 """Names of linear layers of the blocks, in models of the Llama family."""
-NO_UNEMBEDDING = "train_unembed alone is not supported: this server adapts the layers of the blocks; set train_attn or train_mlp"
+NO_UNEMBEDDING = (
+    "train_unembed alone is not supported: this server adapts the layers of the blocks; set train_attn or train_mlp"
+)
 
 
 def lora_settings(lora: LoraRequest) -> LoraSettings:
@@ -145,7 +147,9 @@ class TrainingModel:
         """
         check_adam(params)
         if not self._has_gradient:
-            raise RequestError("optim_step has no gradient: no forward_backward of this model succeeded since the last step")
+            raise RequestError(
+                "optim_step has no gradient: no forward_backward of this model succeeded since the last step"
+            )
         norm = SINGLE_PROCESS.clip(self._parameters, params.grad_clip_norm or math.inf)
         if not math.isfinite(norm):
             self._discard_gradient()

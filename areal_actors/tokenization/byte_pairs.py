@@ -186,7 +186,8 @@ def _merges_match(described: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
     model = described["model"]
     if not model.get("ignore_merges"):
         return all(
-            [merged_token.id for merged_token in tokenizer.model.tokenize(token)] == [number] for token, number in _ordinary(described)
+            [merged_token.id for merged_token in tokenizer.model.tokenize(token)] == [number]
+            for token, number in _ordinary(described)
         )
     listed, vocabulary = set(map(tuple, model["merges"])), model["vocab"].keys()
     return all(

@@ -83,19 +83,28 @@ class ChatTemplate:
         }
         try:
             messages = self._with_tools(messages, tools)
-            prepared = [self._with_calls(message) if message.get("tool_calls") else with_reasoning(message) for message in messages]
+            prepared = [
+                self._with_calls(message) if message.get("tool_calls") else with_reasoning(message)
+                for message in messages
+            ]
             return self._template.render({**variables, "messages": prepared})
         except Exception as error:  # template code may raise anything; the cause is these messages
             if any(message.get("tool_calls") for message in messages):
                 # A few templates insert a call's arguments as they are, and need them as text.
                 with suppress(Exception):
-                    return self._template.render({**variables, "messages": [with_reasoning(message) for message in messages]})
-            raise RequestError(f"the model's chat template rejects these messages: {error}", field="messages") from error
+                    return self._template.render(
+                        {**variables, "messages": [with_reasoning(message) for message in messages]}
+                    )
+            raise RequestError(
+                f"the model's chat template rejects these messages: {error}", field="messages"
+            ) from error
 
     def _tools(self, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [tool["function"] for tool in tools] if self.dialect.flat_tools else list(tools)
 
-    def _with_tools(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]]:
+    def _with_tools(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> Sequence[Mapping[str, Any]]:
         """Messages with the list of tools and their results where this template takes them."""
         role, entry = self.dialect.result_role, self.dialect.tools_entry
         if role != "tool":
@@ -110,7 +119,10 @@ class ChatTemplate:
         """A message with tool calls as this template expects it."""
         dialect = self.dialect
         if dialect.named_ids:
-            message = {**message, "tool_calls": [_named_id(call, place) for place, call in enumerate(message["tool_calls"])]}
+            message = {
+                **message,
+                "tool_calls": [_named_id(call, place) for place, call in enumerate(message["tool_calls"])],
+            }
         if dialect.write_calls is not None:
             calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
             text = f"{message.get('content') or ''}{dialect.write_calls(calls)}"

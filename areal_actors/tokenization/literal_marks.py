@@ -41,10 +41,16 @@ class LiteralMarks:
             return (self._answer_pattern if of_model else self._pattern).sub(_break_mark, value)
         if isinstance(value, Mapping):
             broken = {
-                self.break_in(name, of_model=of_model): inner if name in LEFT_ALONE else self.break_in(inner, of_model=of_model)
+                self.break_in(name, of_model=of_model): inner
+                if name in LEFT_ALONE
+                else self.break_in(inner, of_model=of_model)
                 for name, inner in value.items()
             }
-            return broken if any(left is not right for left, right in zip(broken.values(), value.values(), strict=True)) else value
+            return (
+                broken
+                if any(left is not right for left, right in zip(broken.values(), value.values(), strict=True))
+                else value
+            )
         if isinstance(value, list | tuple):
             parts = [self.break_in(inner, of_model=of_model) for inner in value]
             return parts if any(left is not right for left, right in zip(parts, value, strict=True)) else value

@@ -45,7 +45,9 @@ DELIMITERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 class ChatTokenizer:
     """A model's tokenizer, its chat template and its stop ids."""
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: str, special_tokens: Mapping[str, str], stop_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, chat_template: str, special_tokens: Mapping[str, str], stop_ids: Sequence[int]
+    ) -> None:
         self.stop_ids = tuple(stop_ids)
         """Ids that end a completion; part of its columns, not of its text."""
         self.vocabulary_size = tokenizer.get_vocab_size(with_added_tokens=True)
@@ -56,7 +58,9 @@ class ChatTokenizer:
         self.reads_marks = False
         """True if the text of a special token in a message is that token, as in servers that tokenise the rendered text as it is."""
         self.byte_pairs: BytePairs | None = byte_pairs_of(tokenizer)
-        self._special_ids = frozenset(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        self._special_ids = frozenset(
+            number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        )
         self._use_format(format_for_template(chat_template))
         self._lock = Lock()
         """Long prompts are tokenised beside the event loop."""
@@ -64,12 +68,18 @@ class ChatTokenizer:
 
     def _use_format(self, form: AnswerFormat) -> None:
         special = {number: self.tokenizer.id_to_token(number) or "" for number in self._special_ids}
-        self.marks = LiteralMarks(special.values(), (*form.marks, *DELIMITERS, *[mark for pair in form.reasoning for mark in pair]))
+        self.marks = LiteralMarks(
+            special.values(), (*form.marks, *DELIMITERS, *[mark for pair in form.reasoning for mark in pair])
+        )
         self.format = form
         """Format of reasoning and tool calls."""
-        self.shown_ids = frozenset(number for number, text in special.items() if text and any(text in mark for mark in form.marks))
+        self.shown_ids = frozenset(
+            number for number, text in special.items() if text and any(text in mark for mark in form.marks)
+        )
         """Special tokens that answers are decoded with, if not all."""
-        self.shows_special = not form.marks and (form.special_tokens or not set(special.values()).isdisjoint(DELIMITERS))
+        self.shows_special = not form.marks and (
+            form.special_tokens or not set(special.values()).isdisjoint(DELIMITERS)
+        )
         """True if answers can only be parsed with their special tokens."""
 
     def use_template(self, source: str) -> None:
@@ -105,7 +115,10 @@ class ChatTokenizer:
             return text
         runs = groupby(ids, self.is_special)
         return "".join(
-            [written if is_special else self.marks.break_in(written, of_model=True) for is_special, written in self._decode_runs(runs)]
+            [
+                written if is_special else self.marks.break_in(written, of_model=True)
+                for is_special, written in self._decode_runs(runs)
+            ]
         )
 
     def _decode_runs(self, runs: Iterable[tuple[bool, Iterable[int]]]) -> Iterator[tuple[bool, str]]:
@@ -148,7 +161,9 @@ class ChatTokenizer:
             stop_ids = stop_ids_of(folder, tokenizer, special_tokens)
             return cls(tokenizer, chat_template_of(folder, config), special_tokens, stop_ids)
         except (ValueError, jinja2.TemplateSyntaxError) as error:
-            raise SetupError(f"the tokenizer in {folder} cannot be loaded: {error}; save it again or take another copy") from error
+            raise SetupError(
+                f"the tokenizer in {folder} cannot be loaded: {error}; save it again or take another copy"
+            ) from error
         except Exception as error:
             # The tokenizers library raises bare Exception for a file that it cannot parse.
             if type(error) is not Exception:
@@ -197,7 +212,10 @@ class ChatTokenizer:
         """Largest number of bytes that one token can represent; 0 where unknown."""
         if self.byte_pairs is None:
             return 0
-        return max((len(self.byte_pairs.token_bytes(number)) for number in range(self.largest_id + 1)), default=0) * COMPOSED_FROM
+        return (
+            max((len(self.byte_pairs.token_bytes(number)) for number in range(self.largest_id + 1)), default=0)
+            * COMPOSED_FROM
+        )
 
     def min_token_count(self, text: str, limit: int) -> int:
         """Lower bound of the token count of a text that exceeds `limit`; 0 if the text may fit.
@@ -370,7 +388,11 @@ def chat_template_of(folder: Path, config: Mapping[str, Any]) -> str:
 
 def text_of_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """`bos_token`, `eos_token` and the like, as templates see them."""
-    tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in config.items() if name.endswith("_token")}
+    tokens = {
+        name: value["content"] if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name.endswith("_token")
+    }
     return {name: value for name, value in tokens.items() if isinstance(value, str)}
 
 

@@ -46,25 +46,36 @@ def track(run: str, to: str, *, folder: Path, once: bool = False, project: str =
     def is_live() -> bool:
         return bool(place.live_supervisor())
 
-    return asyncio.run(send_run(followed, settings, is_over=lambda: once or not is_live(), is_live=is_live, patient=True))
+    return asyncio.run(
+        send_run(followed, settings, is_over=lambda: once or not is_live(), is_live=is_live, patient=True)
+    )
 
 
 def _check(settings: TrackSettings) -> None:
     if not settings.to:
-        raise SetupError(f"found no tracker; name one or more, as in `--to tensorboard,wandb`; known: {', '.join(known_trackers())}")
+        raise SetupError(
+            f"found no tracker; name one or more, as in `--to tensorboard,wandb`; known: {', '.join(known_trackers())}"
+        )
     for name in settings.to:
         if name not in known_trackers() and not settings.python:
             raise SetupError(f"there is no tracker '{name}'; {nearest(name, known_trackers())}")
     try:
         missing = missing_trackers(settings.to, settings.python)
     except (OSError, subprocess.SubprocessError) as error:
-        raise SetupError(f"--python {settings.python} does not run as a Python interpreter ({error}); name another") from error
+        raise SetupError(
+            f"--python {settings.python} does not run as a Python interpreter ({error}); name another"
+        ) from error
     if missing:
         raise SetupError(install_hint(missing, settings.python))
 
 
 async def send_run(
-    run: FollowedRun, settings: TrackSettings, *, is_over: Callable[[], bool], is_live: Callable[[], bool] = bool, patient: bool = False
+    run: FollowedRun,
+    settings: TrackSettings,
+    *,
+    is_over: Callable[[], bool],
+    is_live: Callable[[], bool] = bool,
+    patient: bool = False,
 ) -> int:
     """Send the points of a run to all trackers until `is_over`; returns the exit status.
 
@@ -96,5 +107,8 @@ async def send_run(
     if run.started is None:
         raise SetupError(f"run '{run.name}' has no events that can be read yet; nothing was sent")
     status, error = ("", "") if is_live() else run.status()
-    ends = (sender.end(status, error, settings.stop_seconds, patient=patient) for sender in senders or await start_trackers())
+    ends = (
+        sender.end(status, error, settings.stop_seconds, patient=patient)
+        for sender in senders or await start_trackers()
+    )
     return 1 if any(await asyncio.gather(*ends)) else 0

@@ -60,7 +60,11 @@ class FollowedRun:
                     of_reward = {f"{place}reward/{name}": value for name, value in message.reward_metrics.items()}
                     yield Point(message.weight_version, time, numbers | of_reward)
                 case LossEvaluated():
-                    yield Point(message.weight_version, time, {f"evaluation/{name}": value for name, value in message.metrics.items()})
+                    yield Point(
+                        message.weight_version,
+                        time,
+                        {f"evaluation/{name}": value for name, value in message.metrics.items()},
+                    )
 
     def to_tracked_run(self, project: str) -> TrackedRun:
         """Returns the run for its trackers, under the name with which it began: a later run of that name renames its folder.

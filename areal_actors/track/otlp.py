@@ -68,7 +68,10 @@ async def _send_folder(place: RunFolder, sender: SpanSender, *, once: bool) -> N
         reading = asyncio.create_task(_read(bus, traces, sender, last if follows else None))
         tasks = [reading]
         if follows:
-            tasks += [asyncio.create_task(beside) for beside in (_note_requests(bus, traces), _send(sender), _wait_gone(place))]
+            tasks += [
+                asyncio.create_task(beside)
+                for beside in (_note_requests(bus, traces), _send(sender), _wait_gone(place))
+            ]
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
@@ -128,8 +131,12 @@ class SpanSender:
         self._sdk = importlib.import_module("opentelemetry.sdk.trace")
         self._done = importlib.import_module("opentelemetry.sdk.trace.export").SpanExportResult.SUCCESS
         resources = importlib.import_module("opentelemetry.sdk.resources").Resource
-        self._resource = resources.create({} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "areal-actors"})
-        self._exporter = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter").OTLPSpanExporter(self.url)
+        self._resource = resources.create(
+            {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "areal-actors"}
+        )
+        self._exporter = importlib.import_module(
+            "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+        ).OTLPSpanExporter(self.url)
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep spans to be sent."""
@@ -176,5 +183,7 @@ class SpanSender:
 def _endpoint(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise SetupError(f"--otlp: found {url!r}; write the address of a collector for OTLP over HTTP, as in http://localhost:4318")
+        raise SetupError(
+            f"--otlp: found {url!r}; write the address of a collector for OTLP over HTTP, as in http://localhost:4318"
+        )
     return url if parts.path.strip("/") else f"{url.rstrip('/')}{TRACES_PATH}"

@@ -124,7 +124,11 @@ def _serve(lines: SimpleQueue[str], answers: Any) -> None:
             tracker.finish(message["status"], message["error"])
             answers.write(json.dumps({"done": True}) + "\n")
             return
-        new = {metric: value for metric, value in message["metrics"].items() if message["step"] > tracker.sent.get(metric, -1)}
+        new = {
+            metric: value
+            for metric, value in message["metrics"].items()
+            if message["step"] > tracker.sent.get(metric, -1)
+        }
         if new:
             tracker.send(message["step"], message["time"], new)
             tracker.sent.update(dict.fromkeys(new, message["step"]))

@@ -31,11 +31,16 @@ class MlflowRun:
         existing = self._client.search_runs([experiment], filter_string=f"tags.`{ID}` = '{run.id}'", max_results=1)
         tags = {ID: run.id}
         mlflow_run = (
-            existing[0] if existing else self._client.create_run(experiment, start_time=_ms(run.started), run_name=run.name, tags=tags)
+            existing[0]
+            if existing
+            else self._client.create_run(experiment, start_time=_ms(run.started), run_name=run.name, tags=tags)
         )
         self._id = mlflow_run.info.run_id
         self.place = f"{uri}, run {self._id}"
-        self.sent = {name: max(point.step for point in self._client.get_metric_history(self._id, name)) for name in mlflow_run.data.metrics}
+        self.sent = {
+            name: max(point.step for point in self._client.get_metric_history(self._id, name))
+            for name in mlflow_run.data.metrics
+        }
         if existing:
             self._client.update_run(self._id, status="RUNNING")
         new = [(name, _text(value)) for name, value in flat(run.config) if name not in mlflow_run.data.params]
@@ -54,7 +59,9 @@ class MlflowRun:
 
     def send(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         """Keep the metrics of a step for the next request."""
-        self._pending += [self._entities.Metric(_allowed_name(name), value, _ms(time), step) for name, value in metrics.items()]
+        self._pending += [
+            self._entities.Metric(_allowed_name(name), value, _ms(time), step) for name, value in metrics.items()
+        ]
         if len(self._pending) >= METRICS_AT_ONCE:
             self.flush()
 

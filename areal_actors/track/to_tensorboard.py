@@ -59,7 +59,9 @@ class TensorboardRun:
     def send(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         """Write the scalars of a step."""
         values = [self._values.Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._writer.add_event(self._events.Event(wall_time=time, step=step, summary=self._values.Summary(value=values)))
+        self._writer.add_event(
+            self._events.Event(wall_time=time, step=step, summary=self._values.Summary(value=values))
+        )
 
     def flush(self) -> None:
         """Write the file."""

@@ -32,7 +32,9 @@ class TrackioRun:
             auto_log_cpu=False,
         )
         if existing and self._run.id != existing.id:
-            raise RuntimeError(f"project {project} has a newer run {existing.name}, and Trackio continues only the newest of a name")
+            raise RuntimeError(
+                f"project {project} has a newer run {existing.name}, and Trackio continues only the newest of a name"
+            )
         self.sent = self._last_steps(project, existing) if existing else {}
         self.place = f"{os.environ['TRACKIO_DIR']}, project {project}"
 
@@ -44,7 +46,9 @@ class TrackioRun:
         return next((candidate for candidate in runs if (candidate.config or {}).get(ID) == areal_id), None)
 
     def _last_steps(self, project: str, existing: Any) -> dict[str, int]:
-        logs = import_module("trackio.sqlite_storage").SQLiteStorage.get_logs(project, existing.name, run_id=existing.id)
+        logs = import_module("trackio.sqlite_storage").SQLiteStorage.get_logs(
+            project, existing.name, run_id=existing.id
+        )
         return {name: row["step"] for row in sorted(logs, key=lambda row: row["step"]) for name in row}
 
     def send(self, step: int, _time: float, metrics: Mapping[str, float]) -> None:

@@ -153,9 +153,13 @@ class Traces:
                 self._scored[event.work.episode] = (envelope.id, envelope.cause, time)
             case EpisodeAbandoned() if self._is_first(event.work.episode, event.work.attempt, event.work.attempts_left):
                 error = f"{event.reason}: {event.detail}" if is_failure(event) else ""
-                yield from self._episode(event.work.episode, event.work.attempt, time, outcome=outcome_of(event), error=error)
+                yield from self._episode(
+                    event.work.episode, event.work.attempt, time, outcome=outcome_of(event), error=error
+                )
             case EpisodeEvaluated() if self._is_first(event.work.episode, event.work.attempt):
-                yield from self._episode(event.work.episode, event.work.attempt, time, outcome="evaluated", reward=event.reward)
+                yield from self._episode(
+                    event.work.episode, event.work.attempt, time, outcome="evaluated", reward=event.reward
+                )
             case TrajectoryExported() if self._is_first(event.trajectory.episode, event.trajectory.attempt):
                 yield from self._export(envelope, event)
             case TrajectoryDropped():
@@ -194,13 +198,21 @@ class Traces:
         sampled: Mapping[str, Interaction] | None = None,
     ) -> Iterator[Span]:
         """Yield an attempt with its calls and its score."""
-        root, calls = self._root(episode, attempt), [call for call in self._calls.pop(episode, []) if call.event.is_of(attempt)]
+        root, calls = (
+            self._root(episode, attempt),
+            [call for call in self._calls.pop(episode, []) if call.event.is_of(attempt)],
+        )
         group = episode.partition(".")[0]
         asked = self._began.pop(f"{episode}/{attempt}", None)
         begin = asked if asked is not None else self._granted.get(int(group), end) if group.isdecimal() else end
         first = [self._began.get(call.cause, call.time) for call in calls]
         begin = min([begin, *first])
-        attributes = {"areal.run": self.run, "areal.episode": episode, "areal.attempt": attempt, "areal.outcome": outcome}
+        attributes = {
+            "areal.run": self.run,
+            "areal.episode": episode,
+            "areal.attempt": attempt,
+            "areal.outcome": outcome,
+        }
         attributes |= {} if reward is None else {"areal.reward": reward}
         yield Span("episode", root, "", begin, end, attributes | ({} if asked is not None else INFERRED), error=error)
         before = begin
@@ -211,7 +223,14 @@ class Traces:
             id_, cause, time = score
             since = self._began.pop(cause, None)
             inferred = {} if since is not None else INFERRED
-            yield Span("score", SpanPlace(root.trace, _digest(8, id_)), root.span, since if since is not None else before, time, inferred)
+            yield Span(
+                "score",
+                SpanPlace(root.trace, _digest(8, id_)),
+                root.span,
+                since if since is not None else before,
+                time,
+                inferred,
+            )
 
     def _call(self, call: TracedCall, root: SpanPlace, before: float, sampled: Interaction | None) -> Iterator[Span]:
         event, place = call.event, SpanPlace(root.trace, _digest(8, call.id))
@@ -238,7 +257,12 @@ class Traces:
         scored = self._scored.get(trajectory.episode, ("", "", envelope.time))[2]
         sampled = {interaction.id: interaction for interaction in trajectory.interactions}
         yield from self._episode(
-            trajectory.episode, trajectory.attempt, envelope.time, outcome="exported", reward=trajectory.reward, sampled=sampled
+            trajectory.episode,
+            trajectory.attempt,
+            envelope.time,
+            outcome="exported",
+            reward=trajectory.reward,
+            sampled=sampled,
         )
         yield Span("export", export, root.span, scored, envelope.time, {"areal.sequence": envelope.sequence})
         self._exported[envelope.sequence] = Exported(root, export, envelope.time, trajectory.reward)
@@ -276,7 +300,9 @@ class Traces:
             yield Span("step", place, batch.place.span, batch.time, envelope.time, attributes)
             for member in batch.members:
                 used = SpanPlace(member.root.trace, _digest(8, member.export.span, envelope.id))
-                yield Span("train", used, member.root.span, member.time, envelope.time, {"areal.step": event.step}, (place,))
+                yield Span(
+                    "train", used, member.root.span, member.time, envelope.time, {"areal.step": event.step}, (place,)
+                )
         self._weights = {event.step: (place, envelope.time)} | dict(list(self._weights.items())[:1])
 
     def _of_weights(self, name: str, envelope: Envelope, version: int, *, keep: bool) -> Span:
@@ -284,7 +310,9 @@ class Traces:
         place = SpanPlace(before.trace, _digest(8, envelope.id))
         if keep:
             self._weights[version] = (place, envelope.time)
-        return Span(name, place, before.span, min(ended, envelope.time), envelope.time, {"areal.weight_version": version})
+        return Span(
+            name, place, before.span, min(ended, envelope.time), envelope.time, {"areal.weight_version": version}
+        )
 
 
 def _trace_call(call: InteractionRecorded, envelope: Envelope) -> TracedCall:
@@ -299,10 +327,20 @@ def _segments(call: SpanPlace, since: float, traced_call: TracedCall, sampled: I
     versions = sampled.completion.versions if sampled else ()
     tokens, seconds = versions[-1].end if versions else 0, traced_call.time - since
     for span in versions:
-        attributes: dict[str, Any] = {"areal.weight_version": span.weight_version, "gen_ai.usage.output_tokens": span.end - span.start}
+        attributes: dict[str, Any] = {
+            "areal.weight_version": span.weight_version,
+            "gen_ai.usage.output_tokens": span.end - span.start,
+        }
         attributes |= {"areal.worker": sampled.worker} if sampled and sampled.worker else {}
         place = SpanPlace(call.trace, _digest(8, call.span, span.start))
-        yield Span("generate", place, call.span, since + seconds * span.start / tokens, since + seconds * span.end / tokens, attributes)
+        yield Span(
+            "generate",
+            place,
+            call.span,
+            since + seconds * span.start / tokens,
+            since + seconds * span.end / tokens,
+            attributes,
+        )
 
 
 def _digest(size: int, *parts: object) -> str:

@@ -54,7 +54,9 @@ class CheckpointRetention(msgspec.Struct, metaclass=FrozenMeta):
 
     def without(self, step: int) -> CheckpointRetention:
         """Remove the checkpoint of this step, which is damaged or no longer used."""
-        return msgspec.structs.replace(self, checkpoints=tuple(checkpoint for checkpoint in self.checkpoints if checkpoint.step != step))
+        return msgspec.structs.replace(
+            self, checkpoints=tuple(checkpoint for checkpoint in self.checkpoints if checkpoint.step != step)
+        )
 
     def recoverable(self) -> tuple[Saved, ...]:
         """Checkpoints for rollbacks, oldest first: the newest `keep_last`, without one kept only as the best."""
@@ -66,7 +68,11 @@ class CheckpointRetention(msgspec.Struct, metaclass=FrozenMeta):
 
     def best(self) -> tuple[Saved, Rating] | None:
         """Checkpoint with the best value (the earliest of several); None if none is rated."""
-        rated = [(checkpoint, self.ratings[checkpoint.due]) for checkpoint in self.checkpoints if checkpoint.due in self.ratings]
+        rated = [
+            (checkpoint, self.ratings[checkpoint.due])
+            for checkpoint in self.checkpoints
+            if checkpoint.due in self.ratings
+        ]
         sign = -1 if self.lowest else 1
         return max(rated, key=lambda pair: (sign * pair[1].value, -pair[0].step), default=None)
 
@@ -76,7 +82,10 @@ class CheckpointRetention(msgspec.Struct, metaclass=FrozenMeta):
 
 
 def _prune(retention: CheckpointRetention) -> CheckpointRetention:
-    staying = {*retention.checkpoints[-retention.keep_last :], *(_saved_for_best(retention) if retention.keep_best else ())}
+    staying = {
+        *retention.checkpoints[-retention.keep_last :],
+        *(_saved_for_best(retention) if retention.keep_best else ()),
+    }
     return msgspec.structs.replace(
         retention, checkpoints=tuple(checkpoint for checkpoint in retention.checkpoints if checkpoint in staying)
     )

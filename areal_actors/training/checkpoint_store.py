@@ -76,7 +76,9 @@ class CheckpointStore:
         try:
             save(str(path))
         except Exception as error:
-            refused = storage_error(f"cannot write a checkpoint to {path.parent}", error, path.parent, self.root, self.then)
+            refused = storage_error(
+                f"cannot write a checkpoint to {path.parent}", error, path.parent, self.root, self.then
+            )
             shutil.rmtree(path, ignore_errors=True)
             if refused is not None:
                 raise refused from error

@@ -58,7 +58,13 @@ class Checkpointer(Actor):
     state_type = CheckpointRetention
 
     def __init__(
-        self, config: CheckpointConfig, *, folder: Path, steps: int, evaluated_every: int = 0, synced: Sequence[Path] = ()
+        self,
+        config: CheckpointConfig,
+        *,
+        folder: Path,
+        steps: int,
+        evaluated_every: int = 0,
+        synced: Sequence[Path] = (),
     ) -> None:
         """Configure the checkpointer.
 
@@ -100,17 +106,24 @@ class Checkpointer(Actor):
         yield SaveCheckpoint(folder=f"{CHECKPOINTS}/{_WRITING}stop-{context.sequence}", reason=event.reason)
 
     @on
-    async def checkpoint_staged(self, event: CheckpointStaged, context: Context) -> Emits[CheckpointCommitted | BestCheckpointChosen]:
+    async def checkpoint_staged(
+        self, event: CheckpointStaged, context: Context
+    ) -> Emits[CheckpointCommitted | BestCheckpointChosen]:
         asked = _scheduled_step(event.folder)
         manifest = "" if context.replayed else await self._finalize(event)
         due = asked if asked is not None and self._due(asked) == asked else -1
         chosen = [
-            best async for best in self._after(self.retention.record_saved(Saved(step=event.step, due=due, cursor=event.cursor)), context)
+            best
+            async for best in self._after(
+                self.retention.record_saved(Saved(step=event.step, due=due, cursor=event.cursor)), context
+            )
         ]
         for best in chosen:
             yield best  # before the final event of a run
         kept = tuple(saved.step for saved in self.retention.recoverable())
-        yield CheckpointCommitted(folder=_name(event.step), step=event.step, cursor=event.cursor, manifest=manifest, kept=kept)
+        yield CheckpointCommitted(
+            folder=_name(event.step), step=event.step, cursor=event.cursor, manifest=manifest, kept=kept
+        )
 
     @on
     async def checkpoint_damaged(self, event: CheckpointDamaged, context: Context) -> Emits[BestCheckpointChosen]:
@@ -131,14 +144,18 @@ class Checkpointer(Actor):
     async def evaluation_completed(self, event: EvaluationCompleted, context: Context) -> Emits[BestCheckpointChosen]:
         if event.mode == self.config.keep_best and event.weight_version > 0 and event.failed < event.tasks:
             rating = Rating(weight_version=event.weight_version, value=event.common_reward_mean)
-            async for best in self._after(self.retention.record_rating(self._due(event.weight_version), rating), context):
+            async for best in self._after(
+                self.retention.record_rating(self._due(event.weight_version), rating), context
+            ):
                 yield best
 
     @on
     async def loss_evaluated(self, event: LossEvaluated, context: Context) -> Emits[BestCheckpointChosen]:
         if self.config.keep_best == "loss" and event.weight_version > 0:
             rating = Rating(weight_version=event.weight_version, value=event.metrics["loss"])
-            async for best in self._after(self.retention.record_rating(self._due(event.weight_version), rating), context):
+            async for best in self._after(
+                self.retention.record_rating(self._due(event.weight_version), rating), context
+            ):
                 yield best
 
     async def _finalize(self, event: CheckpointStaged) -> str:

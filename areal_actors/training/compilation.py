@@ -31,7 +31,9 @@ def compile_blocks(base_model: Any) -> None:
     """
     text_model = getattr(base_model, "language_model", base_model)
     if not hasattr(text_model, "layers"):
-        raise SetupError(f"trainer.compile = true: {type(base_model).__name__} has no list of blocks to compile; {REMEDY}")
+        raise SetupError(
+            f"trainer.compile = true: {type(base_model).__name__} has no list of blocks to compile; {REMEDY}"
+        )
     for block in own_blocks(text_model):
         block.forward = compile_on_first_call(block.forward)
 
@@ -51,4 +53,6 @@ def require_compiler(device: torch.device) -> None:
         compile_on_first_call(scale_column)(column).sum().backward()
     except Exception as error:
         cause = str(error).strip().splitlines() or [type(error).__name__]
-        raise SetupError(f"trainer.compile = true: torch.compile does not work here on {device.type}: {cause[0]}; {REMEDY}") from error
+        raise SetupError(
+            f"trainer.compile = true: torch.compile does not work here on {device.type}: {cause[0]}; {REMEDY}"
+        ) from error

@@ -27,7 +27,13 @@ class Critic:
     """The trunk of a language model under a scalar head, with an optimizer of its own."""
 
     def __init__(
-        self, settings: CriticSettings, policy_folder: str, algorithm: Algorithm, trainer: TrainerSettings, total_steps: int, ranks: Ranks
+        self,
+        settings: CriticSettings,
+        policy_folder: str,
+        algorithm: Algorithm,
+        trainer: TrainerSettings,
+        total_steps: int,
+        ranks: Ranks,
     ) -> None:
         """Load the critic; it uses the recipe's `[trainer.optimizer]`, except for the learning rate.
 
@@ -45,7 +51,9 @@ class Critic:
             recompute_activations(model)
         self.model = ranks.parallelize(model, dtype).to(self._device)
         self.scorer = ValueScorer(self.model, dtype)
-        self.optimization = Optimization(self.model, msgspec.structs.replace(trainer.optimizer, lr=settings.lr), total_steps, ranks)
+        self.optimization = Optimization(
+            self.model, msgspec.structs.replace(trainer.optimizer, lr=settings.lr), total_steps, ranks
+        )
         self._sums = StepMetricSums()
         self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
         self._losses: list[float] = []
@@ -65,7 +73,9 @@ class Critic:
     def backward(self, parts: Sequence[MicroBatch], seen: Sequence[Batch | None], weights: Tensor) -> None:
         """Add the gradient of micro-batches; `seen` is None for those without selected tokens."""
         each = iter(seen)
-        self._ranks.run_micro_batches(parts, self.scorer, lambda batch, values: self._backward(batch, values, next(each), weights))
+        self._ranks.run_micro_batches(
+            parts, self.scorer, lambda batch, values: self._backward(batch, values, next(each), weights)
+        )
 
     def _backward(self, batch: MicroBatch, values: Tensor, seen: Batch | None, weights: Tensor) -> None:
         if seen is None:
@@ -106,7 +116,9 @@ class Critic:
         state = self._ranks.full_state_dict(self.model)
         if self._ranks.first:
             write_model(self.model, state, str(folder / FOLDER), self._folder)
-        self._ranks.save_state(folder / FOLDER, self.model, self.optimization.optimizer, {"steps": self.optimization.steps})
+        self._ranks.save_state(
+            folder / FOLDER, self.model, self.optimization.optimizer, {"steps": self.optimization.steps}
+        )
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint that `save` wrote.
@@ -114,4 +126,6 @@ class Critic:
         Raises:
             CheckpointError: something is missing or does not fit.
         """
-        self.optimization.set_steps(self._ranks.load_state(folder / FOLDER, self.model, self.optimization.optimizer)["steps"])
+        self.optimization.set_steps(
+            self._ranks.load_state(folder / FOLDER, self.model, self.optimization.optimizer)["steps"]
+        )

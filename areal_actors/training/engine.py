@@ -20,7 +20,9 @@ Progress = Callable[[str, int, int, dict[str, float]], None]
 def sequence_limits(model_folder: str) -> SequenceLimits:
     """Vocabulary and context of the model in a Hugging Face folder, read without loading it."""
     return SequenceLimits(
-        vocabulary=vocabulary_of(model_folder), context=context_of(model_folder) or 0, routes=route_shape_of(model_folder)
+        vocabulary=vocabulary_of(model_folder),
+        context=context_of(model_folder) or 0,
+        routes=route_shape_of(model_folder),
     )
 
 

@@ -17,7 +17,14 @@ from areal_actors.messages import EngineMismatch
 MAX_RECYCLES = 3
 """Maximum number of engine recycles per worker; a fault that persists has another cause and is only reported."""
 KL = "mismatch_kl_k3"
-PARTS = (KL, "mismatch_vetoed_frac", "mismatch_worst_sequence", "mismatch_worst_position", "mismatch_worst_logprob", "parity_tokens")
+PARTS = (
+    KL,
+    "mismatch_vetoed_frac",
+    "mismatch_worst_sequence",
+    "mismatch_worst_position",
+    "mismatch_worst_logprob",
+    "parity_tokens",
+)
 """Per-worker metrics, as `NAME/WORKER`."""
 
 
@@ -37,7 +44,9 @@ class EngineMonitor:
         self._recycled: Counter[str] = Counter()
         self._quiet_until: dict[str, int] = {}
 
-    def complete_step(self, step: int, sequences: Sequence[TrainingSequence], metrics: Mapping[str, float]) -> list[EngineMismatch]:
+    def complete_step(
+        self, step: int, sequences: Sequence[TrainingSequence], metrics: Mapping[str, float]
+    ) -> list[EngineMismatch]:
         """Returns the alarms of a step, one per worker with a persistent mismatch.
 
         Args:
@@ -50,10 +59,14 @@ class EngineMonitor:
         workers = [name.partition("/")[2] for name in metrics if name.startswith(f"{KL}/")] or [""]
         return [alarm for worker in workers if (alarm := self._alarm(step, worker, sequences, metrics)) is not None]
 
-    def _alarm(self, step: int, worker: str, sequences: Sequence[TrainingSequence], metrics: Mapping[str, float]) -> EngineMismatch | None:
+    def _alarm(
+        self, step: int, worker: str, sequences: Sequence[TrainingSequence], metrics: Mapping[str, float]
+    ) -> EngineMismatch | None:
         if step < self._quiet_until.get(worker, 0):
             return None
-        kl, vetoed, sequence, position, logprob, tokens = (metrics[f"{name}/{worker}" if worker else name] for name in PARTS)
+        kl, vetoed, sequence, position, logprob, tokens = (
+            metrics[f"{name}/{worker}" if worker else name] for name in PARTS
+        )
         if kl <= self.settings.mismatch_kl and vetoed <= self.settings.mismatch_vetoed_frac:
             self._bad_steps[worker] = 0
             return None

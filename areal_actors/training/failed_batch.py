@@ -29,6 +29,8 @@ def raise_untrainable(compute: Callable[Arguments, Result]) -> Callable[Argument
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(frame.filename).name}:{frame.lineno}"
-            raise UntrainableBatch(f"its forward or backward pass failed: {type(error).__name__}: {error} ({place})") from error
+            raise UntrainableBatch(
+                f"its forward or backward pass failed: {type(error).__name__}: {error} ({place})"
+            ) from error
 
     return compute_or_raise

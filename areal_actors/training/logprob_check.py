@@ -80,10 +80,18 @@ class LogprobCheck:
         self._sharing = sharing
         self._complete = complete
         self._routes = routes
-        self._trained = {name: parameter for name, parameter in scorer.model.named_parameters() if parameter.requires_grad}
+        self._trained = {
+            name: parameter for name, parameter in scorer.model.named_parameters() if parameter.requires_grad
+        }
         if older_weights == "auto":
             locked = any(parameter.is_cuda for parameter in self._trained.values())
-            place = _place(ranks.count_trainable(scorer.model), versions, complete=complete, published=published, page_locked=locked)
+            place = _place(
+                ranks.count_trainable(scorer.model),
+                versions,
+                complete=complete,
+                published=published,
+                page_locked=locked,
+            )
         else:
             place = older_weights
         self._place = place if sequences > 0 or complete else "off"
@@ -100,7 +108,9 @@ class LogprobCheck:
     def store_copy(self, weight_version: int) -> None:
         """Copy the current weights as this version, and discard copies beyond the maximum, oldest first."""
         if self._place == "on":
-            self.copies[weight_version] = {name: parameter.detach().clone() for name, parameter in self._trained.items()}
+            self.copies[weight_version] = {
+                name: parameter.detach().clone() for name, parameter in self._trained.items()
+            }
         elif self._place == "host":
             shards = {name: _shard(parameter.detach()) for name, parameter in self._trained.items()}
             self._host_copies[weight_version] = copy_to_host(shards, self._take_unused_copy(weight_version))
@@ -133,7 +143,9 @@ class LogprobCheck:
         Tokens are in the order of `StepTokens`. Tokens of versions without a copy are not scored, nor (unless `complete`) sequences
         beyond `sequences`, nor tokens behind positions whose replayed experts were chosen by older weights than theirs.
         """
-        versions = torch.from_numpy(np.concatenate([sequence.versions[1:][sequence.loss_mask[1:]] for sequence in sequences]))
+        versions = torch.from_numpy(
+            np.concatenate([sequence.versions[1:][sequence.loss_mask[1:]] for sequence in sequences])
+        )
         column = torch.full((len(versions),), torch.nan)
         if self._place == "host" and weight_version not in self._host_copies:  # a checkpoint was loaded
             self.store_copy(weight_version)
@@ -145,7 +157,11 @@ class LogprobCheck:
                     indices, logp = self._score(sequences, picked, version)
                 column[(versions == version).nonzero()[:, 0][indices]] = logp
         if self._routes is not None and not self._complete:
-            column[torch.from_numpy(np.concatenate([_behind_older_routes(row)[1:][row.loss_mask[1:]] for row in sequences]))] = torch.nan
+            column[
+                torch.from_numpy(
+                    np.concatenate([_behind_older_routes(row)[1:][row.loss_mask[1:]] for row in sequences])
+                )
+            ] = torch.nan
         return column
 
     def _select_sequences(self, sequences: Sequence[TrainingSequence], version: int, *, every: bool) -> list[int]:
@@ -177,7 +193,9 @@ class LogprobCheck:
             whole = isinstance(weights[name], DTensor)
             (parameter.data if whole else _shard(parameter.data)).copy_(weights[name])
 
-    def _score(self, sequences: Sequence[TrainingSequence], picked: Sequence[int], version: int) -> tuple[Tensor, Tensor]:
+    def _score(
+        self, sequences: Sequence[TrainingSequence], picked: Sequence[int], version: int
+    ) -> tuple[Tensor, Tensor]:
         """Score the trained tokens of one version in these sequences: indices among all tokens of that version, and log-probabilities."""
         device = next(self._scorer.parameters()).device
         logp, scored = TokenColumn(), TokenColumn()
@@ -217,7 +235,9 @@ def _discard_oldest(by_version: dict[int, Any], most: int) -> None:
         del by_version[old]
 
 
-def _place(parameters: int, versions: int, *, complete: bool, published: bool = False, page_locked: bool = False) -> Place:
+def _place(
+    parameters: int, versions: int, *, complete: bool, published: bool = False, page_locked: bool = False
+) -> Place:
     """Place of the copies under `auto`.
 
     Corrections that need all of them have none of a larger model, since they would not be in checkpoints.
@@ -227,7 +247,9 @@ def _place(parameters: int, versions: int, *, complete: bool, published: bool = 
     if complete or versions == 1:
         return "off"
     copy_bytes = parameters * PARAMETER_BYTES
-    fits = (allocated_bytes(copy_bytes) if page_locked else copy_bytes) * versions <= HOST_SHARE * psutil.virtual_memory().total
+    fits = (
+        allocated_bytes(copy_bytes) if page_locked else copy_bytes
+    ) * versions <= HOST_SHARE * psutil.virtual_memory().total
     return "published" if published else "host" if fits else "off"
 
 
@@ -273,7 +295,10 @@ def mismatch_metrics(sequences: Sequence[TrainingSequence], behaviour: Tensor, r
         return {"train_infer_logprob_diff_max": 0.0, "parity_tokens": 0.0}
     differences = rescored[rescored_positions].double() - behaviour[rescored_positions].double()
     positions = [np.flatnonzero(sequence.loss_mask[1:]) + 1 for sequence in sequences]
-    sequence_of, position_of = np.repeat(np.arange(len(sequences)), list(map(len, positions))), np.concatenate(positions)
+    sequence_of, position_of = (
+        np.repeat(np.arange(len(sequences)), list(map(len, positions))),
+        np.concatenate(positions),
+    )
     # A NaN compares false with everything: it must not pass for parity.
     sizes = differences.abs().nan_to_num(nan=torch.inf)
 

@@ -64,7 +64,9 @@ class Lora:
         fields: dict[str, Any] = config.to_dict()  # type: ignore[no-untyped-call]
         plain = {name: sorted(value) if isinstance(value, set) else value for name, value in fields.items()}
         self._manifest = json.dumps(plain | {"inference_mode": True}, indent=2, sort_keys=True)
-        self._scale = AdapterConfig(r=settings.rank, lora_alpha=settings.alpha, use_rslora=settings.rank_stabilized).scale
+        self._scale = AdapterConfig(
+            r=settings.rank, lora_alpha=settings.alpha, use_rslora=settings.rank_stabilized
+        ).scale
 
     def off(self) -> AbstractContextManager[None]:
         """Disables the adapter within the context."""
@@ -87,7 +89,11 @@ class Lora:
 
     def merge(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Merges base and adapter of this state; names are those of the model without an adapter."""
-        base = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if not self.is_adapter_tensor(name)}
+        base = {
+            name.replace(".base_layer.", "."): tensor
+            for name, tensor in state.items()
+            if not self.is_adapter_tensor(name)
+        }
         adapter = Adapter(self._scale, pair_factors(self.factors(state), "the trainer"))
         return base | adapter.apply_to(base)
 

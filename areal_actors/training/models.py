@@ -76,7 +76,11 @@ def _load_language_model(folder: str) -> Any:
 
 
 def _meta_model(folder: str, head: Literal["tokens", "value"]) -> Any:
-    kind, labels = (AutoModelForSequenceClassification, {"num_labels": 1}) if head == "value" else (language_model_class(folder), {})
+    kind, labels = (
+        (AutoModelForSequenceClassification, {"num_labels": 1})
+        if head == "value"
+        else (language_model_class(folder), {})
+    )
     config = AutoConfig.from_pretrained(folder, **labels)
     with torch.device("meta"):
         return kind.from_config(config, dtype=torch.float32)
@@ -111,7 +115,9 @@ def recompute_activations(model: Any) -> None:
         EngineError: the model does not support it.
     """
     if not getattr(model, "supports_gradient_checkpointing", False):
-        raise EngineError(f"trainer.recompute_activations: {type(model).__name__} does not support gradient checkpointing; set it to false")
+        raise EngineError(
+            f"trainer.recompute_activations: {type(model).__name__} does not support gradient checkpointing; set it to false"
+        )
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):

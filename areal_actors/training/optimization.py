@@ -33,11 +33,20 @@ def learning_rate(settings: OptimizerSettings, step: int, total_steps: int) -> f
 def make_optimizer(parameters: list[nn.Parameter], settings: OptimizerSettings) -> Optimizer:
     """Makes the optimizer `settings.name` over float32 parameters."""
     if settings.name == "sgd":
-        return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+        return torch.optim.SGD(
+            parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+        )
     if settings.name == "adafactor":
         return torch.optim.Adafactor(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
     kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=settings.lr, betas=settings.betas, eps=settings.epsilon, weight_decay=settings.weight_decay, fused=True)
+    return kind(
+        parameters,
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
 
 
 class Optimization:

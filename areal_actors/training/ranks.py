@@ -68,7 +68,10 @@ class Ranks:
         return parts
 
     def run_micro_batches(
-        self, parts: Sequence[MicroBatch], forward: Callable[[MicroBatch], Output], backward: Callable[[MicroBatch, Output], None]
+        self,
+        parts: Sequence[MicroBatch],
+        forward: Callable[[MicroBatch], Output],
+        backward: Callable[[MicroBatch, Output], None],
     ) -> None:
         """Run the forward pass of each of this replica's micro-batches, and the backward pass on its output, both in order.
 
@@ -85,7 +88,9 @@ class Ranks:
         """Sums over all ranks: those that hold parts of one copy of the model count what is computed on several of them several times."""
         return counts
 
-    def merge_metrics(self, sums: dict[str, float], largest: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    def merge_metrics(
+        self, sums: dict[str, float], largest: dict[str, float]
+    ) -> tuple[dict[str, float], dict[str, float]]:
         """Merges sums and maxima by name over replicas; a replica that had only fillers may lack names."""
         return sums, largest
 
@@ -108,9 +113,13 @@ class Ranks:
         """
         return {name: tensor for name, tensor in model.state_dict().items() if wanted is None or wanted(name)}
 
-    def save_state(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rest: dict[str, Any]) -> None:
+    def save_state(
+        self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rest: dict[str, Any]
+    ) -> None:
         """Write the training state, next to the Hugging Face folder that the `first` rank has already written."""
-        trainer_state.write(folder, {"optimizer": optimizer.state_dict(), "adapter": trainer_state.adapter_of(model), "rest": rest})
+        trainer_state.write(
+            folder, {"optimizer": optimizer.state_dict(), "adapter": trainer_state.adapter_of(model), "rest": rest}
+        )
 
     def load_state(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Restore the state that `save_state` wrote; returns its `rest`.

@@ -46,7 +46,9 @@ class RoutingReplay:
                 block.self_attn.register_forward_pre_hook(partial(self._hand_over, place, router), with_kwargs=True)
 
     @classmethod
-    def of(cls, scorer: TokenScorer | ValueScorer, model_folder: str, settings: TrainerSettings) -> RoutingReplay | None:
+    def of(
+        cls, scorer: TokenScorer | ValueScorer, model_folder: str, settings: TrainerSettings
+    ) -> RoutingReplay | None:
         """Returns the replay in a trained model that a recipe asks for; None for a dense model, and for one with a scalar head.
 
         Raises:
@@ -75,7 +77,9 @@ class RoutingReplay:
             router.routes = None if routes is None else routes[:, :, place].flatten(0, 1)
         return arguments, {name: value for name, value in named.items() if name != "routes"}
 
-    def _replay(self, router: Any, _inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
+    def _replay(
+        self, router: Any, _inputs: Any, output: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Replace the experts, and their weights, in the output of a router: logits, weights and experts of each token."""
         if (routes := router.routes) is None:
             return None

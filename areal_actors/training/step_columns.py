@@ -40,7 +40,9 @@ class ArrayColumn(np.ndarray[Any, Any]):
         np.add.at(total, index, values)
         return total
 
-    def scatter_reduce(self, _: int, index: ArrayColumn, values: ArrayColumn, kind: str, *, include_self: bool) -> ArrayColumn:
+    def scatter_reduce(
+        self, _: int, index: ArrayColumn, values: ArrayColumn, kind: str, *, include_self: bool
+    ) -> ArrayColumn:
         """Returns this column with the least (`amin`) or greatest (`amax`) of the values at each index that has one."""
         assert not include_self
         order = np.argsort(values if kind == "amax" else -values, kind="stable")
@@ -81,7 +83,9 @@ class ArrayColumn(np.ndarray[Any, Any]):
         return self.of(self.astype(kind))
 
 
-def step_columns(sequences: Sequence[TrainingSequence], weight_version: int, column: Callable[[NDArray[Any]], Any]) -> StepTokens:
+def step_columns(
+    sequences: Sequence[TrainingSequence], weight_version: int, column: Callable[[NDArray[Any]], Any]
+) -> StepTokens:
     """Returns the columns of a step that cost no forward pass; `column` makes a tensor of an array, or `ArrayColumn.of`.
 
     Raises:
@@ -89,32 +93,44 @@ def step_columns(sequences: Sequence[TrainingSequence], weight_version: int, col
         EngineError: a reward is not finite, or a trained token belongs to no call of its sequence.
     """
     if not any(sequence.loss_mask[1:].any() for sequence in sequences):
-        raise UntrainableBatch("no sequence of the batch has a trained token: everything in it was masked, or nothing was sampled")
+        raise UntrainableBatch(
+            "no sequence of the batch has a trained token: everything in it was masked, or nothing was sampled"
+        )
     masks = [sequence.loss_mask[1:] for sequence in sequences]
     own = [calls_of(sequence) for sequence in sequences]
     for index, sequence in enumerate(sequences):
         for reward in (sequence.reward, *(call.reward for call in own[index])):
             if not math.isfinite(reward):
-                raise EngineError(f"the reward of sequence {index} (group {sequence.group}) is {reward}; rewards must be finite")
+                raise EngineError(
+                    f"the reward of sequence {index} (group {sequence.group}) is {reward}; rewards must be finite"
+                )
     keys = [(episode_key(sequences, index), call.sample) for index, calls in enumerate(own) for call in calls]
     samples = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     roles = dict(zip(keys, (call.role for calls in own for call in calls), strict=True))
     first_calls = np.cumsum([0, *map(len, own)])
 
     def trained_values(name: str) -> NDArray[Any]:
-        return np.concatenate([getattr(sequence, name)[1:][mask] for sequence, mask in zip(sequences, masks, strict=True)])
+        return np.concatenate(
+            [getattr(sequence, name)[1:][mask] for sequence, mask in zip(sequences, masks, strict=True)]
+        )
 
     def integers(values: Sequence[int]) -> Any:
         return column(np.array(values, np.int64))
 
     return StepTokens(
         sequences=column(np.repeat(np.arange(len(sequences)), [int(mask.sum()) for mask in masks])),
-        calls=column(np.concatenate([_calls_of_trained(sequences, index) + first_calls[index] for index in range(len(sequences))])),
+        calls=column(
+            np.concatenate(
+                [_calls_of_trained(sequences, index) + first_calls[index] for index in range(len(sequences))]
+            )
+        ),
         rewards=column(np.array([call.reward for calls in own for call in calls], np.float64)),
         call_sequences=integers([index for index, calls in enumerate(own) for _ in calls]),
         samples=integers([samples[key] for key in keys]),
         groups=integers(_comparison_groups([(key[0][0], roles[key]) for key in samples])),
-        sampled=integers([_sampled_count(sequence, call) for sequence, calls in zip(sequences, own, strict=True) for call in calls]),
+        sampled=integers(
+            [_sampled_count(sequence, call) for sequence, calls in zip(sequences, own, strict=True) for call in calls]
+        ),
         truncated=column(np.array([call.truncated for calls in own for call in calls], np.bool_)),
         behaviour=column(trained_values("logprobs").astype(np.float32)),
         versions=column(trained_values("versions").astype(np.int64)),

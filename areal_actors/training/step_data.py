@@ -44,7 +44,10 @@ def make_minibatches(sequences: Sequence[TrainingSequence], most: int, generator
         return [list(range(len(sequences)))]
     order = torch.randperm(len(groups), generator=generator).tolist()
     minibatch = {groups[place]: turn % count for turn, place in enumerate(order)}
-    return [[index for index, sequence in enumerate(sequences) if minibatch[sequence.group] == part] for part in range(count)]
+    return [
+        [index for index, sequence in enumerate(sequences) if minibatch[sequence.group] == part]
+        for part in range(count)
+    ]
 
 
 def step_tokens(sequences: Sequence[TrainingSequence], weight_version: int) -> StepTokens:
@@ -52,7 +55,9 @@ def step_tokens(sequences: Sequence[TrainingSequence], weight_version: int) -> S
     return step_columns(sequences, weight_version, torch.from_numpy)
 
 
-def cut_sequences(sequences: Sequence[TrainingSequence], tokens: StepTokens) -> tuple[list[int], list[TrainingSequence]]:
+def cut_sequences(
+    sequences: Sequence[TrainingSequence], tokens: StepTokens
+) -> tuple[list[int], list[TrainingSequence]]:
     """Sequences whose episode was cut by length at their end, extended so that the value after their last token is scored.
 
     Returns:
@@ -79,9 +84,14 @@ def cut_sequences(sequences: Sequence[TrainingSequence], tokens: StepTokens) -> 
     return cut_numbers, ended
 
 
-def reward_metrics(sequences: Sequence[TrainingSequence], tokens: StepTokens, advantages: Advantages) -> dict[str, float]:
+def reward_metrics(
+    sequences: Sequence[TrainingSequence], tokens: StepTokens, advantages: Advantages
+) -> dict[str, float]:
     """Means and deviations of rewards over episodes, and of advantages over samples (a sample's advantage is its tokens' mean)."""
-    rewards, groups = torch.tensor([episode[0].reward for episode in sequences_by_episode(sequences)], dtype=torch.float64), tokens.groups
+    rewards, groups = (
+        torch.tensor([episode[0].reward for episode in sequences_by_episode(sequences)], dtype=torch.float64),
+        tokens.groups,
+    )
     samples = tokens.samples[tokens.calls]
     by_sample = mean_by(advantages.tokens.double(), samples, len(groups))[torch.unique(samples)]
     present, with_signal = torch.unique(groups), torch.unique(groups[samples[advantages.tokens != 0]])
@@ -113,7 +123,9 @@ def drop_masked_tokens(
             "the algorithm masks every token of this batch: relax its masks under [algorithm] (for example `shaping.truncated`)"
         )
     masked = []
-    for sequence, own in zip(sequences, torch.split(kept, [int(sequence.loss_mask[1:].sum()) for sequence in sequences]), strict=True):
+    for sequence, own in zip(
+        sequences, torch.split(kept, [int(sequence.loss_mask[1:].sum()) for sequence in sequences]), strict=True
+    ):
         mask = sequence.loss_mask.copy()
         mask[1:][mask[1:]] = own.numpy()
         masked.append(msgspec.structs.replace(sequence, loss_mask=mask))
@@ -123,14 +135,18 @@ def drop_masked_tokens(
 
     names = ("sequences", "calls", "behaviour", "versions", "proximal", "reference", "values", "teacher", "rescored")
     fewer = msgspec.structs.replace(tokens, **{name: of(getattr(tokens, name)) for name in names})
-    reduced = msgspec.structs.replace(advantages, tokens=advantages.tokens[kept], returns=of(advantages.returns), kept=None)
+    reduced = msgspec.structs.replace(
+        advantages, tokens=advantages.tokens[kept], returns=of(advantages.returns), kept=None
+    )
     return masked, fewer, reduced
 
 
 def to_device(columns: Columns, device: torch.device) -> Columns:
     """Copy columns to a device."""
     own = msgspec.structs.asdict(columns)
-    return msgspec.structs.replace(columns, **{name: value.to(device) for name, value in own.items() if isinstance(value, Tensor)})
+    return msgspec.structs.replace(
+        columns, **{name: value.to(device) for name, value in own.items() if isinstance(value, Tensor)}
+    )
 
 
 def token_weights(algorithm: Algorithm, tokens: StepTokens, indices: Sequence[int]) -> Tensor:
@@ -141,7 +157,9 @@ def token_weights(algorithm: Algorithm, tokens: StepTokens, indices: Sequence[in
     return (counts * dealt)[tokens.calls].float()
 
 
-def loss_batch(batch: MicroBatch, tokens: StepTokens, advantages: Advantages, proximal: Tensor, *, exact: bool) -> Batch:
+def loss_batch(
+    batch: MicroBatch, tokens: StepTokens, advantages: Advantages, proximal: Tensor, *, exact: bool
+) -> Batch:
     """Makes the `Batch` that the loss takes; `tokens` and `advantages` are on its device, `exact` is `Batch.proximal_exact`."""
     at = batch.token_index
 

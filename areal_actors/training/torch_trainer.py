@@ -97,19 +97,33 @@ class TorchTrainer:
         self._published_dtype: torch.dtype = getattr(torch, settings.published_dtype)
         model = load_model(model_folder, algorithm.head, weights=ranks.first)
         if settings.lora and algorithm.head == "value":
-            raise SetupError(f"trainer.lora: an adapter cannot train the scalar head of {type(algorithm).__name__}; remove [trainer.lora]")
+            raise SetupError(
+                f"trainer.lora: an adapter cannot train the scalar head of {type(algorithm).__name__}; remove [trainer.lora]"
+            )
         self._lora = Lora(model, model_folder, settings.lora, seed) if settings.lora else None
         self._adapter = self._lora if settings.lora and settings.lora.published == "adapter" else None
         if settings.recompute_activations:
             recompute_activations(model)
         self._model: Any = ranks.parallelize(model, dtype).to(self._device)
-        self._scorer = TokenScorer(self._model, temperature, dtype) if algorithm.head == "tokens" else ValueScorer(self._model, dtype)
+        self._scorer = (
+            TokenScorer(self._model, temperature, dtype)
+            if algorithm.head == "tokens"
+            else ValueScorer(self._model, dtype)
+        )
         self._optimization = Optimization(self._model, settings.optimizer, total_steps, ranks)
         self._frozen = frozen_models(algorithm, self._scorer, model_folder, self._lora, ranks)
-        self._critic = Critic(algorithm.critic, model_folder, algorithm, settings, total_steps, ranks) if algorithm.critic else None
+        self._critic = (
+            Critic(algorithm.critic, model_folder, algorithm, settings, total_steps, ranks)
+            if algorithm.critic
+            else None
+        )
         self._generator = torch.Generator().manual_seed(seed)
         critics = [self._critic.scorer] if self._critic else []
-        scorers: list[TokenScorer | ValueScorer] = [self._scorer, *critics, *(frozen.scorer for frozen in self._frozen.values())]
+        scorers: list[TokenScorer | ValueScorer] = [
+            self._scorer,
+            *critics,
+            *(frozen.scorer for frozen in self._frozen.values()),
+        ]
         self._sharing = set_up(scorers, settings.prefix_sharing, compiles=settings.compile)
         self._replay = RoutingReplay.of(self._scorer, model_folder, settings)
         self._routes = self._replay.shape if self._replay else None
@@ -148,8 +162,12 @@ class TorchTrainer:
         tokens = step_tokens(sequences, self.weight_version)
         tokens = msgspec.structs.replace(tokens, rescored=self._logprob_check.rescore(sequences, self.weight_version))
         parity = mismatch_metrics(sequences, tokens.behaviour, require(tokens.rescored, "rescored"))
-        prepared = self._prepare_columns(sequences, tokens, make_minibatches(sequences, self._algorithm.minibatches, self._generator))
-        return msgspec.structs.replace(prepared, metrics={"sequences": float(len(sequences)), **parity, **prepared.metrics})
+        prepared = self._prepare_columns(
+            sequences, tokens, make_minibatches(sequences, self._algorithm.minibatches, self._generator)
+        )
+        return msgspec.structs.replace(
+            prepared, metrics={"sequences": float(len(sequences)), **parity, **prepared.metrics}
+        )
 
     def update(self, prepared: Prepared) -> dict[str, float]:
         """All updates of a step, and one step of the schedule.
@@ -168,7 +186,9 @@ class TorchTrainer:
         lr = self._optimization.lr
         proximal = prepared.tokens.proximal is not None and len(prepared.minibatches) > 1
         on_device = msgspec.structs.replace(
-            prepared, tokens=to_device(prepared.tokens, self._device), advantages=to_device(prepared.advantages, self._device)
+            prepared,
+            tokens=to_device(prepared.tokens, self._device),
+            advantages=to_device(prepared.advantages, self._device),
         )
         for number, indices in enumerate(prepared.minibatches):
             try:
@@ -200,7 +220,9 @@ class TorchTrainer:
 
     def evaluate(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
         """See `TrainingEngine.evaluate`."""
-        prepared = self._prepare_columns(sequences, step_tokens(sequences, self.weight_version), [list(range(len(sequences)))])
+        prepared = self._prepare_columns(
+            sequences, step_tokens(sequences, self.weight_version), [list(range(len(sequences)))]
+        )
         tokens, advantages = to_device(prepared.tokens, self._device), to_device(prepared.advantages, self._device)
         weights = token_weights(self._algorithm, tokens, prepared.minibatches[0])
         sums = StepMetricSums()
@@ -219,7 +241,9 @@ class TorchTrainer:
     def logp(self, sequences: Sequence[TrainingSequence]) -> Tensor:
         """Log-probabilities under the current weights, float32 `[tokens]` on the CPU: trained tokens, sequence after sequence."""
         if isinstance(self._scorer, ValueScorer):
-            raise EngineError(f"logp: {type(self._algorithm).__name__} trains a scalar head, which has no log-probabilities")
+            raise EngineError(
+                f"logp: {type(self._algorithm).__name__} trains a scalar head, which has no log-probabilities"
+            )
         return self._forward_tokens(sequences, [range(len(sequences))], lambda batch: self._forward(batch)[0])
 
     def values(self, sequences: Sequence[TrainingSequence]) -> Tensor:
@@ -229,14 +253,18 @@ class TorchTrainer:
             raise EngineError(f"values: {type(self._algorithm).__name__} has neither a critic nor a scalar head")
         return self._forward_tokens(sequences, [range(len(sequences))], model)
 
-    def _prepare_columns(self, sequences: Sequence[TrainingSequence], tokens: StepTokens, minibatches: list[list[int]]) -> Prepared:
+    def _prepare_columns(
+        self, sequences: Sequence[TrainingSequence], tokens: StepTokens, minibatches: list[list[int]]
+    ) -> Prepared:
         """Compute the columns that need a forward pass, advantages, and proximal log-probabilities if only updates need them.
 
         Proximal log-probabilities are those of the weights at the start of the step. The first update still has these weights,
         so a single update takes them from its own forward pass.
         """
         algorithm = self._algorithm
-        columns: dict[str, Tensor] = {role: self._forward_tokens(sequences, minibatches, model) for role, model in self._frozen.items()}
+        columns: dict[str, Tensor] = {
+            role: self._forward_tokens(sequences, minibatches, model) for role, model in self._frozen.items()
+        }
         if "proximal" in algorithm.needs:
             columns["proximal"] = self.logp(sequences)
         if "values" in algorithm.needs:
@@ -258,7 +286,9 @@ class TorchTrainer:
         if len(minibatches) > 1 and algorithm.recomputes_proximal and tokens.proximal is None:
             proximal = self._forward_tokens(sequences, minibatches, lambda batch: self._forward(batch)[0])
             tokens = msgspec.structs.replace(tokens, proximal=proximal)
-        return Prepared(sequences=sequences, tokens=tokens, advantages=advantages, minibatches=minibatches, metrics=metrics)
+        return Prepared(
+            sequences=sequences, tokens=tokens, advantages=advantages, minibatches=minibatches, metrics=metrics
+        )
 
     def _off_policy_metrics(self, tokens: StepTokens, start: TokenColumn) -> dict[str, float]:
         """Metrics of the step's importance weights; none for sequences that no policy sampled."""
@@ -272,7 +302,14 @@ class TorchTrainer:
 
     @raise_untrainable
     def _backward(
-        self, prepared: Prepared, indices: list[int], sums: StepMetricSums, proximal_of: TokenColumn, *, first: bool, proximal: bool
+        self,
+        prepared: Prepared,
+        indices: list[int],
+        sums: StepMetricSums,
+        proximal_of: TokenColumn,
+        *,
+        first: bool,
+        proximal: bool,
     ) -> tuple[float, float]:
         """Compute the clipped gradient of an update on these sequences; returns its loss and the gradient norm before clipping."""
         weights = token_weights(self._algorithm, prepared.tokens, indices)
@@ -319,7 +356,10 @@ class TorchTrainer:
 
     @torch.no_grad()
     def _forward_tokens(
-        self, sequences: Sequence[TrainingSequence], minibatches: Sequence[Sequence[int]], model: Callable[[MicroBatch], Tensor]
+        self,
+        sequences: Sequence[TrainingSequence],
+        minibatches: Sequence[Sequence[int]],
+        model: Callable[[MicroBatch], Tensor],
     ) -> Tensor:
         """Output of a model for each trained token, float32 `[tokens]` on the CPU, in the micro-batches of the updates."""
         collected = TokenColumn()
@@ -331,9 +371,19 @@ class TorchTrainer:
     def _micro_batches(self, sequences: Sequence[TrainingSequence], indices: Sequence[int]) -> list[MicroBatch]:
         """Makes this rank's micro-batches of some sequences."""
         together = self._algorithm.whole_groups
-        budget = self._ranks.budget(sum(len(sequences[index].token_ids) for index in indices), self._settings.microbatch_tokens)
+        budget = self._ranks.budget(
+            sum(len(sequences[index].token_ids) for index in indices), self._settings.microbatch_tokens
+        )
         return self._ranks.distribute(
-            make_micro_batches(sequences, indices, budget, self._device, whole_groups=together, sharing=self._sharing, routes=self._routes)
+            make_micro_batches(
+                sequences,
+                indices,
+                budget,
+                self._device,
+                whole_groups=together,
+                sharing=self._sharing,
+                routes=self._routes,
+            )
         )
 
     def _optimizations(self) -> list[Optimization]:
@@ -357,7 +407,11 @@ class TorchTrainer:
         state = self._state_to_publish()
         if not self._ranks.first:
             return ""
-        return checksum(self._adapter.factors(state)) if self._adapter else checksum(without_ties(state), self._published_dtype)
+        return (
+            checksum(self._adapter.factors(state))
+            if self._adapter
+            else checksum(without_ties(state), self._published_dtype)
+        )
 
     def _state_to_publish(self) -> dict[str, Tensor]:
         """Returns the adapter's tensors if it is published alone, else those of the whole model, an adapter merged."""

@@ -132,12 +132,19 @@ class Trainer(Actor):
     def snapshot(self) -> TrainerState:
         """Returns the state from which another trainer reaches the same weights."""
         return TrainerState(
-            weight_version=self.weight_version, cursor=self.cursor, groups_trained=self.groups_trained, past=self.step_history.snapshot()
+            weight_version=self.weight_version,
+            cursor=self.cursor,
+            groups_trained=self.groups_trained,
+            past=self.step_history.snapshot(),
         )
 
     def restore(self, state: TrainerState) -> None:
         """Restore a snapshot; the engine is prepared on first use."""
-        self.recovered.weight_version, self.cursor, self.groups_trained = state.weight_version, state.cursor, state.groups_trained
+        self.recovered.weight_version, self.cursor, self.groups_trained = (
+            state.weight_version,
+            state.cursor,
+            state.groups_trained,
+        )
         self.step_history.restore(state.past)
 
     @on
@@ -161,7 +168,9 @@ class Trainer(Actor):
             yield recovery
 
     @on
-    async def run_resumed(self, event: RunResumed, context: Context) -> Emits[TrainerProgress | WeightsPublished | RecoveryEvent]:
+    async def run_resumed(
+        self, event: RunResumed, context: Context
+    ) -> Emits[TrainerProgress | WeightsPublished | RecoveryEvent]:
         """Replay to the current step and publish its weights, because those of the previous process are gone."""
         self.step_history.record_resume(event)
         if context.replayed:
@@ -215,7 +224,9 @@ class Trainer(Actor):
             yield message
 
     @on
-    async def save_checkpoint(self, work: SaveCheckpoint, context: Context) -> Emits[TrainerProgress | CheckpointStaged | RecoveryEvent]:
+    async def save_checkpoint(
+        self, work: SaveCheckpoint, context: Context
+    ) -> Emits[TrainerProgress | CheckpointStaged | RecoveryEvent]:
         async for phase in self._catch_up(context):
             yield phase
         await self.recovered.call(context, lambda engine: self.checkpoints.write(engine.save, work.folder))
@@ -265,7 +276,9 @@ class Trainer(Actor):
         for (index, member), envelope in zip(members, envelopes, strict=True):
             trajectory = envelope.open(TrajectoryExported).trajectory
             if trajectory.episode != member.episode:
-                raise LogUnavailable(f"position {member.sequence} of the log holds episode {trajectory.episode}, not {member.episode}")
+                raise LogUnavailable(
+                    f"position {member.sequence} of the log holds episode {trajectory.episode}, not {member.episode}"
+                )
             trajectories.append((index, trajectory))
         return batch_sequences(event, trajectories, self.credit, self.recovered.require().limits, self.images)
 
@@ -294,7 +307,9 @@ class Trainer(Actor):
         if not cause and not batch.refused:
             return CountedStep(sequences=sequences, metrics=metrics)
         refused = BatchRefused(step=step, sequences=batch.refused, trained_sequences=len(sequences), cause=cause)
-        return CountedStep(sequences=sequences, metrics={**metrics, "refused_sequences": float(len(batch.refused))}, refused=refused)
+        return CountedStep(
+            sequences=sequences, metrics={**metrics, "refused_sequences": float(len(batch.refused))}, refused=refused
+        )
 
     def _record_step(self, event: StepInput, context: Context) -> None:
         self.step_history.batches[event.step] = context.sequence
@@ -302,17 +317,26 @@ class Trainer(Actor):
         self.cursor = context.sequence
         self.groups_trained += len(event.groups if isinstance(event, BatchFormed) else event.numbers)
 
-    async def _step_completed(self, event: StepInput, batch: BatchSequences, step: CountedStep, context: Context) -> StepCompleted:
+    async def _step_completed(
+        self, event: StepInput, batch: BatchSequences, step: CountedStep, context: Context
+    ) -> StepCompleted:
         sequences_checksum = self.recovered.check_sequences(event, step.sequences)
         if isinstance(event, BatchFormed):
             of_reward = {f"{REWARD_METRIC}{name}": mean for name, mean in batch.reward_metrics.items()}
-            metrics = {**reported_metrics(step.metrics), **(batch_metrics(step.sequences, event) if step.sequences else {}), **of_reward}
+            metrics = {
+                **reported_metrics(step.metrics),
+                **(batch_metrics(step.sequences, event) if step.sequences else {}),
+                **of_reward,
+            }
             weights_checksum = ""  # `WeightsPublished` has it
         else:
             metrics = example_metrics(step.metrics, step.sequences)
             weights_checksum = await self.recovered.call(context, self.recovered.check_weights)
         return StepCompleted(
-            step=self.weight_version, metrics=metrics, sequences_checksum=sequences_checksum, weights_checksum=weights_checksum
+            step=self.weight_version,
+            metrics=metrics,
+            sequences_checksum=sequences_checksum,
+            weights_checksum=weights_checksum,
         )
 
     async def _publish_weights(self, context: Context) -> WeightsPublished:
@@ -323,7 +347,9 @@ class Trainer(Actor):
 
     def _throughput(self, sequences: Sequence[TrainingSequence], started: float) -> Throughput:
         tokens = sum(len(sequence.token_ids) for sequence in sequences)
-        return Throughput(actor="trainer", side="training", tokens=tokens, started=started, seconds=self.clock() - started)
+        return Throughput(
+            actor="trainer", side="training", tokens=tokens, started=started, seconds=self.clock() - started
+        )
 
     def _halt_if_skipping(self, step: CountedStep) -> Iterator[TrainingHalted]:
         """Yields the event that ends the run if too many consecutive steps were skipped."""
@@ -338,7 +364,9 @@ class Trainer(Actor):
     async def _evaluate_examples(self, source: SupervisedData, context: Context) -> AsyncIterator[LossEvaluated]:
         """Evaluate the current weights on held-out examples if an evaluation is due."""
         if sequences := await asyncio.to_thread(source.held_out_sequences, self.weight_version):
-            metrics = example_metrics(await self.recovered.call(context, lambda engine: engine.evaluate(sequences)), sequences)
+            metrics = example_metrics(
+                await self.recovered.call(context, lambda engine: engine.evaluate(sequences)), sequences
+            )
             examples = int(metrics.pop("examples"))
             yield LossEvaluated(weight_version=self.weight_version, examples=examples, metrics=metrics)
 
@@ -357,7 +385,9 @@ class Trainer(Actor):
             yield phase
 
     async def _take_again(self, event: StepInput, context: Context) -> Sequence[TrainingSequence]:
-        if self.step_history.has("sequences", event.step + 1, self.recovered.checksum_of(event, ())):  # refused, for whatever cause
+        if self.step_history.has(
+            "sequences", event.step + 1, self.recovered.checksum_of(event, ())
+        ):  # refused, for whatever cause
             await asyncio.to_thread(self.recovered.require().step, ())
             return ()
         sequences = await self._sequences(event, context)

@@ -28,7 +28,9 @@ ARITHMETIC = (
 )
 """Settings of `[trainer]` that may change on resume and that affect rounding in a step."""
 CAUSES = "the checkpoint, the initial model or the log was changed, the torch version or the machine differs, or memory is faulty"
-REMEDY = f"roll back further with `{COMMAND} resume RUN --from step-N`, or resume on the original machine and installation"
+REMEDY = (
+    f"roll back further with `{COMMAND} resume RUN --from step-N`, or resume on the original machine and installation"
+)
 
 Part = Literal["sequences", "weights"]
 """Parts of a step that have a checksum in the log: its trained sequences, and the weights after it."""
@@ -108,7 +110,9 @@ class TrainedHistory:
 
     def record_saved(self, event: CheckpointCommitted) -> None:
         """Record a checkpoint; the event lists the others that still exist."""
-        other_checkpoints = [saved for saved in self.checkpoints if saved.step in event.kept and saved.step != event.step]
+        other_checkpoints = [
+            saved for saved in self.checkpoints if saved.step in event.kept and saved.step != event.step
+        ]
         self.checkpoints = sorted([*other_checkpoints, event], key=lambda saved: saved.step)
 
     def remove_checkpoint(self, step: int) -> CheckpointCommitted | None:
@@ -164,9 +168,16 @@ class TrainedHistory:
         if not logged or not digest or logged == digest:
             return None
         if step in self._other_settings:
-            return StepDiffered(step=step, logged=logged, found=digest, reason=f"its {part} were computed with other settings of [trainer]")
+            return StepDiffered(
+                step=step,
+                logged=logged,
+                found=digest,
+                reason=f"its {part} were computed with other settings of [trainer]",
+            )
         if not self.repeats:
-            return StepDiffered(step=step, logged=logged, found=digest, reason="arithmetic is not deterministic on this device")
+            return StepDiffered(
+                step=step, logged=logged, found=digest, reason="arithmetic is not deterministic on this device"
+            )
         raise StepMismatch(
             f"step {step} was replayed with {part} {digest}, expected {logged} from the log: {CAUSES}; {REMEDY}. "
             'Set trainer.retaken_steps = "report" to continue anyway'

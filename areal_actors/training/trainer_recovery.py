@@ -82,7 +82,9 @@ class RecoveredEngine:
         phases: asyncio.Queue[TrainerProgress | None] = asyncio.Queue()
 
         def progress(phase: str, done: int, total: int, metrics: dict[str, float]) -> None:
-            loop.call_soon_threadsafe(phases.put_nowait, TrainerProgress(phase=phase, done=done, total=total, metrics=metrics))
+            loop.call_soon_threadsafe(
+                phases.put_nowait, TrainerProgress(phase=phase, done=done, total=total, metrics=metrics)
+            )
 
         preparing = asyncio.create_task(asyncio.to_thread(self.factory, progress))
         preparing.add_done_callback(lambda _: phases.put_nowait(None))
@@ -147,7 +149,9 @@ class RecoveredEngine:
     async def _load(self, engine: TrainingEngine, *, anew: bool = False) -> None:
         """Load the newest checkpoint that is sound, if the engine is behind it, or in any case (`anew`)."""
         while (saved := self.history.checkpoint) is not None and (anew or engine.weight_version < saved.step):
-            if self.checkpoints.was_superseded(saved.folder):  # a batch of before the resumption may arrive before the event of it
+            if self.checkpoints.was_superseded(
+                saved.folder
+            ):  # a batch of before the resumption may arrive before the event of it
                 self.history.remove_checkpoint(saved.step)
                 continue
             verified = False

@@ -41,4 +41,6 @@ class EngineSleep:
                 raise EngineError(f'{late}; raise it, or write generation.sleep = "off"') from error
             if answer.error:
                 raise EngineError(f"{worker} holds its memory during step {step}: {answer.error}")
-            yield EngineSlept(worker=worker, step=step, released_bytes=answer.released_bytes, seconds=self._clock() - began)
+            yield EngineSlept(
+                worker=worker, step=step, released_bytes=answer.released_bytes, seconds=self._clock() - began
+            )

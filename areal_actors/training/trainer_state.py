@@ -83,17 +83,25 @@ def restore(model: torch.nn.Module, folder: Path, adapter: Mapping[str, Tensor])
     """
     own = adapter_of(model)
     if own or adapter:
-        if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in adapter.items()}:
-            raise CheckpointError(f"{folder} was written with a different [trainer.lora]; resume with the original settings")
+        if {name: tensor.shape for name, tensor in own.items()} != {
+            name: tensor.shape for name, tensor in adapter.items()
+        }:
+            raise CheckpointError(
+                f"{folder} was written with a different [trainer.lora]; resume with the original settings"
+            )
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(adapter[name])
         return
     try:
-        saved = {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+        saved = {
+            name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()
+        }
         saved = dict(model_tensors(model, saved))
         check_fit(model.state_dict(), saved, str(folder))
     except (OSError, SafetensorError, EngineError) as error:
-        raise CheckpointError(f"{folder} does not contain weights of this model: {error}; resume from an earlier checkpoint") from error
+        raise CheckpointError(
+            f"{folder} does not contain weights of this model: {error}; resume from an earlier checkpoint"
+        ) from error
     # Not strict: of names that share one tensor only one is in the file.
     model.load_state_dict(saved, strict=False)

@@ -50,7 +50,9 @@ class VisionInputs:
         embedded: Tensor = self._base_model.get_input_embeddings()(token_ids)
         if not images:
             return embedded
-        places = torch.cat([torch.arange(image.start, image.start + image.tokens) for image in images]).to(token_ids.device)
+        places = torch.cat([torch.arange(image.start, image.start + image.tokens) for image in images]).to(
+            token_ids.device
+        )
         inside = places < token_ids.shape[1]
         features = self.features(images, folder)[inside].to(embedded.dtype)
         return embedded.index_put((torch.zeros_like(places[inside]), places[inside]), features)

@@ -57,7 +57,9 @@ class ImageFolder:
         try:
             content = file.read_bytes()
         except OSError as error:
-            raise ImageLost(f"the image {file} cannot be read ({error.strerror}); send the image again, or restore the file") from error
+            raise ImageLost(
+                f"the image {file} cannot be read ({error.strerror}); send the image again, or restore the file"
+            ) from error
         if (actual_digest := xxhash.xxh3_128_hexdigest(content)) != digest:
             raise ImageLost(
                 f"the image {file} is damaged: its digest is {actual_digest}; delete the file and send the image again, or restore it"

@@ -62,7 +62,9 @@ class VisionProcessor(Value):
             ImageRefused: one side is too long for the other.
         """
         if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
-            raise ImageRefused(f"is {width} by {height} pixels; one side may be at most {MAX_ASPECT_RATIO} times as long as the other")
+            raise ImageRefused(
+                f"is {width} by {height} pixels; one side may be at most {MAX_ASPECT_RATIO} times as long as the other"
+            )
         unit = self.unit
         # round() is that of the reference, half to even
         seen_width, seen_height = round(width / unit) * unit, round(height / unit) * unit
@@ -84,7 +86,9 @@ class VisionProcessor(Value):
             opened = Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "GIF", "WEBP"))
             if opened.width * opened.height > max_megapixels * MEGA:
                 size = f"{opened.width} by {opened.height} pixels"
-                raise ImageRefused(f"is {size}, and gateway.images.max_megapixels is {max_megapixels}; send a smaller one")
+                raise ImageRefused(
+                    f"is {size}, and gateway.images.max_megapixels is {max_megapixels}; send a smaller one"
+                )
             image = ImageOps.exif_transpose(opened).convert("RGB")
         except ImageRefused:
             raise
@@ -110,13 +114,17 @@ class VisionProcessor(Value):
 
         Patches that become a token are neighbours.
         """
-        pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"), dtype=np.float32).transpose(2, 0, 1) * np.float32(1 / 255)
+        pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"), dtype=np.float32).transpose(
+            2, 0, 1
+        ) * np.float32(1 / 255)
         mean, std = (np.asarray(column, dtype=np.float32)[:, None, None] for column in (self.mean, self.std))
         scaled = (pixels - mean) / std
         _, height, width = scaled.shape
         blocks = (height // self.unit, self.merge, self.patch, width // self.unit, self.merge, self.patch)
         arranged = scaled.reshape(3, *blocks).transpose(1, 4, 2, 5, 0, 3, 6)
-        frames = np.broadcast_to(arranged[:, :, :, :, :, None], (*arranged.shape[:5], self.temporal_patch, self.patch, self.patch))
+        frames = np.broadcast_to(
+            arranged[:, :, :, :, :, None], (*arranged.shape[:5], self.temporal_patch, self.patch, self.patch)
+        )
         return frames.reshape(height * width // self.patch**2, -1)
 
 
@@ -126,7 +134,11 @@ def vision_of(folder: str | Path) -> VisionProcessor | None:
         return None
     place = Path(folder)
     config = read_json(place / "config.json")
-    stated = read_json(place / "preprocessor_config.json") or read_json(place / "processor_config.json").get("image_processor") or {}
+    stated = (
+        read_json(place / "preprocessor_config.json")
+        or read_json(place / "processor_config.json").get("image_processor")
+        or {}
+    )
     size = stated.get("size") or {}
     vision = config.get("vision_config") or {}
     patch = stated.get("patch_size") or vision.get("patch_size") or 14

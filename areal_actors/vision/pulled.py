@@ -45,7 +45,9 @@ class ImagePuller:
             EngineError: the run's files cannot be reached.
         """
         async with self._pulling:
-            await asyncio.gather(*(asyncio.to_thread(self._pull, digest, folder) for digest in {image.digest for image in images}))
+            await asyncio.gather(
+                *(asyncio.to_thread(self._pull, digest, folder) for digest in {image.digest for image in images})
+            )
 
     def _pull(self, digest: str, folder: ImageFolder) -> None:
         if folder.holds(digest):
@@ -53,8 +55,12 @@ class ImagePuller:
         try:
             actual_digest = folder.store(self._objects.read_image(digest))
         except FileNotFoundError as error:
-            raise ImageLost(f"the image {digest} is no longer in the run's folder ({error}); send the image again") from error
+            raise ImageLost(
+                f"the image {digest} is no longer in the run's folder ({error}); send the image again"
+            ) from error
         except OSError as error:
             raise EngineError(f"the image {digest} cannot be pulled from the run's host: {error}") from error
         if actual_digest != digest:
-            raise ImageLost(f"the image {digest} is damaged in the run's folder: its digest is {actual_digest}; send the image again")
+            raise ImageLost(
+                f"the image {digest} is damaged in the run's folder: its digest is {actual_digest}; send the image again"
+            )

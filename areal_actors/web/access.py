@@ -34,11 +34,17 @@ class Access:
         if not self.token:
             if not (name := foreign_name(request.host)):
                 return None
-            return web.Response(status=403, text=f"This page is served to this machine only, as 127.0.0.1; found the name {name}.\n")
-        if any(self._equal(given) for given in (request.query.get("token", ""), request.cookies.get(COOKIE, ""), _bearer(request))):
+            return web.Response(
+                status=403, text=f"This page is served to this machine only, as 127.0.0.1; found the name {name}.\n"
+            )
+        if any(
+            self._equal(given)
+            for given in (request.query.get("token", ""), request.cookies.get(COOKIE, ""), _bearer(request))
+        ):
             return None
         return web.Response(
-            status=401, text="This page needs the token that `areal-actors` has printed with its address: open that address.\n"
+            status=401,
+            text="This page needs the token that `areal-actors` has printed with its address: open that address.\n",
         )
 
     def _equal(self, given: str) -> bool:

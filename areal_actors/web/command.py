@@ -69,14 +69,21 @@ def _header_name(path: Path) -> str:
     try:
         header = read_header(path)
     except RecordingDamaged as error:
-        raise SetupError(f"{path} cannot be read as an exported log: {error}; `{COMMAND} export RUN FILE` writes one") from error
+        raise SetupError(
+            f"{path} cannot be read as an exported log: {error}; `{COMMAND} export RUN FILE` writes one"
+        ) from error
     if header.holds != "log":
         raise SetupError(f"{path} is a tape of one actor; `{COMMAND} export RUN FILE` writes the log of a run")
     return header.run
 
 
 def _serve(
-    name: str, options: PageOptions, *, file: Path | None = None, place: RunFolder | None = None, bus: ServerAddress | None = None
+    name: str,
+    options: PageOptions,
+    *,
+    file: Path | None = None,
+    place: RunFolder | None = None,
+    bus: ServerAddress | None = None,
 ) -> int:
     curves = [read_curves(path) for path in options.what_if]
     with tempfile.TemporaryDirectory(prefix="areal-page-") as temporary, suppress(KeyboardInterrupt):
@@ -95,7 +102,11 @@ async def _serve_page(source: LogSource, name: str, options: PageOptions, curves
     async with serving_page(PageServer(source, name, curves), Access(options.host), options.host, options.port) as url:
         sys.stdout.write(f"{url}\n")
         sys.stdout.flush()
-        elsewhere = f"; on another machine write this one's name instead of {options.host}" if options.host in EVERY_ADDRESS else ""
+        elsewhere = (
+            f"; on another machine write this one's name instead of {options.host}"
+            if options.host in EVERY_ADDRESS
+            else ""
+        )
         sys.stderr.write(f"the page of run '{name}'; Ctrl-C ends it, the run is not affected{elsewhere}\n")
         reading = asyncio.create_task(source.read())
         waiting = asyncio.create_task(ended.wait())

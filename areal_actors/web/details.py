@@ -87,10 +87,18 @@ class LogDetails:
                 continue
             if envelope.subject == EpisodeScored.subject:
                 scored = envelope.open(EpisodeScored)
-                answer |= {"task": scored.work.task.data, "output": scored.output[:LONGEST_TEXT], "metrics": scored.metrics}
+                answer |= {
+                    "task": scored.work.task.data,
+                    "output": scored.output[:LONGEST_TEXT],
+                    "metrics": scored.metrics,
+                }
             elif envelope.subject == EpisodeEvaluated.subject:
                 evaluated = envelope.open(EpisodeEvaluated)
-                answer |= {"task": evaluated.work.task.data, "output": evaluated.output[:LONGEST_TEXT], "metrics": evaluated.metrics}
+                answer |= {
+                    "task": evaluated.work.task.data,
+                    "output": evaluated.output[:LONGEST_TEXT],
+                    "metrics": evaluated.metrics,
+                }
                 answer["ended_by"] = describe_party(evaluated)
             elif envelope.subject == EpisodeAbandoned.subject:
                 abandoned = envelope.open(EpisodeAbandoned)
@@ -155,7 +163,14 @@ class LogDetails:
             position -= 1
             envelope = self._source.copy.read(position)
             if envelope is not None and envelope.subject.startswith(subject) and _matches(envelope, wanted):
-                matches.append({"position": position, "time": envelope.time, "subject": envelope.subject, "sender": envelope.sender})
+                matches.append(
+                    {
+                        "position": position,
+                        "time": envelope.time,
+                        "subject": envelope.subject,
+                        "sender": envelope.sender,
+                    }
+                )
         return {"events": matches, "before": position, "more": position > self._source.history.progress.first}
 
 
@@ -193,7 +208,9 @@ def _to_plain(value: Any) -> Any:
 async def _run_trace(log: str, episode: str, attempt: int) -> bytes:
     """Run `areal-actors trace` on the copy; returns its JSON."""
     words = [sys.executable, "-m", "areal_actors", "trace", log, episode, "--attempt", str(attempt), "--json"]
-    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
     try:
         output, errors = await asyncio.wait_for(process.communicate(), TRACE_SECONDS)
     except TimeoutError:

@@ -127,7 +127,9 @@ class PageServer:
             }
             for actor, beat in sorted(state.beats.items())
         ]
-        return _json({"beats": beats, "now": state.now - began, "live": self.source.state == "live", "engines": self._engines()})
+        return _json(
+            {"beats": beats, "now": state.now - began, "live": self.source.state == "live", "engines": self._engines()}
+        )
 
     def _engines(self) -> dict[str, dict[str, float]]:
         state = self.source.telemetry
@@ -139,7 +141,10 @@ class PageServer:
                 if throughput.side == side and throughput.started + throughput.seconds > start
             ]
             if recent and start < state.now:
-                engines[side] = {"tokens_per_second": tokens_per_second(recent), "busy_share": busy_share(recent, (start, state.now))}
+                engines[side] = {
+                    "tokens_per_second": tokens_per_second(recent),
+                    "busy_share": busy_share(recent, (start, state.now)),
+                }
         return engines
 
     async def changes(self, request: web.Request) -> web.StreamResponse:
@@ -169,7 +174,9 @@ class PageServer:
     async def answer_trace(self, request: web.Request) -> web.Response:
         """Masks and advantages of an attempt."""
         try:
-            return web.Response(body=await self._details.trace_json(self._row(request)), content_type="application/json")
+            return web.Response(
+                body=await self._details.trace_json(self._row(request)), content_type="application/json"
+            )
         except SetupError as error:
             return _json({"error": str(error)}, status=409)
 
@@ -215,7 +222,9 @@ async def serving_page(server: PageServer, access: Access, host: str, port: int)
     app = web.Application(middlewares=[access.middleware], client_max_size=1 << 16)
     app.on_response_prepare.append(add_headers)
     app.add_routes(server.routes())
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)  # a closed browser gives its stream back
+    runner = web.AppRunner(
+        app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True
+    )  # a closed browser gives its stream back
     await runner.setup()
     try:
         try:

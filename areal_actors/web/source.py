@@ -49,10 +49,18 @@ class LogSource:
     """Reads a log into a history and a copy."""
 
     def __init__(
-        self, copy: LogCopy, *, file: Path | None = None, place: RunFolder | None = None, bus: ServerAddress | None = None
+        self,
+        copy: LogCopy,
+        *,
+        file: Path | None = None,
+        place: RunFolder | None = None,
+        bus: ServerAddress | None = None,
     ) -> None:
         """Exactly one of an exported log, a run's folder, and the address of a live run's bus is given."""
-        self.tables, self.copy = PageTables(copy_into_memory(place.path / DATABASE) if place else History.in_memory()), copy
+        self.tables, self.copy = (
+            PageTables(copy_into_memory(place.path / DATABASE) if place else History.in_memory()),
+            copy,
+        )
         self.place = place
         self.recipe: dict[str, Any] = {}
         """The resolved recipe of a log whose start was trimmed, of a snapshot; empty otherwise."""
@@ -102,7 +110,9 @@ class LogSource:
 
     def _note_stop(self, error: Exception) -> None:
         last = self.history.progress.last
-        self.notice = f"The log could not be read further than event {last:,}; this page shows what is before. Reason: {error}"
+        self.notice = (
+            f"The log could not be read further than event {last:,}; this page shows what is before. Reason: {error}"
+        )
         logger.warning("the page shows a part of the log", reason=str(error), last=last)
 
     async def _read_file(self, file: Path) -> None:
@@ -113,7 +123,9 @@ class LogSource:
     async def _read_folder(self, place: RunFolder) -> None:
         while True:
             if place.live_supervisor():
-                with suppress(OSError, ServerUnavailable):  # address and server vanish with the run; a server that was killed comes back
+                with suppress(
+                    OSError, ServerUnavailable
+                ):  # address and server vanish with the run; a server that was killed comes back
                     await self._follow_live(place.monitor(), place)
             elif (files := log_files(place)) and files == self.history.progress.log_files:
                 self.state = ENDED  # the history is whole: the copy is made when a detail is asked for
@@ -160,14 +172,18 @@ class LogSource:
             try:
                 await self._receive_all(bus.log(after=self.copied, follow=True))
             except EventsTrimmed as error:
-                self.notice = f"Events after {self.copied:,} were trimmed from the log before this page read them: {error}"
+                self.notice = (
+                    f"Events after {self.copied:,} were trimmed from the log before this page read them: {error}"
+                )
                 self.copied = (await bus.span()).first - 1
 
     async def _begin(self, bus: Bus, place: RunFolder | None) -> None:
         """Prepare progress, and notices about a trimmed log."""
         if self.copied and await self._is_of_another_run(bus):
             name = self.history.progress.run
-            raise SetupError(f"Another run has the name '{name}' now; this page shows the earlier one. Start `{COMMAND} view` again")
+            raise SetupError(
+                f"Another run has the name '{name}' now; this page shows the earlier one. Start `{COMMAND} view` again"
+            )
         if not self.copied:
             if self.history.progress.last and not await is_of_this_log(self.history, bus):
                 self.tables = PageTables(History.in_memory())

@@ -128,7 +128,9 @@ class PageTables:
         """Returns recipe and end of the run."""
         history, last = self.history, self.history.value("SELECT last FROM progress")
         if self._facts[0] != last:
-            started, recipe = next(iter(history.query("SELECT started, recipe FROM run ORDER BY started DESC LIMIT 1")), (0, "{}"))
+            started, recipe = next(
+                iter(history.query("SELECT started, recipe FROM run ORDER BY started DESC LIMIT 1")), (0, "{}")
+            )
             ends = list(notice_events(history, RunFinished, after=started))
             self._facts = last, PageFacts(msgspec.json.decode(recipe), ends[-1][2] if ends else None)
         return self._facts[1]
@@ -157,7 +159,9 @@ class PageTables:
         self.history.flush()
         rows = [EpisodeRow(**row) for row in self.history.records(EPISODES.format(condition=condition), *values)]
         by_id = {row.id: row for row in rows}
-        for number, recorded, at, interaction, spans, version, tokens in self.history.query(CALLS.format(condition=condition), *values):
+        for number, recorded, at, interaction, spans, version, tokens in self.history.query(
+            CALLS.format(condition=condition), *values
+        ):
             pairs = msgspec.json.decode(spans) if spans else [] if version is None else [(version, tokens)]
             by_id[number].calls.append(CallRow(recorded, at, interaction, [SampledSpan(*pair) for pair in pairs]))
         for row in rows:
@@ -193,10 +197,14 @@ class PageTables:
         for position, time, event in run_events(self.history, after=self._noted):
             if event.subject in SHOWN and (sentence := plain_line(event)) is not None:
                 number, at = len(self._notices), self.seconds(time)
-                row = NoticeRow(id=number, changed=position, position=position, at=at, subject=event.subject, sentence=sentence)
+                row = NoticeRow(
+                    id=number, changed=position, position=position, at=at, subject=event.subject, sentence=sentence
+                )
                 self._notices.append(row)
             if (bound := _staleness_bound(event)) is not None:
-                self._bounds.append(BoundRow(id=len(self._bounds), changed=position, max_staleness=bound, position=position))
+                self._bounds.append(
+                    BoundRow(id=len(self._bounds), changed=position, max_staleness=bound, position=position)
+                )
         self._noted = self.history.progress.last
 
     def _changed(self, statement: str, position: int) -> list[dict[str, Any]]:
@@ -207,4 +215,8 @@ def _staleness_bound(event: Message) -> int | None:
     """Returns the staleness bound that an event sets; None if it sets none."""
     if isinstance(event, OffPolicyChanged):
         return event.max_staleness if event.max_staleness != event.before else None
-    return int(event.recipe.get("staleness_gate", {}).get("max_staleness", 0)) if isinstance(event, RunStarted | RunResumed) else None
+    return (
+        int(event.recipe.get("staleness_gate", {}).get("max_staleness", 0))
+        if isinstance(event, RunStarted | RunResumed)
+        else None
+    )

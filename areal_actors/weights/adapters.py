@@ -53,7 +53,9 @@ class Adapter(msgspec.Struct, frozen=True):
         }
 
 
-def write_adapter(tensors: Mapping[str, Tensor], config: str, folder: str | Path, model_folder: str | Path) -> WeightsLocation:
+def write_adapter(
+    tensors: Mapping[str, Tensor], config: str, folder: str | Path, model_folder: str | Path
+) -> WeightsLocation:
     """Write an adapter in peft's format; `folder` appears atomically.
 
     Args:
@@ -105,7 +107,9 @@ def pair_factors(tensors: Mapping[str, Tensor], source: str) -> dict[str, tuple[
         halves.setdefault(name.removeprefix(ADAPTER_PREFIX).removesuffix(factor), {})[factor] = tensor.float()
     odd = [name for name, factors in halves.items() if factors.keys() != set(FACTORS)]
     if odd:
-        raise EngineError(f"the adapter in {source} does not consist of pairs lora_A and lora_B: {', '.join(odd[:3])} ({len(odd)} in all)")
+        raise EngineError(
+            f"the adapter in {source} does not consist of pairs lora_A and lora_B: {', '.join(odd[:3])} ({len(odd)} in all)"
+        )
     return {f"{name}.weight": (found[FACTORS[0]], found[FACTORS[1]]) for name, found in halves.items()}
 
 
@@ -130,9 +134,13 @@ class AdapterMerger:
             EngineError: the adapter is damaged or belongs to another model, or the base weights were replaced.
         """
         if Path(location.model).resolve() != self._model_folder:
-            raise EngineError(f"the adapter in {location.folder} belongs to {location.model}, but this engine serves {self._model_folder}")
+            raise EngineError(
+                f"the adapter in {location.folder} belongs to {location.model}, but this engine serves {self._model_folder}"
+            )
         if not self._base_is_loaded:
-            raise EngineError(f"the adapter in {location.folder} has no base here: full weights were loaded; restart the engine")
+            raise EngineError(
+                f"the adapter in {location.folder} has no base here: full weights were loaded; restart the engine"
+            )
         adapter = read_adapter(location)
         self._check_fit(adapter, location.folder)
         with torch.no_grad():
@@ -149,4 +157,6 @@ class AdapterMerger:
                     f"the adapter in {source} does not fit this model: it adds {shape} to {name}, which has shape {own_shape}"
                 )
         if self._base and adapter.factors.keys() != self._base.keys():
-            raise EngineError(f"the adapter in {source} changes other weights than the versions before it: restart the engine")
+            raise EngineError(
+                f"the adapter in {source} changes other weights than the versions before it: restart the engine"
+            )

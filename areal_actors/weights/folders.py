@@ -63,7 +63,9 @@ def shared_memory_path(run: str, run_folder: str | Path) -> Path:
         FileNotFoundError: the run's folder has not been made.
     """
     secret = (Path(run_folder) / SECRET_FILE).read_bytes()
-    owner = blake2b(str(Path(run_folder).absolute()).encode(), key=secret[: blake2b.MAX_KEY_SIZE], digest_size=16).hexdigest()
+    owner = blake2b(
+        str(Path(run_folder).absolute()).encode(), key=secret[: blake2b.MAX_KEY_SIZE], digest_size=16
+    ).hexdigest()
     return SHARED_MEMORY / f"areal-{_in_name(run)}-{owner}"
 
 
@@ -84,7 +86,9 @@ def lock_path(folder: Path) -> Path:
 
 def locked_folders() -> list[Path]:
     """This user's folders in shared memory with a lock file: those of live runs, and of killed runs that left them behind."""
-    places = (path.with_name(path.name.removesuffix(LOCK_SUFFIX)) for path in SHARED_MEMORY.glob(f"areal-*{LOCK_SUFFIX}"))
+    places = (
+        path.with_name(path.name.removesuffix(LOCK_SUFFIX)) for path in SHARED_MEMORY.glob(f"areal-*{LOCK_SUFFIX}")
+    )
     return sorted(place for place in places if is_own(place) or not os.path.lexists(place))
 
 

@@ -56,7 +56,9 @@ def write_manifest(folder: Path, *, step: int = -1, cursor: int = 0) -> str:
     for path in sorted(folder.rglob("*")):
         if path.is_dir():
             fsync_path(path)
-    content = msgspec.json.format(msgspec.json.encode(Manifest(format=FORMAT, step=step, cursor=cursor, files=digests)), indent=1)
+    content = msgspec.json.format(
+        msgspec.json.encode(Manifest(format=FORMAT, step=step, cursor=cursor, files=digests)), indent=1
+    )
     atomic_write(folder / MANIFEST, content)
     return _hexadecimal(content)
 

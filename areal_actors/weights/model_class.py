@@ -22,8 +22,12 @@ def language_model_class(folder: str | Path) -> Any:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise SetupError(f"{folder}: cannot load a model from this folder: {error}") from error
-    classes = {kind for kind in (AutoModelForCausalLM, AutoModelForImageTextToText) if type(config) in kind._model_mapping}  # noqa: SLF001 - there is no public one
+    classes = {
+        kind for kind in (AutoModelForCausalLM, AutoModelForImageTextToText) if type(config) in kind._model_mapping
+    }  # noqa: SLF001 - there is no public one
     if not classes and not hasattr(config, "auto_map"):
-        raise SetupError(f"{folder}: transformers {transformers_version} has no language model of type {config.model_type}")
+        raise SetupError(
+            f"{folder}: transformers {transformers_version} has no language model of type {config.model_type}"
+        )
     sees = has_vision(folder) or classes == {AutoModelForImageTextToText}
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM

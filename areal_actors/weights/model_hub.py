@@ -85,7 +85,9 @@ def _is_cached(model: str) -> bool:
 
 
 def _not_fetched(model: str) -> SetupError:
-    return SetupError(f"model '{model}' is not on this machine yet: `{program(COMMAND)} model get {model}` fetches it ({KNOWN[model].hub})")
+    return SetupError(
+        f"model '{model}' is not on this machine yet: `{program(COMMAND)} model get {model}` fetches it ({KNOWN[model].hub})"
+    )
 
 
 def _unavailable(model: str, error: Exception) -> SetupError:

@@ -62,7 +62,10 @@ def parts_of(weights: Iterable[Named], control: Mapping[str, Any], part_bytes: i
         if padding := -tensor.nbytes % ALIGNMENT:
             parts[-1].append((PAD, torch.zeros(padding, dtype=torch.uint8)))
         size += tensor.nbytes
-    return [[(CONTROL, _encode_control({**control, "part": place, "parts": len(parts)})), *part] for place, part in enumerate(parts)]
+    return [
+        [(CONTROL, _encode_control({**control, "part": place, "parts": len(parts)})), *part]
+        for place, part in enumerate(parts)
+    ]
 
 
 def _encode_control(control: Mapping[str, Any]) -> Tensor:

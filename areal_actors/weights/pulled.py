@@ -60,7 +60,9 @@ class WeightsPuller:
     def _pull_version(self, location: WeightsLocation, weight_version: int, partial: Path) -> None:
         self._objects.pull(f"{WEIGHTS}{weight_version}", partial)
         if (actual_checksum := checksum_of(stored_tensors(partial))) != location.checksum:
-            raise EngineError(f"weight version {weight_version} arrived with checksum {actual_checksum}, expected {location.checksum}")
+            raise EngineError(
+                f"weight version {weight_version} arrived with checksum {actual_checksum}, expected {location.checksum}"
+            )
         prune(self._root, KEPT - 1)
 
     def _pull_once(self, folder: Path, pull: Callable[[Path], None]) -> None:

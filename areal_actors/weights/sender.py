@@ -83,14 +83,20 @@ class Sender:
             weights = list(delta(self._base, self._tensors))
         self._parts = parts_of(weights, control, request.part_bytes)
         described = [
-            Part([name for name, _ in part], [str(tensor.dtype)[6:] for _, tensor in part], [list(tensor.shape) for _, tensor in part])
+            Part(
+                [name for name, _ in part],
+                [str(tensor.dtype)[6:] for _, tensor in part],
+                [list(tensor.shape) for _, tensor in part],
+            )
             for part in self._parts
         ]
         sent = sum(tensor.nbytes for part in self._parts for _, tensor in part)
         return PreparedVersion(described, control["kind"], sent, whole)
 
     def _send(self, request: Send) -> None:
-        flat = torch.cat([tensor.flatten().view(torch.uint8) for _, tensor in self._parts[request.part]]).to(self._device)
+        flat = torch.cat([tensor.flatten().view(torch.uint8) for _, tensor in self._parts[request.part]]).to(
+            self._device
+        )
         options = dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
         options.timeout = timedelta(seconds=request.seconds)
@@ -101,7 +107,9 @@ class Sender:
 
 def map_tensors(folder: str) -> dict[str, Tensor]:
     """Returns the tensors of a version, mapped from its files."""
-    return {name: tensor for file in sorted(Path(folder).glob("*.safetensors")) for name, tensor in load_file(file).items()}
+    return {
+        name: tensor for file in sorted(Path(folder).glob("*.safetensors")) for name, tensor in load_file(file).items()
+    }
 
 
 def open_group(request: Join) -> Any:

@@ -17,7 +17,12 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, dot_natural_key, rename_source_key, revert_weight_conversion
+from transformers.core_model_loading import (
+    WeightConverter,
+    dot_natural_key,
+    rename_source_key,
+    revert_weight_conversion,
+)
 
 from areal_actors.core.errors import EngineError, SetupError
 from areal_actors.weights.weight_files import StoredTensor, stored_tensors
@@ -84,9 +89,13 @@ class SourceTensors:
         try:
             for file in sorted({tensor.file for tensor in self.carried.values()}):
                 with safe_open(file, framework="pt") as opened:
-                    tensors |= {name: opened.get_tensor(name) for name, tensor in self.carried.items() if tensor.file == file}
+                    tensors |= {
+                        name: opened.get_tensor(name) for name, tensor in self.carried.items() if tensor.file == file
+                    }
         except (OSError, ValueError, RuntimeError) as error:
-            raise EngineError(f"the tensors in {self.folder} that are carried over cannot be read ({error}): restore the folder") from error
+            raise EngineError(
+                f"the tensors in {self.folder} that are carried over cannot be read ({error}): restore the folder"
+            ) from error
         return tensors
 
     def check(self, model: Any) -> None:
@@ -95,10 +104,14 @@ class SourceTensors:
         Raises:
             SetupError: a checkpoint of this model would lack tensors, or have them in another shape.
         """
-        written = self._from_model(model, {name: torch.empty_like(tensor, device="meta") for name, tensor in model.state_dict().items()})
+        written = self._from_model(
+            model, {name: torch.empty_like(tensor, device="meta") for name, tensor in model.state_dict().items()}
+        )
         expected = {name: tensor for name, tensor in self._stored.items() if name not in self.carried}
         lacking = sorted(expected.keys() - written.keys())
-        shaped = sorted(name for name in expected.keys() & written.keys() if tuple(written[name].shape) != expected[name].shape)
+        shaped = sorted(
+            name for name in expected.keys() & written.keys() if tuple(written[name].shape) != expected[name].shape
+        )
         for names, what in ((lacking, "lack"), (shaped, "have in another shape")):
             if names:
                 raise SetupError(
@@ -116,7 +129,9 @@ def note_source(model: Any, folder: str | Path) -> SourceTensors | None:
     if not any(Path(folder).glob("*.safetensors")):
         return None
     if isinstance(model, PreTrainedModel) and not hasattr(model, CONVERSIONS):
-        setattr(model, CONVERSIONS, _conversions(model))  # as `from_pretrained` does, for ranks whose model is on the meta device
+        setattr(
+            model, CONVERSIONS, _conversions(model)
+        )  # as `from_pretrained` does, for ranks whose model is on the meta device
     source = SourceTensors(model, folder)
     setattr(model, ATTRIBUTE, source)
     return source

@@ -30,7 +30,9 @@ def torch_device(name: str, setting: str, number: int = 0) -> torch.device:
     if device.type != "cuda":
         return device
     if not torch.cuda.is_available():
-        raise SetupError(f'{setting} = "{name}", but torch finds no CUDA device: write "cpu" or "auto", or install torch for CUDA')
+        raise SetupError(
+            f'{setting} = "{name}", but torch finds no CUDA device: write "cpu" or "auto", or install torch for CUDA'
+        )
     if number >= (device_count := torch.cuda.device_count()):
         raise SetupError(
             f'{setting}: rank {number} of this host has no CUDA device: {device_count} are visible; write fewer ranks, or "cpu"'

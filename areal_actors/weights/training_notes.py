@@ -12,7 +12,11 @@ from areal_actors.core.model_config import config_of, has_vision, text_config_of
 from areal_actors.weights.weight_files import stored_tensors
 
 ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention", "attention"})
-STATE_KINDS = {"linear_conv_kernel_dim": "linear_attention", "mamba_d_state": "linear_attention", "conv_L_cache": "conv"}
+STATE_KINDS = {
+    "linear_conv_kernel_dim": "linear_attention",
+    "mamba_d_state": "linear_attention",
+    "conv_L_cache": "conv",
+}
 """Settings of layers with a state, for configurations that do not list their layers."""
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 MTP = re.compile(r"^mtp\.")
@@ -23,9 +27,7 @@ def state_problem(kinds: Iterable[str]) -> str:
     """The reason why rows cannot be packed with layers of these kinds; empty if they can."""
     named = {"linear_attention" if kind == "mamba" else kind for kind in kinds}  # as transformers names it
     if unsupported := sorted(named - ATTENTION_KINDS):
-        return (
-            f"its layers of kind {', '.join(unsupported)} carry a state from each token to the next, which rows in one sequence would mix"
-        )
+        return f"its layers of kind {', '.join(unsupported)} carry a state from each token to the next, which rows in one sequence would mix"
     return ""
 
 
@@ -56,7 +58,11 @@ def _untrained_parts(folder: str | Path) -> list[str]:
         return []
     config: dict[str, Any] = text_config_of(folder)
     blocks = int(config.get("num_hidden_layers") or 0)
-    towers = [name for name in names if TOWER.search(name)] if "vision_config" in config_of(folder) and not has_vision(folder) else []
+    towers = (
+        [name for name in names if TOWER.search(name)]
+        if "vision_config" in config_of(folder) and not has_vision(folder)
+        else []
+    )
     heads = [name for name in names if name not in towers and (MTP.search(name) or _is_beyond(name, blocks))]
     counted = ((towers, "vision tower"), (heads, "prediction of several tokens (MTP)"))
     return [f"{len(untrained)} tensors of its {what}" for untrained, what in counted if untrained]

@@ -86,7 +86,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         return {name: tensor for file in sorted(files) for name, tensor in load_file(folder / file).items()}
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         present = ", ".join(sorted(path.name for path in folder.glob("*"))) or "nothing"
-        raise EngineError(f"the weights in {folder} cannot be read ({error}); it holds {present}: wait for the next version") from error
+        raise EngineError(
+            f"the weights in {folder} cannot be read ({error}); it holds {present}: wait for the next version"
+        ) from error
 
 
 def check_fit(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], source: str) -> None:
@@ -105,7 +107,9 @@ def check_fit(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], sour
         if name in tensors and tensors[name].shape != target.shape
     ]
     differences_by_kind = {"missing": missing, "unknown": unknown, "of another shape": shaped}
-    differences = "; ".join(f"{what}: {', '.join(names[:3])} ({len(names)} in all)" for what, names in differences_by_kind.items() if names)
+    differences = "; ".join(
+        f"{what}: {', '.join(names[:3])} ({len(names)} in all)" for what, names in differences_by_kind.items() if names
+    )
     if differences:
         raise EngineError(f"the weights in {source} do not fit this model: {differences}")
 

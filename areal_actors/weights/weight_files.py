@@ -79,7 +79,9 @@ def stored_tensors(folder: str | Path) -> dict[str, StoredTensor]:
 def _weight_files(folder: Path) -> list[Path]:
     index, single = folder / INDEX, folder / SINGLE_FILE
     if index.is_file():
-        return [folder / name for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))]
+        return [
+            folder / name for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        ]
     return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
 
 
@@ -116,7 +118,9 @@ def verify_weights(location: WeightsLocation, shapes: Mapping[str, tuple[int, ..
     _refuse(location, tensors, differences)
 
 
-def verify_adapter(location: WeightsLocation, shapes: Mapping[str, tuple[int, ...]], model_folder: str, rank: int) -> None:
+def verify_adapter(
+    location: WeightsLocation, shapes: Mapping[str, tuple[int, ...]], model_folder: str, rank: int
+) -> None:
     """Verify a published adapter: its base model, the shapes of its factors and their checksum.
 
     Args:
@@ -130,9 +134,13 @@ def verify_adapter(location: WeightsLocation, shapes: Mapping[str, tuple[int, ..
             weight of the model, has no partner or another shape, or the checksum differs.
     """
     if not rank:
-        raise EngineError(f"the weights in {location.folder} are an adapter, and this server was started for whole models")
+        raise EngineError(
+            f"the weights in {location.folder} are an adapter, and this server was started for whole models"
+        )
     if Path(location.model).resolve() != Path(model_folder).resolve():
-        raise EngineError(f"the adapter in {location.folder} belongs to {location.model}, but this server has {model_folder}")
+        raise EngineError(
+            f"the adapter in {location.folder} belongs to {location.model}, but this server has {model_folder}"
+        )
     tensors = stored_tensors(location.folder)
     expected = {}
     for name, shape in shapes.items():
@@ -156,7 +164,9 @@ def _of_another_shape(tensors: Mapping[str, StoredTensor], shapes: Mapping[str, 
     ]
 
 
-def _refuse(location: WeightsLocation, tensors: Mapping[str, StoredTensor], differences_by_kind: Mapping[str, list[str]]) -> None:
+def _refuse(
+    location: WeightsLocation, tensors: Mapping[str, StoredTensor], differences_by_kind: Mapping[str, list[str]]
+) -> None:
     """Raise EngineError if tensors differ from what the model needs, or their checksum from the published one."""
     if differences := "; ".join(
         f"{what}: {', '.join(names[:3])} ({len(names)} in all)" for what, names in differences_by_kind.items() if names
@@ -200,6 +210,8 @@ def _header(file: Path) -> dict[str, StoredTensor]:
             continue
         start, end = (offset + number for number in entry["data_offsets"])
         if end > size:
-            raise ValueError(f"{file.name} has {size:,} bytes, but its tensor {name} ends at {end:,}: it was not written whole")
+            raise ValueError(
+                f"{file.name} has {size:,} bytes, but its tensor {name} ends at {end:,}: it was not written whole"
+            )
         entries[name] = StoredTensor(file, DTYPES[entry["dtype"]], tuple(entry["shape"]), start, end)
     return entries

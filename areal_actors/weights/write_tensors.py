@@ -38,7 +38,9 @@ class TensorPlace(NamedTuple):
     """First byte in the file."""
 
 
-def write_tensors(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int = SHARD_BYTES, dtype: torch.dtype | None = None) -> str:
+def write_tensors(
+    tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int = SHARD_BYTES, dtype: torch.dtype | None = None
+) -> str:
     """Write tensors into a folder, in files of about this size as Hugging Face names them; a larger tensor has its own.
 
     Args:
@@ -72,7 +74,9 @@ def write_tensors(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int 
         for partial in partials.values():
             partial.unlink(missing_ok=True)
     if split.is_sharded:
-        (folder / INDEX).write_text(json.dumps({"metadata": split.metadata, "weight_map": split.tensor_to_filename}, indent=1))
+        (folder / INDEX).write_text(
+            json.dumps({"metadata": split.metadata, "weight_map": split.tensor_to_filename}, indent=1)
+        )
     return checksum
 
 
@@ -84,14 +88,20 @@ def _write_header(file: BinaryIO, tensors: Mapping[str, tuple[Tensor, torch.dtyp
     for name in sorted(tensors, key=lambda name: (-tensors[name][1].itemsize, name)):
         tensor, dtype = tensors[name]
         ends[name], end = end, end + tensor.numel() * dtype.itemsize
-        header[name] = {"dtype": FORMAT_NAMES[str(dtype)], "shape": list(tensor.shape), "data_offsets": [ends[name], end]}
+        header[name] = {
+            "dtype": FORMAT_NAMES[str(dtype)],
+            "shape": list(tensor.shape),
+            "data_offsets": [ends[name], end],
+        }
     content = json.dumps(header, separators=(",", ":")).encode()
     content += b" " * (-len(content) % HEADER_ALIGNMENT)
     file.write(len(content).to_bytes(LENGTH_BYTES, "little") + content)
     return {name: TensorPlace(file, LENGTH_BYTES + len(content) + start) for name, start in ends.items()}
 
 
-def _write_contents(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], places: Mapping[str, TensorPlace]) -> str:
+def _write_contents(
+    tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], places: Mapping[str, TensorPlace]
+) -> str:
     """Write the bytes of tensors, in name order, and hash them in a second thread meanwhile; returns their checksum."""
     digest = xxhash.xxh3_128()
     buffer = _transfer_buffer(tensors)

@@ -58,7 +58,9 @@ async def run_episodes(
     began = time.perf_counter()
     await asyncio.gather(*(play(number) for number in range(together)))
     seconds, counters = time.perf_counter() - began, [engine.take_counters() for engine in engines.values()]
-    return Episodes(seconds, sum(each.prefilled_tokens for each in counters), sum(each.cached_tokens for each in counters))
+    return Episodes(
+        seconds, sum(each.prefilled_tokens for each in counters), sum(each.cached_tokens for each in counters)
+    )
 
 
 async def measure(options: argparse.Namespace, report: Callable[[str], None]) -> dict[str, object]:
@@ -79,7 +81,9 @@ async def measure(options: argparse.Namespace, report: Callable[[str], None]) ->
                     first += together
             with_affinity, without = (min(taken, key=lambda run: run.seconds) for taken in runs.values())
             ratio = without.seconds / with_affinity.seconds
-            rows.append({"together": together, "with": asdict(with_affinity), "without": asdict(without), "ratio": ratio})
+            rows.append(
+                {"together": together, "with": asdict(with_affinity), "without": asdict(without), "ratio": ratio}
+            )
             report(
                 f"{together:>8}{with_affinity.prefilled_tokens:>12,}{without.prefilled_tokens:>12,}"
                 f"{with_affinity.seconds:>10.2f}{without.seconds:>10.2f}{ratio:>8.2f}"

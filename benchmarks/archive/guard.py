@@ -109,7 +109,9 @@ def outcome(variant: Variant, lines: Sequence[Mapping[str, Any]]) -> Outcome:
     """Read the metrics of a run."""
     evaluated = [line for line in lines if line["kind"] == EvaluationCompleted.subject]
     steps = [line["metrics"] for line in lines if line["kind"] == StepCompleted.subject]
-    changes = [line for line in lines if line["kind"] == OffPolicyChanged.subject and line["max_staleness"] != line["before"]]
+    changes = [
+        line for line in lines if line["kind"] == OffPolicyChanged.subject and line["max_staleness"] != line["before"]
+    ]
     return Outcome(
         variant=variant,
         sampled={line["weight_version"]: line["accuracy"] for line in evaluated if line["mode"] == "sampled"},
@@ -157,7 +159,14 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "guard")
     parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE")
     options = parse_arguments(
-        parser, {"bound": 1, "steps": 3, "cases": ["tighten"], "seeds": [0], "settings": [*SMALL, "staleness_gate.guard.max_approx_kl=0"]}
+        parser,
+        {
+            "bound": 1,
+            "steps": 3,
+            "cases": ["tighten"],
+            "seeds": [0],
+            "settings": [*SMALL, "staleness_gate.guard.max_approx_kl=0"],
+        },
     )
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +176,9 @@ def main() -> None:
     outcomes = list(measure_variants(options, options.folder.absolute()))
     print(*markdown(HEADER, map(row, outcomes)), sep="\n")
     if not options.no_history:
-        append("guard", {"outcomes": msgspec.to_builtins(outcomes, str_keys=True), "rows": [row(one) for one in outcomes]})
+        append(
+            "guard", {"outcomes": msgspec.to_builtins(outcomes, str_keys=True), "rows": [row(one) for one in outcomes]}
+        )
 
 
 def measure_variants(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:

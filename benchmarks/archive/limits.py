@@ -60,13 +60,31 @@ def run(name: str, settings: Sequence[str]) -> dict[str, Any]:
     """Run the command line once; returns trainer utilization, seconds per step and the tightest limit."""
     resolved = load([RECIPE], [*settings, *LIMITS[name]], CudaDevices(0, "not asked"))
     with tempfile.TemporaryDirectory() as temporary:
-        command = [sys.executable, "-m", "areal_actors", "run", str(RECIPE), f"run={name}", f"folder={temporary}", *settings, *LIMITS[name]]
+        command = [
+            sys.executable,
+            "-m",
+            "areal_actors",
+            "run",
+            str(RECIPE),
+            f"run={name}",
+            f"folder={temporary}",
+            *settings,
+            *LIMITS[name],
+        ]
         began, busy, own = time.perf_counter(), busy_seconds(), sum(os.times()[2:4])
         ended = subprocess.run(
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_SECONDS,
+            check=False,
         )
         if ended.returncode:
-            raise SystemExit(f"the run with {name} limits failed:\n{(ended.stdout + ended.stderr)[-OUTPUT_TAIL_CHARACTERS:]}")
+            raise SystemExit(
+                f"the run with {name} limits failed:\n{(ended.stdout + ended.stderr)[-OUTPUT_TAIL_CHARACTERS:]}"
+            )
         others = others_share(busy_seconds() - busy, sum(os.times()[2:4]) - own, time.perf_counter() - began)
         throughputs = read_throughputs(Path(temporary) / name / "metrics.jsonl")
     training = [one for one in throughputs if one.side == "training"]

@@ -97,11 +97,22 @@ def measure(monitors: int, name: str, folder: Path, options: argparse.Namespace)
         CalledProcessError: the run failed.
     """
     run = folder / name
-    command = [sys.executable, "-m", "areal_actors", "run", str(RECIPE), "profile=embedded", f"run={name}", f"folder={folder}"]
+    command = [
+        sys.executable,
+        "-m",
+        "areal_actors",
+        "run",
+        str(RECIPE),
+        "profile=embedded",
+        f"run={name}",
+        f"folder={folder}",
+    ]
     command += [f"steps={options.steps}", f"seed={options.seed}", "evaluation.every_steps=0", *options.settings]
     before, busy, began = children_seconds(), busy_seconds(), time.monotonic()
     with monitored(run, monitors, options) as processes:
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         keep_apart(process, options, of_run=True)
         if monitors > 2:
             stop_when_subscribed(processes[-1], run)
@@ -135,13 +146,25 @@ def stop_when_subscribed(process: subprocess.Popen[str], run: Path) -> None:
     os.kill(process.pid, signal.SIGSTOP)
 
 
-HEADER = ("monitors", "wall s", "steps s", "CPU s, actors", "CPU s, server", "CPU s, monitors", "messages each", "others' CPU")
+HEADER = (
+    "monitors",
+    "wall s",
+    "steps s",
+    "CPU s, actors",
+    "CPU s, server",
+    "CPU s, monitors",
+    "messages each",
+    "others' CPU",
+)
 
 
 def row(monitors: int, outcomes: Sequence[Outcome]) -> list[object]:
     """Return a line of the table: medians of the runs with this number of monitors."""
     ran = [one for one in outcomes if one.monitors == monitors]
-    medians = [statistics.median(getattr(one, name) for one in ran) for name in ("wall", "steps", "cpu", "server", "monitoring")]
+    medians = [
+        statistics.median(getattr(one, name) for one in ran)
+        for name in ("wall", "steps", "cpu", "server", "monitoring")
+    ]
     messages = min((count for one in ran for count in one.received), default=0)
     return [monitors, *(f"{value:.2f}" for value in medians), f"{messages:,}", f"{max(one.others for one in ran):.2f}"]
 
@@ -170,7 +193,12 @@ def main() -> None:
         print(
             append(
                 "monitors",
-                {"steps": options.steps, "apart": options.apart, "settings": options.settings, "runs": msgspec.to_builtins(outcomes)},
+                {
+                    "steps": options.steps,
+                    "apart": options.apart,
+                    "settings": options.settings,
+                    "runs": msgspec.to_builtins(outcomes),
+                },
             )
         )
 

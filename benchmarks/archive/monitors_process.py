@@ -28,7 +28,11 @@ async def watch(address: dict[str, str], pause: float) -> int:
         gone.set()
 
     client = await nats.connect(
-        address["url"], token=address["token"] or None, inbox_prefix="_INBOX.monitor", allow_reconnect=False, closed_cb=closed
+        address["url"],
+        token=address["token"] or None,
+        inbox_prefix="_INBOX.monitor",
+        allow_reconnect=False,
+        closed_cb=closed,
     )
     received = 0
 

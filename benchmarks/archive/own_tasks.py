@@ -90,7 +90,12 @@ def spreads(found: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
     """Yields lowest, median and highest mean reward of the seeds, for each task and way."""
     for task, way in dict.fromkeys((row["task"], row["way"]) for row in found):
         rows = [row for row in found if (row["task"], row["way"]) == (task, way)]
-        yield (task, way, str(rows[0]["steps"]), *(spread([row[name] for row in rows if name in row]) for name in COLUMNS))
+        yield (
+            task,
+            way,
+            str(rows[0]["steps"]),
+            *(spread([row[name] for row in rows if name in row]) for name in COLUMNS),
+        )
 
 
 def spread(values: Sequence[float]) -> str:

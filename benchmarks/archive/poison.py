@@ -66,10 +66,20 @@ def run(kinds: str, folder: Path, steps: int, every: int) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     noted = (folder / "spoilt.jsonl").resolve()
     environment = {**os.environ, "POISON_KINDS": kinds, "POISON_EVERY": str(every), "POISON_LOG": str(noted)}
-    command = [sys.executable, "-m", "areal_actors", "run", "recipes/gsm8k_grpo.toml", f"folder={folder.resolve()}", f"steps={steps}"]
+    command = [
+        sys.executable,
+        "-m",
+        "areal_actors",
+        "run",
+        "recipes/gsm8k_grpo.toml",
+        f"folder={folder.resolve()}",
+        f"steps={steps}",
+    ]
     began = time.monotonic()
     with (folder / "output.txt").open("wb") as output:
-        done = subprocess.run([*command, *SETTINGS], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False)
+        done = subprocess.run(
+            [*command, *SETTINGS], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False
+        )
     seconds = time.monotonic() - began
     events = asyncio.run(log_of(folder / RUN))
     spoilt = [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
@@ -82,8 +92,23 @@ def run(kinds: str, folder: Path, steps: int, every: int) -> list[str]:
     finished = [event for event in events if isinstance(event, RunFinished)][-1]
     named = ", ".join(f"{count} {check}" for check, count in refused.items())
     reasons = ", ".join(f"{count} {reason}" for reason, count in abandoned.items())
-    fine = done.returncode == 0 and not finished.error and taken == steps and not trained and 0 < len(spoilt) == refused.total()
-    columns = (kinds, len(spoilt), named, reasons, trained, f"{taken} of {steps}", f"{seconds:.0f}", "passed" if fine else "FAILED")
+    fine = (
+        done.returncode == 0
+        and not finished.error
+        and taken == steps
+        and not trained
+        and 0 < len(spoilt) == refused.total()
+    )
+    columns = (
+        kinds,
+        len(spoilt),
+        named,
+        reasons,
+        trained,
+        f"{taken} of {steps}",
+        f"{seconds:.0f}",
+        "passed" if fine else "FAILED",
+    )
     return [str(column) for column in columns]
 
 
@@ -103,11 +128,19 @@ def main() -> int:
     options = parse_arguments(parser, {"kinds": list(KINDS)[:1], "steps": 1})
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if options.quick else options.folder
-        lines = [print_line(run(kind, folder / kind.replace(",", "+")[:60], options.steps, options.every)) for kind in options.kinds]
+        lines = [
+            print_line(run(kind, folder / kind.replace(",", "+")[:60], options.steps, options.every))
+            for kind in options.kinds
+        ]
     print("\n" + "\n".join(markdown(TITLES, iter(lines))))
     if not options.no_history:
         append(
-            "poison", {"steps": options.steps, "every": options.every, "kinds": [dict(zip(TITLES, line, strict=True)) for line in lines]}
+            "poison",
+            {
+                "steps": options.steps,
+                "every": options.every,
+                "kinds": [dict(zip(TITLES, line, strict=True)) for line in lines],
+            },
         )
     return int(any(line[-1] != "passed" for line in lines))
 

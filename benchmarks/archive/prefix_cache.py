@@ -70,7 +70,9 @@ async def run_episodes(engine: TransformersEngine, first: int, together: int, tu
     engine.take_counters()
     began = time.perf_counter()
     sample = functools.partial(sampled, engine)
-    await asyncio.gather(*(run_episode(sample, (first + index, index), turns, reuse=reuse) for index in range(together)))
+    await asyncio.gather(
+        *(run_episode(sample, (first + index, index), turns, reuse=reuse) for index in range(together))
+    )
     seconds, counters = time.perf_counter() - began, engine.take_counters()
     return Episodes(seconds, counters.prefilled_tokens, counters.cached_tokens)
 

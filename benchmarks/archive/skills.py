@@ -58,15 +58,25 @@ def tool(name: str, description: str, **parameters: str) -> dict[str, Any]:
     """Return a tool in the format of the chat protocol."""
     properties = {name: {"type": kind} for name, kind in parameters.items()}
     schema = {"type": "object", "properties": properties, "required": [*parameters], "additionalProperties": False}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema, "strict": True}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": schema, "strict": True},
+    }
 
 
 TOOLS = {
     "tools": [
         tool("find_customer", "Looks a customer up in the directory by surname.", surname="string"),
-        tool("calculate", "Work out a sum. Whole numbers, plus, minus, times and parentheses are understood.", expression="string"),
+        tool(
+            "calculate",
+            "Work out a sum. Whole numbers, plus, minus, times and parentheses are understood.",
+            expression="string",
+        ),
     ],
-    "functions": [tool("add", "Add a and b", a="number", b="number"), tool("multiply", "Multiply a and b", a="number", b="number")],
+    "functions": [
+        tool("add", "Add a and b", a="number", b="number"),
+        tool("multiply", "Multiply a and b", a="number", b="number"),
+    ],
 }
 TOOL_COLUMNS = ("right", "calls", "well formed", "right with", "right without")
 RETRY_COLUMNS = ("right at first", "right at second", "works at second", "right with", "right without")
@@ -102,7 +112,9 @@ class Sampler:
         return answer_text
 
 
-async def with_tools(sampler: Sampler, problem: WordProblem, system: str, tools: list[dict[str, Any]], seed: int) -> Attempt:
+async def with_tools(
+    sampler: Sampler, problem: WordProblem, system: str, tools: list[dict[str, Any]], seed: int
+) -> Attempt:
     """Solve a problem with tools: calls until an answer without a call."""
     messages, attempt = first_messages(problem, system), Attempt()
     for turn in range(1, TURNS + 1):
@@ -123,7 +135,9 @@ async def with_tools(sampler: Sampler, problem: WordProblem, system: str, tools:
     return attempt
 
 
-async def with_feedback(sampler: Sampler, problem: WordProblem, system: str, _: list[dict[str, Any]], seed: int) -> Attempt:
+async def with_feedback(
+    sampler: Sampler, problem: WordProblem, system: str, _: list[dict[str, Any]], seed: int
+) -> Attempt:
     """Solve a problem, with a second attempt if the first answer is wrong."""
     messages = first_messages(problem, system)
     answer_text = await sampler(messages, [], seed)
@@ -189,7 +203,13 @@ def retry_row(attempts: list[Attempt]) -> list[str]:
     first = [a.turns == 1 for a in attempts]
     second = [a for a in attempts if a.turns == 2]
     worked, direct = ([a.right for a in second if a.worked is kind] for kind in (True, False))
-    return [share(first), share([a.right for a in second]), share([a.worked for a in second]), share(worked), share(direct)]
+    return [
+        share(first),
+        share([a.right for a in second]),
+        share([a.worked for a in second]),
+        share(worked),
+        share(direct),
+    ]
 
 
 Solver = Callable[[Sampler, WordProblem, str, list[dict[str, Any]], int], Awaitable[Attempt]]
@@ -205,7 +225,10 @@ async def measure(folder: str, skill: str, count: int) -> None:
     print("| " + " | ".join([skill, *columns, "tokens/s"]) + " |\n" + "|---" * (len(columns) + 2) + "|")
     for name, system in PROMPTS.items():
         sampler, started = Sampler(engine), time.perf_counter()
-        attempts_running = (solver(sampler, problem, system, TOOLS.get(skill, []), TURNS * n) for n, problem in enumerate(chosen_problems))
+        attempts_running = (
+            solver(sampler, problem, system, TOOLS.get(skill, []), TURNS * n)
+            for n, problem in enumerate(chosen_problems)
+        )
         attempts = await asyncio.gather(*attempts_running)
         rate = sampler.tokens / (time.perf_counter() - started)
         print("| " + " | ".join([name, *row(list(attempts)), f"{rate:.0f}"]) + " |", flush=True)

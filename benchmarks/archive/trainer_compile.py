@@ -63,7 +63,9 @@ def alternate(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str,
     return {name: min(each[name] for each in taken) for name in calls}
 
 
-def make_trainer(folder: str, sharing: Sharing, lora: LoraSettings | None, tokens: int, *, compiles: bool) -> TorchTrainer:
+def make_trainer(
+    folder: str, sharing: Sharing, lora: LoraSettings | None, tokens: int, *, compiles: bool
+) -> TorchTrainer:
     """Return a trainer without the check of log-probabilities."""
     settings = TrainerSettings(
         device="cpu",
@@ -98,7 +100,9 @@ def steps(name: str, case: str, repeats: int, tokens: int) -> dict[str, object]:
         }
         norms = {kind: measured["grad_norm"] for kind, measured in metrics.items()}
         again = seconds_of(lambda: trainers["compiled"].step(rows))
-        fastest = alternate({kind: lambda trainer=trainer: trainer.step(rows) for kind, trainer in trainers.items()}, repeats)  # type: ignore[misc]
+        fastest = alternate(
+            {kind: lambda trainer=trainer: trainer.step(rows) for kind, trainer in trainers.items()}, repeats
+        )  # type: ignore[misc]
     return {
         "size": name,
         "case": case,
@@ -116,7 +120,9 @@ def attention(prompt: int, repeats: int) -> dict[str, object]:
     tokens = len(tree.token_ids)
     chains, mask = PackedTree.of(tree, CPU), block_mask(tree, CPU)
     generator = torch.Generator().manual_seed(0)
-    queries, keys, values = (torch.randn(tokens, heads, HEAD_DIM, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    queries, keys, values = (
+        torch.randn(tokens, heads, HEAD_DIM, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS)
+    )
     kernel, scale = torch.compile(flex_attention), HEAD_DIM**-0.5
 
     def flex() -> Tensor:
@@ -151,7 +157,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sizes", nargs="*", metavar="SIZE", help=f"{', '.join(SIZES)} (default: all)")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="micro-batches")
-    parser.add_argument("--prompts", nargs="+", type=int, default=list(SHARED), help="tokens of the shared prompt of the attention")
+    parser.add_argument(
+        "--prompts", nargs="+", type=int, default=list(SHARED), help="tokens of the shared prompt of the attention"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=2048, help="of a micro-batch")
     options = parse_arguments(parser, QUICK)
@@ -159,9 +167,16 @@ def main() -> None:
     columns = ("plain", "compiled", "ratio", "compile_cpu", "compile_wall")
     with tempfile.TemporaryDirectory() as cache:
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        measured = [steps(name, case, options.repeats, options.tokens) for name in options.sizes or SIZES for case in options.cases]
+        measured = [
+            steps(name, case, options.repeats, options.tokens)
+            for name in options.sizes or SIZES
+            for case in options.cases
+        ]
         print("\nCPU seconds of a step, and of compiling")
-        rows = [[f"{row['size']}, {row['case']}", *(row[column] for column in columns), f"{row['difference']:.0e}"] for row in measured]
+        rows = [
+            [f"{row['size']}, {row['case']}", *(row[column] for column in columns), f"{row['difference']:.0e}"]
+            for row in measured
+        ]
         print(table(["", *columns, "difference"], rows))
         attended = [attention(prompt, options.repeats) for prompt in options.prompts]
     columns = ("tokens", "planned", "flex", "ratio", "compile_cpu")

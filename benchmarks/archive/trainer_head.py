@@ -131,7 +131,9 @@ def main() -> None:
     for trained, vocabulary, width in itertools.product((True, False), options.vocabularies, options.hidden):
         cases.append(case := measure(vocabulary, width, options, trained=trained))
         names, parts = list(WAYS[trained]), (case["seconds"], case["megabytes"])
-        print(f"\n{case['head']} head, vocabulary {vocabulary:,}, hidden {width}: gradients within {case['difference']:.1e}")
+        print(
+            f"\n{case['head']} head, vocabulary {vocabulary:,}, hidden {width}: gradients within {case['difference']:.1e}"
+        )
         print(table(["", "CPU s", "MB"], [[name, *(part[name] for part in parts)] for name in names]))  # type: ignore[index]
     if not options.no_history:
         append("trainer_head", {"tokens": options.tokens, "cases": cases})

@@ -95,7 +95,9 @@ def one_system_prompt(groups: int, members: int) -> list[TrainingSequence]:
 
 def packed(rows: list[TrainingSequence]) -> list[MicroBatch]:
     """Arrange every row separately, without padding."""
-    single = [batch for index in range(len(rows)) for batch in make_micro_batches(rows, [index], BUDGET, CPU, sharing="on")]
+    single = [
+        batch for index in range(len(rows)) for batch in make_micro_batches(rows, [index], BUDGET, CPU, sharing="on")
+    ]
     parts = first_fit_decreasing([batch.computed_tokens for batch in single], BUDGET)
     return [one_after_another([single[index] for index in part]) for part in parts]
 
@@ -118,7 +120,9 @@ def one_after_another(batches: list[MicroBatch]) -> MicroBatch:
 def whole(batches: list[MicroBatch]) -> list[MicroBatch]:
     """Return the micro-batches with all tokens in all blocks."""
     return [
-        msgspec.structs.replace(batch, chains=msgspec.structs.replace(batch.chains, outputs=None)) if batch.chains else batch
+        msgspec.structs.replace(batch, chains=msgspec.structs.replace(batch.chains, outputs=None))
+        if batch.chains
+        else batch
         for batch in batches
     ]
 
@@ -150,7 +154,9 @@ def measure(scorer: TokenScorer, case: str, rows: list[TrainingSequence], repeat
     groups = {each.group for each in rows}
     if len(groups) > 1:
         members = [[index for index, each in enumerate(rows) if each.group == group] for group in sorted(groups)]
-        variants["apart"] = [batch for each in members for batch in make_micro_batches(rows, each, BUDGET, CPU, sharing="on")]
+        variants["apart"] = [
+            batch for each in members for batch in make_micro_batches(rows, each, BUDGET, CPU, sharing="on")
+        ]
     seconds = dict.fromkeys(variants, float("inf"))
     gradients = {}
     for _ in range(repeats):
@@ -192,7 +198,10 @@ def measure_all(options: argparse.Namespace, report: Callable[[str], None]) -> l
     found = [measure(scorer, case, rows, options.repeats) for case, rows in cases]
     ratios = ["saved", "sharing", "of saved", "over whole", "over packed", "over padded", "over apart"]
     header = ["case", "tokens in rows", "computed", *ratios, "s shared", "s packed", "gradient"]
-    lines = [[*list(line.values())[:-3], *(f"{line[each]:.3f}" for each in ("seconds_shared", "seconds_packed"))] for line in found]
+    lines = [
+        [*list(line.values())[:-3], *(f"{line[each]:.3f}" for each in ("seconds_shared", "seconds_packed"))]
+        for line in found
+    ]
     report(table(header, [[*line, f"{figures['gradient']:.1e}"] for line, figures in zip(lines, found, strict=True)]))
     return found
 

@@ -139,9 +139,21 @@ async def _joined(run: LiveRun, folder: Path) -> AsyncIterator[subprocess.Popen[
     url = urlsplit(json.loads(credential.read_bytes())["url"])
     address = f"nats://{url.hostname}:{url.port}/{run.folder.name}"
     with (folder / f"join-{time.monotonic()}.txt").open("wb") as output:
-        command = [sys.executable, "-m", "areal_actors", "join", address, "--credential", str(credential), "--role", "rollout_worker"]
+        command = [
+            sys.executable,
+            "-m",
+            "areal_actors",
+            "join",
+            address,
+            "--credential",
+            str(credential),
+            "--role",
+            "rollout_worker",
+        ]
         environment = {**os.environ, "TMPDIR": str(folder)}  # a killed worker leaves its folder
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL)  # noqa: ASYNC220
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL
+        )  # noqa: ASYNC220
     try:
         yield process
     finally:
@@ -186,7 +198,19 @@ async def measure(attack: str, options: argparse.Namespace, folder: Path, orders
         run.abort()
 
 
-HEADER = ["attack", "opened", "not accepted", "closed", "with a reason", "s until closed: median", "most", "run", "steps", "after", "lost"]
+HEADER = [
+    "attack",
+    "opened",
+    "not accepted",
+    "closed",
+    "with a reason",
+    "s until closed: median",
+    "most",
+    "run",
+    "steps",
+    "after",
+    "lost",
+]
 
 
 def row(found: Outcome) -> list[object]:
@@ -203,10 +227,14 @@ def row(found: Outcome) -> list[object]:
 def main() -> int:
     """Run the attacks; returns 1 if one of them ended its run or cost a worker its place."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("attacks", nargs="*", metavar="ATTACK", default=list(ATTACKS), help=f"{', '.join(ATTACKS)} (default: all)")
+    parser.add_argument(
+        "attacks", nargs="*", metavar="ATTACK", default=list(ATTACKS), help=f"{', '.join(ATTACKS)} (default: all)"
+    )
     parser.add_argument("--connections", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--descriptors", default="1024:4096", help="soft and hard limit of the run (default: %(default)s)")
+    parser.add_argument(
+        "--descriptors", default="1024:4096", help="soft and hard limit of the run (default: %(default)s)"
+    )
     parser.add_argument("--port", type=int, default=28_643, help="port of the run's files (default: %(default)s)")
     options = parse_arguments(parser, QUICK)
     soft, hard = (int(limit) for limit in options.descriptors.split(":"))
@@ -221,7 +249,9 @@ def main() -> int:
             outcomes.append(asyncio.run(measure(attack, options, folder, here)))
             print("  ".join(map(str, row(outcomes[-1]))), outcomes[-1].output, flush=True)
     here.send(None)
-    print(f"\n{os.cpu_count()} cores, descriptors {soft}:{hard}\n" + table(HEADER, [row(outcome) for outcome in outcomes]))
+    print(
+        f"\n{os.cpu_count()} cores, descriptors {soft}:{hard}\n" + table(HEADER, [row(outcome) for outcome in outcomes])
+    )
     if not options.no_history:
         settings = {"connections": options.connections, "seconds": options.seconds, "descriptors": options.descriptors}
         runs = [{**msgspec.to_builtins(outcome), "refusals": row(outcome)[1:7]} for outcome in outcomes]

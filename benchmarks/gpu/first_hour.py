@@ -62,9 +62,15 @@ FULL_PARAMETERS = 1_600_000_000
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="a tiny model and little work, to see that every section runs")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="of all sections (auto: cuda if available)")
-    parser.add_argument("--only", metavar="NAMES", help=f"sections, separated by commas: {','.join(each.name for each in SECTIONS)}")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny model and little work, to see that every section runs"
+    )
+    parser.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="of all sections (auto: cuda if available)"
+    )
+    parser.add_argument(
+        "--only", metavar="NAMES", help=f"sections, separated by commas: {','.join(each.name for each in SECTIONS)}"
+    )
     parser.add_argument("--seconds", type=float, default=600.0, help="limit of the whole (default: 600)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all figures, written again after every section")
     arguments = parser.parse_args(words)
@@ -123,7 +129,9 @@ def main() -> None:
             write(arguments.json, arguments, outcomes, began)
 
     with folders(tiny=arguments.tiny) as (folder, shared):
-        options = Options(device=arguments.device, tiny=arguments.tiny, folder=str(folder), shared=str(shared), deadline=0.0)
+        options = Options(
+            device=arguments.device, tiny=arguments.tiny, folder=str(folder), shared=str(shared), deadline=0.0
+        )
         run_sections(arguments.sections, options, max(arguments.seconds - CLEANUP_SECONDS, 1.0), progress)
     printer.conclude(outcomes, time.time() - began)
     if any(outcome.status == "failed" for outcome in outcomes):

@@ -101,7 +101,13 @@ async def complete(engine: TransformersEngine, prompts: Sequence[Sequence[int]],
 
 
 def make_trainer(
-    options: Options, dtype: Dtype, sharing: Sharing = "off", microbatch: int = 0, steps: int = 1, *, compiles: bool = False
+    options: Options,
+    dtype: Dtype,
+    sharing: Sharing = "off",
+    microbatch: int = 0,
+    steps: int = 1,
+    *,
+    compiles: bool = False,
 ) -> TorchTrainer:
     """Return a trainer of the model with GRPO and AdamW; `microbatch` is in computed tokens."""
     settings = TrainerSettings(
@@ -117,7 +123,11 @@ def make_trainer(
 
 
 def training_sequence(
-    prompt: Sequence[int], completion: Sequence[int] | NDArray[np.uint32], logprobs: NDArray[np.float32], group: int, reward: float
+    prompt: Sequence[int],
+    completion: Sequence[int] | NDArray[np.uint32],
+    logprobs: NDArray[np.float32],
+    group: int,
+    reward: float,
 ) -> TrainingSequence:
     """Return a row of a prompt and a completion that weight version 0 sampled."""
     sampled = np.arange(len(prompt) + len(completion)) >= len(prompt)

@@ -56,7 +56,10 @@ class Printer:
         self._cells(cells)
 
     def _cells(self, cells: dict[str, str]) -> None:
-        padded = [cell.ljust(self._widths[name]) if name == "case" else cell.rjust(self._widths[name]) for name, cell in cells.items()]
+        padded = [
+            cell.ljust(self._widths[name]) if name == "case" else cell.rjust(self._widths[name])
+            for name, cell in cells.items()
+        ]
         self._line("  ".join(padded))
 
 

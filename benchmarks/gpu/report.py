@@ -83,5 +83,8 @@ def peak_memory() -> dict[str, int]:
     """Return peaks of this process in bytes: resident memory, and on CUDA what tensors took and what torch reserved."""
     peaks = {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
-        peaks |= {"cuda_allocated": torch.cuda.max_memory_allocated(), "cuda_reserved": torch.cuda.max_memory_reserved()}
+        peaks |= {
+            "cuda_allocated": torch.cuda.max_memory_allocated(),
+            "cuda_reserved": torch.cuda.max_memory_reserved(),
+        }
     return peaks

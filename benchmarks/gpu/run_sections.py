@@ -85,7 +85,9 @@ def run_sections(sections: Sequence[Section], options: Options, seconds: float, 
         progress(outcome, "started")
         if outcome.budget_seconds < LEAST_SECONDS:
             outcome.status = "skipped"
-            outcome.skipped.append({"case": section.name, "reason": f"{outcome.budget_seconds:.0f} s left of {seconds:.0f} s"})
+            outcome.skipped.append(
+                {"case": section.name, "reason": f"{outcome.budget_seconds:.0f} s left of {seconds:.0f} s"}
+            )
             progress(outcome, "skipped")
         else:
             run_section(outcome, dataclasses.replace(options, deadline=deadline), progress)
@@ -151,7 +153,9 @@ def _conclude(outcome: Outcome, code: int, log: Path, *, stopped: bool, progress
         outcome.skipped.append({"case": "the rest", "reason": reason, "output": lines})
         progress(outcome, "skipped")
     elif stopped or code:
-        what = f"no figures within {outcome.budget_seconds:.0f} s" if stopped else f"the process ended with status {code}"
+        what = (
+            f"no figures within {outcome.budget_seconds:.0f} s" if stopped else f"the process ended with status {code}"
+        )
         outcome.errors.append({"case": outcome.name, "error": what, "traceback": lines})
         progress(outcome, "error")
     if outcome.errors:

@@ -42,7 +42,9 @@ class Decoders:
     def engine(self) -> TransformersEngine:
         """The embedded engine."""
         sizes = self._options.sizes
-        return make_engine(self._options, sizes.dtype, max(sizes.concurrency), sizes.decode_prompt + sizes.decode_completion)
+        return make_engine(
+            self._options, sizes.dtype, max(sizes.concurrency), sizes.decode_prompt + sizes.decode_completion
+        )
 
     @cached_property
     def model(self) -> Any:
@@ -81,6 +83,8 @@ class Decoders:
     def _generate(self, prompts: list[list[int]], tokens: int) -> None:
         ids = torch.tensor(prompts, device=self.model.device)
         mask = torch.ones_like(ids)
-        made = self.model.generate(ids, attention_mask=mask, max_new_tokens=tokens, do_sample=True, temperature=1.0, top_k=0)
+        made = self.model.generate(
+            ids, attention_mask=mask, max_new_tokens=tokens, do_sample=True, temperature=1.0, top_k=0
+        )
         if made.shape[1] != ids.shape[1] + tokens:
             raise RuntimeError(f"generate returned {made.shape[1] - ids.shape[1]} tokens instead of {tokens}")

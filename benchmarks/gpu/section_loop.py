@@ -37,7 +37,9 @@ def measure(report: Report, options: Options) -> None:
         report.case(engine, partial(run, options, engine, seconds))
     for engine in SERVERS:
         if engine not in engines:
-            report.skip(engine, "--tiny runs the embedded engine only" if options.tiny else f"this interpreter has no {engine}")
+            report.skip(
+                engine, "--tiny runs the embedded engine only" if options.tiny else f"this interpreter has no {engine}"
+            )
 
 
 def command(options: Options, engine: str) -> list[str]:
@@ -73,7 +75,9 @@ def run(options: Options, engine: str, seconds: float) -> Iterator[Figures]:
     folder.mkdir()
     output, began = folder / "output.txt", time.time()
     with output.open("wb") as file:
-        process = subprocess.Popen(command(options, engine), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command(options, engine), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+        )
     with PeakMemory(process.pid) as peak:
         ended = _wait(process, seconds)
     figures = steps_of(folder / RUN / "metrics.jsonl", began)

@@ -47,7 +47,9 @@ def packages() -> Iterator[Figures]:
         *chain(*(project["dependencies"] for project in projects)),
         *chain(*(extra.get(name, ()) for extra in extras for name in EXTRAS)),
     ]
-    names = {re.split(r"[^A-Za-z0-9._-]", requirement)[0] for requirement in wanted} - {project["name"] for project in projects}
+    names = {re.split(r"[^A-Za-z0-9._-]", requirement)[0] for requirement in wanted} - {
+        project["name"] for project in projects
+    }
     missing = sorted(name for name in names if not _is_installed(name))
     yield {"required": len(names), "missing": ", ".join(missing) or "none"}
 

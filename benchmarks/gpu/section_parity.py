@@ -55,7 +55,9 @@ def sampled_rows(options: Options, dtype: Dtype) -> list[TrainingSequence]:
     """Return rows of completions sampled by the engine, in groups with one prompt."""
     sizes = options.sizes
     prompts = [
-        prompt for prompt in random_prompts(options, sizes.parity_groups, sizes.parity_prompt, seed=len(dtype)) for _ in range(GROUP)
+        prompt
+        for prompt in random_prompts(options, sizes.parity_groups, sizes.parity_prompt, seed=len(dtype))
+        for _ in range(GROUP)
     ]
     engine = make_engine(options, dtype, len(prompts), sizes.parity_prompt + sizes.parity_completion)
     completions = with_engine(engine, lambda engine: complete(engine, prompts, sizes.parity_completion))

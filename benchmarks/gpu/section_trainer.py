@@ -13,7 +13,15 @@ from functools import partial
 
 import numpy as np
 import torch
-from measuring import FIRST_ID, count_parameters, device_of, make_trainer, random_prompts, synchronize, training_sequence
+from measuring import (
+    FIRST_ID,
+    count_parameters,
+    device_of,
+    make_trainer,
+    random_prompts,
+    synchronize,
+    training_sequence,
+)
 from options import GROUP, Options, Sharing
 from report import Figures, Report
 from torch import Tensor
@@ -45,11 +53,18 @@ def measure(report: Report, options: Options) -> None:
 
 
 def steps(
-    options: Options, rows: list[TrainingSequence], kind: str, sharing: Sharing, microbatch: int, found: dict[str, Tensor]
+    options: Options,
+    rows: list[TrainingSequence],
+    kind: str,
+    sharing: Sharing,
+    microbatch: int,
+    found: dict[str, Tensor],
 ) -> Iterator[Figures]:
     """Yield each step, the first of which warms up, and keep the log-probabilities before them in `found`."""
     device = device_of(options)
-    trainer = make_trainer(options, options.sizes.dtype, sharing, microbatch, steps=options.sizes.steps, compiles=kind == COMPILED)
+    trainer = make_trainer(
+        options, options.sizes.dtype, sharing, microbatch, steps=options.sizes.steps, compiles=kind == COMPILED
+    )
     found[kind] = trainer.logp(rows)
     tokens = sum(len(row.token_ids) for row in rows)
     parameters, peak = count_parameters(options.model), peak_tflops(device)
@@ -77,7 +92,9 @@ def steps(
 def difference(ours: Tensor, plain: Tensor) -> list[Figures]:
     """Return the absolute differences of log-probabilities, in nats."""
     distance = (ours - plain).abs()
-    return [{"tokens": len(distance), "max_difference": float(distance.max()), "mean_difference": float(distance.mean())}]
+    return [
+        {"tokens": len(distance), "max_difference": float(distance.max()), "mean_difference": float(distance.mean())}
+    ]
 
 
 def random_rows(options: Options) -> list[TrainingSequence]:
@@ -88,7 +105,11 @@ def random_rows(options: Options) -> list[TrainingSequence]:
     logprobs = np.full(sizes.step_completion, -np.log(size), dtype=np.float32)
     return [
         training_sequence(
-            prompt, draw.integers(FIRST_ID, size, sizes.step_completion).tolist(), logprobs, group, float(draw.integers(0, 2))
+            prompt,
+            draw.integers(FIRST_ID, size, sizes.step_completion).tolist(),
+            logprobs,
+            group,
+            float(draw.integers(0, 2)),
         )
         for group, prompt in enumerate(random_prompts(options, sizes.step_groups, sizes.step_prompt))
         for _ in range(GROUP)

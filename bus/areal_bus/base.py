@@ -90,7 +90,9 @@ class Envelope(msgspec.Struct, metaclass=FrozenMeta):
         try:
             return msgspec.msgpack.decode(self.body, type=kind)
         except msgspec.MsgspecError as error:
-            raise CorruptMessage(f"{self.subject} from {self.sender} ({self.id}) is not a {kind.__name__}: {error}") from error
+            raise CorruptMessage(
+                f"{self.subject} from {self.sender} ({self.id}) is not a {kind.__name__}: {error}"
+            ) from error
 
 
 class LogSpan(msgspec.Struct, metaclass=FrozenMeta):
@@ -186,7 +188,9 @@ class Bus(Protocol):
         """
         ...
 
-    def request_stream(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
+    def request_stream(
+        self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = ""
+    ) -> AsyncGenerator[R, None]:
         """Send a request and yield the parts of a streamed reply, in order and without a gap; `timeout` bounds the wait for each part.
 
         `AnswerLost` is raised when a part is lost with a connection.
@@ -218,7 +222,9 @@ class Bus(Protocol):
         """Join the queue of work of one kind."""
         ...
 
-    def requests(self, *kinds: type[Request[Reply]], group: str, address: str) -> AbstractAsyncContextManager[Subscription]:
+    def requests(
+        self, *kinds: type[Request[Reply]], group: str, address: str
+    ) -> AbstractAsyncContextManager[Subscription]:
         """Serve these requests: those sent to any member of `group`, and those sent to `address` by name."""
         ...
 

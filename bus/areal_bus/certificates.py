@@ -41,7 +41,9 @@ def make_certificate(folder: Path) -> Certificate:
     )
     encoding = serialization.Encoding
     private = key.private_bytes(encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return _write_files(folder, builder.public_bytes(encoding.PEM), private, fingerprint_of(builder.public_bytes(encoding.DER)))
+    return _write_files(
+        folder, builder.public_bytes(encoding.PEM), private, fingerprint_of(builder.public_bytes(encoding.DER))
+    )
 
 
 def read_certificate(certificate: Path, key: Path) -> Certificate:
@@ -51,15 +53,21 @@ def read_certificate(certificate: Path, key: Path) -> Certificate:
         CertificateUnusable: one of them cannot be read or used, or they do not belong together.
     """
     first = _parse_file("certificate", certificate, x509.load_pem_x509_certificates)[0]
-    private = _parse_file("certificate_key", key, lambda content: serialization.load_pem_private_key(content, password=None))
+    private = _parse_file(
+        "certificate_key", key, lambda content: serialization.load_pem_private_key(content, password=None)
+    )
     if private.public_key() != first.public_key():
-        raise CertificateUnusable("certificate_key", f"{key} is not the key of {certificate}; name the key that belongs to it")
+        raise CertificateUnusable(
+            "certificate_key", f"{key} is not the key of {certificate}; name the key that belongs to it"
+        )
     now = dt.datetime.now(dt.UTC)
     if not first.not_valid_before_utc <= now < first.not_valid_after_utc:
         valid = f"from {first.not_valid_before_utc:%Y-%m-%d %H:%M} to {first.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
         state = "expired" if now >= first.not_valid_after_utc else "not valid yet"
         raise CertificateUnusable("certificate", f"{certificate} is {state} (valid {valid}); renew it")
-    return Certificate(certificate=certificate, key=key, fingerprint=fingerprint_of(first.public_bytes(serialization.Encoding.DER)))
+    return Certificate(
+        certificate=certificate, key=key, fingerprint=fingerprint_of(first.public_bytes(serialization.Encoding.DER))
+    )
 
 
 def copy_certificate(given: Certificate, folder: Path) -> Certificate:

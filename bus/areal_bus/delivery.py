@@ -28,7 +28,9 @@ class Received:
 
     __slots__ = ("__weakref__", "_on_cancelled", "deliveries", "envelope", "message", "replayed", "reply_to")
 
-    def __init__(self, envelope: Envelope, message: Message, *, reply_to: str = "", deliveries: int = 1, replayed: bool = False) -> None:
+    def __init__(
+        self, envelope: Envelope, message: Message, *, reply_to: str = "", deliveries: int = 1, replayed: bool = False
+    ) -> None:
         self.envelope = envelope
         self.message = message
         self.reply_to = reply_to
@@ -107,7 +109,9 @@ class ReceivedEvent(Received):
 class Deliveries(Generic[Item]):
     """Iterator over the deliveries of a subscription; messages are decoded in the consumer's task, on demand."""
 
-    def __init__(self, take: Callable[[], Awaitable[Item]], open_item: Callable[[Item], Delivery | None], *, backlog: int = 0) -> None:
+    def __init__(
+        self, take: Callable[[], Awaitable[Item]], open_item: Callable[[Item], Delivery | None], *, backlog: int = 0
+    ) -> None:
         self.backlog = backlog
         self._take = take
         self._open_item = open_item

@@ -13,7 +13,9 @@ EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
 """Errors of a process, and of a machine, that has no descriptor left."""
 WORDS: Final = ("Too many open files", "too many open files", "os error 24)", "os error 23)")
 """The same in texts of libraries and of nats-server."""
-REMEDY: Final = "raise the limit (`ulimit -Hn`; LimitNOFILE= of systemd, --ulimit nofile= of Docker), or end what holds them"
+REMEDY: Final = (
+    "raise the limit (`ulimit -Hn`; LimitNOFILE= of systemd, --ulimit nofile= of Docker), or end what holds them"
+)
 
 
 def raise_descriptor_limit() -> int:

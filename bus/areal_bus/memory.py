@@ -113,7 +113,9 @@ class MemoryBus:
         with self._open_request(message, stamp, to) as (parts, _):
             return (await self._next_part(message, parts, timeout))[0]
 
-    async def request_stream(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
+    async def request_stream(
+        self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = ""
+    ) -> AsyncGenerator[R, None]:
         """Send a request and yield the parts of the reply."""
         with self._open_request(message, stamp, to) as (parts, cancel):
             last = False
@@ -165,7 +167,9 @@ class MemoryBus:
                 groups.setdefault(server.group, []).append(server)
             chosen = [self._network.pick(members) for members in groups.values()]
         if not chosen:
-            raise NoResponder(f"no process serves {subject}{' as ' + to if to else ''} now; is the actor that answers it running?")
+            raise NoResponder(
+                f"no process serves {subject}{' as ' + to if to else ''} now; is the actor that answers it running?"
+            )
         return chosen
 
     async def reply(self, to: str, message: Reply, stamp: Stamp, *, last: bool = True) -> None:
@@ -177,7 +181,9 @@ class MemoryBus:
     # ------------------------------------------------------------ subscriptions
 
     @asynccontextmanager
-    async def events(self, *kinds: type[Event], consumer: str, history: History = "all", after: int = 0) -> AsyncIterator[Subscription]:
+    async def events(
+        self, *kinds: type[Event], consumer: str, history: History = "all", after: int = 0
+    ) -> AsyncIterator[Subscription]:
         """Subscribe to events in log order as the durable consumer of this name."""
         opened = by_subject(*kinds)
         if history == "all" and after + 1 < self._first:
@@ -198,7 +204,9 @@ class MemoryBus:
         past = [envelope for envelope in self._log if envelope.subject in kinds]
         if history == "all":
             return [envelope for envelope in past if envelope.sequence > after]
-        return sorted({envelope.subject: envelope for envelope in past}.values(), key=lambda envelope: envelope.sequence)
+        return sorted(
+            {envelope.subject: envelope for envelope in past}.values(), key=lambda envelope: envelope.sequence
+        )
 
     @asynccontextmanager
     async def work(self, kind: type[Work]) -> AsyncIterator[WorkQueue]:
@@ -217,7 +225,9 @@ class MemoryBus:
         for subject in opened:
             self._servers.setdefault(subject, []).append(server)
         try:
-            yield Deliveries(server.inbox.get, lambda request: server.open_requests.add(open_live(request[0], opened, request[1])))
+            yield Deliveries(
+                server.inbox.get, lambda request: server.open_requests.add(open_live(request[0], opened, request[1]))
+            )
         finally:
             for subject in opened:
                 self._servers[subject].remove(server)
@@ -290,7 +300,9 @@ class MemoryBus:
             if 1 <= sequence < self._first:
                 raise EventsTrimmed(trimmed_error("a reader", sequence, self._first, self.run))
             if not self._first <= sequence <= self._last():
-                raise LogUnavailable(f"sequence {sequence} is not in the log of run {self.run}, which ends at {self._last()}")
+                raise LogUnavailable(
+                    f"sequence {sequence} is not in the log of run {self.run}, which ends at {self._last()}"
+                )
         return [self._log[sequence - self._first] for sequence in sequences]
 
     async def put(self, key: str, value: bytes) -> None:

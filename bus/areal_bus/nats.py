@@ -129,7 +129,12 @@ class NatsBus:
         return bus
 
     async def provision(
-        self, kinds: Sequence[type[Message]], *, replicas: int = 1, duplicate_seconds: float = DUPLICATE_SECONDS, compress: bool = False
+        self,
+        kinds: Sequence[type[Message]],
+        *,
+        replicas: int = 1,
+        duplicate_seconds: float = DUPLICATE_SECONDS,
+        compress: bool = False,
     ) -> None:
         """Create the run's log, work queue and bucket for these kinds, or add the kinds to existing ones.
 
@@ -211,7 +216,9 @@ class NatsBus:
                     raise
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def request_stream(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
+    async def request_stream(
+        self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = ""
+    ) -> AsyncGenerator[R, None]:
         """Send a request and yield the parts of the reply."""
         with self._connection.inbox(notify_disconnect=True, of_server=False) as inbox:
             await self._send_request(message, stamp, to, inbox)
@@ -243,14 +250,18 @@ class NatsBus:
         """True if responders may not have reconnected yet."""
         return asyncio.get_running_loop().time() - self._connection.reconnected_at < _RECONNECT_GRACE_SECONDS
 
-    async def _next_part(self, message: Request[R], inbox: Inbox, wait: float, number: int, timeout: float) -> tuple[R, bool]:
+    async def _next_part(
+        self, message: Request[R], inbox: Inbox, wait: float, number: int, timeout: float
+    ) -> tuple[R, bool]:
         """Returns part `number` of the reply and True if it is the last; `wait` remains of the caller's `timeout`."""
         try:
             answer = await inbox.next(wait)
         except TimeoutError:
             raise NoReply(f"{message.subject}: no reply within {timeout:g} s") from None
         except Disconnected as error:
-            raise AnswerLost(f"{message.subject}: {error} before the reply arrived, which may be lost; send the request again") from None
+            raise AnswerLost(
+                f"{message.subject}: {error} before the reply arrived, which may be lost; send the request again"
+            ) from None
         if status(answer) == "503":
             raise NoResponder(f"no process serves {message.subject} now; is the actor that answers it running?")
         envelope = check_out(unpack(answer.data, where=f"reply to {message.subject}"), self._blobs, keep=False)

@@ -82,13 +82,22 @@ class DirectClient(Client):
         if not headers.startswith(_HEADER_START):
             decoded: dict[str, str] | None = await self._process_headers(headers)
             return decoded
-        pairs = [line.partition(": ") for line in headers[len(_HEADER_START) : -4].decode(errors="replace").split("\r\n")]
+        pairs = [
+            line.partition(": ") for line in headers[len(_HEADER_START) : -4].decode(errors="replace").split("\r\n")
+        ]
         return {name: value for name, _, value in pairs}
 
-    async def publish(self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None) -> None:
+    async def publish(
+        self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
         """Publish a message; names and values of headers are visible ASCII without spaces at their ends."""
         size = self._pending_data_size + len(payload)
-        if not self.is_connected or self.is_draining_pubs or size > self._max_pending_size or self._unwritten() > _UNWRITTEN_BYTES:
+        if (
+            not self.is_connected
+            or self.is_draining_pubs
+            or size > self._max_pending_size
+            or self._unwritten() > _UNWRITTEN_BYTES
+        ):
             await super().publish(subject, payload, reply, headers)
             return
         if headers is None:

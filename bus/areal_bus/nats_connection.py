@@ -130,9 +130,13 @@ class Connection:
         if self._not_secure:
             raise ServerUnavailable(f"there is no encrypted connection to the server at {shown}: {self._not_secure}")
         if self._tls is None and not self._refused.is_set() and await asyncio.to_thread(encrypts, url):
-            raise ServerUnavailable(f"the server at {shown} encrypts (bus.tls): take its address, tls://, from join.json or bus.json")
+            raise ServerUnavailable(
+                f"the server at {shown} encrypts (bus.tls): take its address, tls://, from join.json or bus.json"
+            )
         if self._refused.is_set():
-            raise ServerUnavailable(f"the server at {shown} refused the credentials of {self._name!r}: {self._last_error}")
+            raise ServerUnavailable(
+                f"the server at {shown} refused the credentials of {self._name!r}: {self._last_error}"
+            )
         raise ServerUnavailable(
             f"no NATS server answers at {shown} within {timeout:g} s ({self._last_error or 'no error given'}); "
             "start one, or correct its address (bus.url, NATS_URL)"
@@ -140,7 +144,9 @@ class Connection:
 
     # ------------------------------------------------------------ operations
 
-    async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
+    async def publish(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
         """Send one message, without confirmation.
 
         Raises:
@@ -168,7 +174,9 @@ class Connection:
         except (nats_errors.ConnectionClosedError, nats_errors.ConnectionDrainingError):
             raise ServerUnavailable(self._reason or "this bus is closed") from None
 
-    async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]], *, group: str = "") -> NatsSubscription:
+    async def subscribe(
+        self, subject: str, callback: Callable[[Msg], Awaitable[None]], *, group: str = ""
+    ) -> NatsSubscription:
         """Subscribe to a subject; in effect only after a `barrier`."""
         if self._lost.is_set():
             raise ServerUnavailable(self._reason)
@@ -213,7 +221,9 @@ class Connection:
         flushing = asyncio.ensure_future(self._client.flush(_BARRIER_SECONDS))
         reconnection = asyncio.ensure_future(reconnected.wait())
         try:
-            await asyncio.wait({flushing, reconnection}, timeout=deadline - self._loop.time(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {flushing, reconnection}, timeout=deadline - self._loop.time(), return_when=asyncio.FIRST_COMPLETED
+            )
             if flushing.done() and flushing.exception() is None:
                 return True
             if flushing.done() and not self._client.is_closed:
@@ -226,7 +236,9 @@ class Connection:
             reconnection.cancel()
             await asyncio.gather(flushing, reconnection, return_exceptions=True)
 
-    def inbox(self, *, notify_reconnect: bool = False, notify_disconnect: bool = False, of_server: bool = True) -> Inbox:
+    def inbox(
+        self, *, notify_reconnect: bool = False, notify_disconnect: bool = False, of_server: bool = True
+    ) -> Inbox:
         """Create an inbox, a context manager, for replies of the server or of other processes.
 
         With `notify_reconnect` it receives `Reconnected` after a reconnection, with `notify_disconnect` `Disconnected` when the
@@ -235,7 +247,14 @@ class Connection:
         self._request_count += 1
         prefix = f"{self._inbox}.{'server' if of_server else 'answers'}.{self._connection_id}"
         token = str(self._request_count)
-        inbox = Inbox(self._loop, self._inboxes, prefix, token, notify_reconnect=notify_reconnect, notify_disconnect=notify_disconnect)
+        inbox = Inbox(
+            self._loop,
+            self._inboxes,
+            prefix,
+            token,
+            notify_reconnect=notify_reconnect,
+            notify_disconnect=notify_disconnect,
+        )
         if self._lost.is_set():
             inbox.put(ServerUnavailable(self._reason))
         return inbox

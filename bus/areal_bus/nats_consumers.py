@@ -24,7 +24,9 @@ class LogConsumers:
         self._shared = SharedLog(streams) if shared else None
 
     @asynccontextmanager
-    async def events(self, *kinds: type[Event], consumer: str, history: History, after: int) -> AsyncIterator[Subscription]:
+    async def events(
+        self, *kinds: type[Event], consumer: str, history: History, after: int
+    ) -> AsyncIterator[Subscription]:
         """Subscribe to events in log order as the consumer of this name."""
         opened = by_subject(*kinds)
         positions = PositionWriter(self._streams, check_token("consumer", consumer), kept=history == "all")
@@ -35,7 +37,9 @@ class LogConsumers:
             if history == "all":
                 await check_beginning(self._streams, self._streams.run, consumer, after)
             position = Position(max(min(acknowledged, end), after), positions.move)
-            yield Deliveries(reader.next, lambda envelope: open_event(envelope, opened, position), backlog=reader.backlog)
+            yield Deliveries(
+                reader.next, lambda envelope: open_event(envelope, opened, position), backlog=reader.backlog
+            )
         finally:
             await reader.close()
             await positions.close()

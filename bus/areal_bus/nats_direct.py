@@ -30,7 +30,9 @@ _NOT_FOUND: Final = "404"
 _END_OF_BATCH: Final = "204"
 
 
-async def read_directly(streams: Streams, *, after: int, follow: bool, retry_for_seconds: float) -> AsyncGenerator[Envelope, None]:
+async def read_directly(
+    streams: Streams, *, after: int, follow: bool, retry_for_seconds: float
+) -> AsyncGenerator[Envelope, None]:
     """Yield the log's events after this sequence, in order; with `follow`, never end.
 
     Raises:
@@ -80,7 +82,9 @@ async def _batch(streams: Streams, after: int, retry_for_seconds: float) -> list
         if messages or end == _NOT_FOUND:
             return messages
         if time.is_over():
-            raise LogUnavailable(f"{streams.log}: events after {after} were not received within {retry_for_seconds:g} s: {end}")
+            raise LogUnavailable(
+                f"{streams.log}: events after {after} were not received within {retry_for_seconds:g} s: {end}"
+            )
         await asyncio.sleep(_POLL_SECONDS)
 
 
@@ -88,7 +92,9 @@ async def _request(streams: Streams, request: Json) -> tuple[list[Msg], str]:
     """Returns the messages of a batch, and the status that ended it."""
     messages: list[Msg] = []
     with streams.connection.inbox(notify_reconnect=True) as inbox:
-        await streams.connection.publish(f"$JS.API.DIRECT.GET.{streams.log}", msgspec.json.encode(request), reply=inbox.address)
+        await streams.connection.publish(
+            f"$JS.API.DIRECT.GET.{streams.log}", msgspec.json.encode(request), reply=inbox.address
+        )
         while True:
             try:
                 message = await inbox.next(_REPLY_SECONDS)

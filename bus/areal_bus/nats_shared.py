@@ -68,7 +68,9 @@ class SharedLog:
         reader, self._reader = self._reader, None
         if self._passing is not None:
             self._passing.cancel()
-            await asyncio.wait({self._passing})  # unlike a plain await, it does not mix up the task's cancellation with that of this one
+            await asyncio.wait(
+                {self._passing}
+            )  # unlike a plain await, it does not mix up the task's cancellation with that of this one
         if reader is not None:
             await reader.close()
 

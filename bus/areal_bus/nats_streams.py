@@ -75,7 +75,13 @@ class Streams:
     """Streams of a run, over one connection."""
 
     def __init__(
-        self, connection: Connection, run: str, *, retry_for_seconds: float, blobs: Blobs | None = None, monitors: bool = False
+        self,
+        connection: Connection,
+        run: str,
+        *,
+        retry_for_seconds: float,
+        blobs: Blobs | None = None,
+        monitors: bool = False,
     ) -> None:
         self.log = log_stream(run)
         self.queue = work_stream(run)
@@ -92,7 +98,9 @@ class Streams:
 
     # ------------------------------------------------------------ stream management
 
-    async def provision(self, kinds: Iterable[type[Message]], *, replicas: int, duplicate_seconds: float, compress: bool = False) -> None:
+    async def provision(
+        self, kinds: Iterable[type[Message]], *, replicas: int, duplicate_seconds: float, compress: bool = False
+    ) -> None:
         """Create missing streams and add new subjects to existing ones; idempotent, and safe in concurrent processes.
 
         `compress` has a new log's complete blocks compressed.
@@ -135,7 +143,10 @@ class Streams:
                 return
         subjects = list(dict.fromkeys([*present["subjects"], *config["subjects"]]))
         if subjects != present["subjects"] or config["num_replicas"] != present["num_replicas"]:
-            await self.api(f"STREAM.UPDATE.{config['name']}", {**present, "subjects": subjects, "num_replicas": config["num_replicas"]})
+            await self.api(
+                f"STREAM.UPDATE.{config['name']}",
+                {**present, "subjects": subjects, "num_replicas": config["num_replicas"]},
+            )
 
     async def set_dedup_window(self, seconds: float) -> None:
         """Set the dedup window of log and work queue, in effect from the server's next start on.
@@ -170,7 +181,9 @@ class Streams:
                 if not (is_passing(problem.get("err_code", 0)) or lacks_leader(verb, decoded)):
                     break
                 if time.is_over():
-                    raise LogUnavailable(f"run {self.run}: {verb}: {problem.get('description', _NO_LEADER)}; {_NO_QUORUM}")
+                    raise LogUnavailable(
+                        f"run {self.run}: {verb}: {problem.get('description', _NO_LEADER)}; {_NO_QUORUM}"
+                    )
                 self._warn_waiting(verb)
                 await asyncio.sleep(_ELECTION_PAUSE_SECONDS)
                 continue
@@ -187,7 +200,9 @@ class Streams:
     async def _request_api(self, verb: str, body: Json) -> Msg | None:
         """Returns the server's answer; None after a reconnection, since the request may be lost."""
         with self.connection.inbox(notify_reconnect=True) as inbox:
-            await self.connection.publish(f"$JS.API.{verb}", msgspec.json.encode(body) if body else b"", reply=inbox.address)
+            await self.connection.publish(
+                f"$JS.API.{verb}", msgspec.json.encode(body) if body else b"", reply=inbox.address
+            )
             try:
                 return await inbox.next(_API_TIMEOUT)
             except Reconnected:
@@ -201,7 +216,9 @@ class Streams:
     def _warn_waiting(self, what: str) -> None:
         if self.connection.in_cluster and (now := monotonic()) >= self._next_warning:
             self._next_warning = now + _WARN_EVERY_SECONDS
-            _logger.warning("waiting for the NATS cluster, which has no leader for a stream", run=self.run, request=what)
+            _logger.warning(
+                "waiting for the NATS cluster, which has no leader for a stream", run=self.run, request=what
+            )
 
     def _is_starting(self, time: RetryTime) -> bool:
         """True if a server without streams may still be recovering them after a restart."""
@@ -239,7 +256,9 @@ class Streams:
         pause = 0.05
         while True:
             try:
-                answer = await self._append_once(subject, payload, headers, min(_CONFIRM_TIMEOUT, self._retry_for_seconds))
+                answer = await self._append_once(
+                    subject, payload, headers, min(_CONFIRM_TIMEOUT, self._retry_for_seconds)
+                )
             except (TimeoutError, ServerUnavailable) as error:
                 if self.connection.lost:
                     raise LogUnavailable(f"{subject} was not written: {self.connection.lost}") from error
@@ -256,7 +275,9 @@ class Streams:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
 
-    async def _append_once(self, subject: str, payload: bytes, headers: dict[str, str] | None, timeout: float) -> Msg | None:
+    async def _append_once(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None, timeout: float
+    ) -> Msg | None:
         """Returns the server's confirmation; None after a reconnection: the retry is deduplicated."""
         with self.connection.inbox(notify_reconnect=True) as inbox:
             await self.connection.publish(subject, payload, reply=inbox.address, headers=headers)
@@ -269,7 +290,9 @@ class Streams:
         if self.connection.is_up and self.connection.in_cluster:
             reason = f"no server of the cluster leads a stream of run {self.run} for it; {_NO_QUORUM}"
         elif answer is not None:
-            reason = f"no stream of run {self.run} accepts this subject; was the run provisioned with this kind of message?"
+            reason = (
+                f"no stream of run {self.run} accepts this subject; was the run provisioned with this kind of message?"
+            )
         elif self.connection.is_up:
             reason = "the server is connected but does not confirm; its disk may be full: see the server's log and free space"
         else:
@@ -297,7 +320,9 @@ class Streams:
 
     async def next_from(self, stream: str, sequence: int) -> Msg | None:
         """Returns the first message of a stream at or after this sequence; None if there is none."""
-        return await self._direct(stream, {"seq": sequence, "next_by_subj": ">"}, f"the message after {sequence} in {stream}")
+        return await self._direct(
+            stream, {"seq": sequence, "next_by_subj": ">"}, f"the message after {sequence} in {stream}"
+        )
 
     async def newest(self, stream: str) -> Msg | None:
         """Returns the last message of a stream; None if there is none."""
@@ -319,7 +344,9 @@ class Streams:
         time = RetryTime(self._retry_for_seconds, _API_TIMEOUT)
         while True:
             try:
-                message = await self.connection.request(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(query), timeout=_API_TIMEOUT)
+                message = await self.connection.request(
+                    f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(query), timeout=_API_TIMEOUT
+                )
             except (NoReply, ServerUnavailable) as error:
                 if self.connection.lost or time.is_over():
                     raise LogUnavailable(f"run {self.run}: {name} cannot be read: {error}") from error

@@ -22,7 +22,10 @@ _logger = structlog.get_logger(__name__)
 
 @asynccontextmanager
 async def subscribe(
-    connection: Connection, groups: dict[str, str], queue: asyncio.Queue[Msg], on_cancelled: Callable[[str], object] | None = None
+    connection: Connection,
+    groups: dict[str, str],
+    queue: asyncio.Queue[Msg],
+    on_cancelled: Callable[[str], object] | None = None,
 ) -> AsyncIterator[None]:
     """Put messages on these subjects into the queue; `groups` has the queue group of each subject, or an empty string.
 

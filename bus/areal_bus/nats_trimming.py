@@ -59,7 +59,9 @@ async def gap_error(streams: Streams, run: str, missing: int, sequence: int) -> 
     """Returns the error for a log without events `missing` to `found` - 1: they were trimmed during the read, or the store is damaged."""
     if missing < (first := await marked_first(streams)):
         return EventsTrimmed(trimmed_error("a reader", missing, first, run))
-    return CorruptMessage(f"events {missing} to {sequence - 1} of run {run} are missing in the server's store, which is damaged")
+    return CorruptMessage(
+        f"events {missing} to {sequence - 1} of run {run} are missing in the server's store, which is damaged"
+    )
 
 
 async def read_log(streams: Streams, *, after: int, follow: bool) -> AsyncGenerator[Envelope, None]:

@@ -224,7 +224,13 @@ class NatsWork(Received):
     __slots__ = ("_connection", "_leased", "_sequence")
 
     def __init__(
-        self, envelope: Envelope, message: Message, deliveries: int, sequence: int, connection: Connection, leased: LeasedItems
+        self,
+        envelope: Envelope,
+        message: Message,
+        deliveries: int,
+        sequence: int,
+        connection: Connection,
+        leased: LeasedItems,
     ) -> None:
         super().__init__(envelope, message, deliveries=deliveries)
         self._sequence = sequence

@@ -54,7 +54,11 @@ def read_dictionaries() -> dict[int, bytes]:
 
 @cache
 def _zstd_dictionaries() -> dict[int, zstandard.ZstdCompressionDict]:
-    made = {number: zstandard.ZstdCompressionDict(content) for number, content in read_dictionaries().items() if number != _DEFLATE}
+    made = {
+        number: zstandard.ZstdCompressionDict(content)
+        for number, content in read_dictionaries().items()
+        if number != _DEFLATE
+    }
     for dictionary in made.values():
         dictionary.precompute_compress(compression_params=_PARAMETERS)
     return made
@@ -73,7 +77,8 @@ class _Contexts(threading.local):
         dictionaries: dict[int, zstandard.ZstdCompressionDict | None] = {_NONE: None, **_zstd_dictionaries()}
         self.compressor = zstandard.ZstdCompressor(dict_data=dictionaries[_head()[1]], compression_params=_PARAMETERS)
         self.decompressors = {
-            number: zstandard.ZstdDecompressor(dict_data=dictionary, format=_FORMAT) for number, dictionary in dictionaries.items()
+            number: zstandard.ZstdDecompressor(dict_data=dictionary, format=_FORMAT)
+            for number, dictionary in dictionaries.items()
         }
 
 

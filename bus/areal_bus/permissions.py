@@ -42,16 +42,24 @@ def _callers(processes: Mapping[str, Sequence[Listener]]) -> dict[type[Message],
     return callers
 
 
-def _permissions(run: str, user: str, listeners: Sequence[Listener], callers: Mapping[type[Message], list[str]]) -> Permissions:
+def _permissions(
+    run: str, user: str, listeners: Sequence[Listener], callers: Mapping[type[Message], list[str]]
+) -> Permissions:
     publish = {f"$JS.API.DIRECT.GET.KV_{values_bucket(run)}"}
     subscribe = {f"{inbox_of(user)}.>"}
     for listener in listeners:
-        publish |= _sent_subjects(run, listener.sends) | _requested_subjects(run, listener.asks) | _work(run, listener.receives)
+        publish |= (
+            _sent_subjects(run, listener.sends)
+            | _requested_subjects(run, listener.asks)
+            | _work(run, listener.receives)
+        )
         if any(issubclass(kind, Event) for kind in listener.receives):
             publish |= _log(run, listener.instance)
         subscribe |= _live(run, listener)
         requests = [kind for kind in listener.receives if issubclass(kind, Request)]
-        publish |= {f"{inbox_of(caller)}.answers.>" for request in requests for caller in (OWNER, *callers.get(request, ()))}
+        publish |= {
+            f"{inbox_of(caller)}.answers.>" for request in requests for caller in (OWNER, *callers.get(request, ()))
+        }
     return Permissions(publish=tuple(sorted(publish)), subscribe=tuple(sorted(subscribe)))
 
 
@@ -60,7 +68,9 @@ def _sent_subjects(run: str, kinds: Iterable[type[Message]]) -> set[str]:
 
 
 def _requested_subjects(run: str, kinds: Iterable[type[Message]]) -> set[str]:
-    return {subject for kind in kinds for subject in (subject_of(run, kind.subject), subject_of(run, f"_.*.{kind.subject}"))}
+    return {
+        subject for kind in kinds for subject in (subject_of(run, kind.subject), subject_of(run, f"_.*.{kind.subject}"))
+    }
 
 
 def _work(run: str, kinds: Iterable[type[Message]]) -> set[str]:

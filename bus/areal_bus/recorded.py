@@ -74,7 +74,9 @@ class LogWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._file.close()
 
 
@@ -193,7 +195,9 @@ class Tape:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -207,7 +211,9 @@ def _open(path: Path, mode: Literal["rb", "wb"], suffix: str) -> BinaryIO:
 def _write(file: BinaryIO, frame: Header | Envelope | TapeEntry) -> int:
     encoded = msgspec.msgpack.encode(frame)
     if len(encoded) > MAX_FRAME_BYTES:
-        raise MessageTooLarge(f"an entry of {len(encoded):,} bytes exceeds the largest that can be read again, {MAX_FRAME_BYTES:,}")
+        raise MessageTooLarge(
+            f"an entry of {len(encoded):,} bytes exceeds the largest that can be read again, {MAX_FRAME_BYTES:,}"
+        )
     return file.write(len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded)
 
 
@@ -243,7 +249,9 @@ def _frames(file: BinaryIO, path: Path) -> Iterator[bytes]:
         wanted = int.from_bytes(length, "big")
         if wanted > MAX_FRAME_BYTES:
             bound = f"{wanted:,} bytes, the largest that is read has {MAX_FRAME_BYTES:,}"
-            raise RecordingDamaged(f"{path}: entry {count + 1} announces {bound}: the file is damaged, or none that this program wrote")
+            raise RecordingDamaged(
+                f"{path}: entry {count + 1} announces {bound}: the file is damaged, or none that this program wrote"
+            )
         frame = _read_bytes(file, wanted) if len(length) == _LENGTH_BYTES else b""
         if len(length) < _LENGTH_BYTES or len(frame) < wanted:
             raise RecordingDamaged(f"{path} ends in the middle of an entry; the {count} entries before it are complete")

@@ -150,7 +150,13 @@ class EmbeddedServer:
             if "accounts" in access:
                 # The server has read the passwords, which must not stay on disk.
                 (folder / _CONFIG).unlink(missing_ok=True)
-        kept: dict[str, Any] = {"users": users, "owner": owner, "host": host, "asked": ports, "certificate": certificate}
+        kept: dict[str, Any] = {
+            "users": users,
+            "owner": owner,
+            "host": host,
+            "asked": ports,
+            "certificate": certificate,
+        }
         return cls(process, folder, token, address, sync_interval=sync_interval, max_file_store=max_file_store, **kept)
 
     async def restart(self) -> EmbeddedServer:
@@ -176,7 +182,9 @@ class EmbeddedServer:
             ServerUnavailable: the configuration cannot be written.
         """
         self.users = users
-        config = _config(self.folder, self.host, self._asked, self._sync_interval, self._certificate) | {"accounts": users.config()}
+        config = _config(self.folder, self.host, self._asked, self._sync_interval, self._certificate) | {
+            "accounts": users.config()
+        }
         if self._max_file_store:
             config["jetstream"]["max_file_store"] = self._max_file_store
         _write_config(self.folder, config)
@@ -242,7 +250,9 @@ def resolve_server(url: str | None = None) -> str | None:
     return url or os.environ.get("NATS_URL") or None
 
 
-def _config(folder: Path, host: str, ports: Ports, sync_interval: str, certificate: Certificate | None) -> dict[str, Any]:
+def _config(
+    folder: Path, host: str, ports: Ports, sync_interval: str, certificate: Certificate | None
+) -> dict[str, Any]:
     folder = folder.absolute()
     return {
         **({"tls": certificate.config()} if certificate is not None else {}),
@@ -288,7 +298,9 @@ async def _prepare(folder: Path, config: dict[str, Any]) -> tuple[int, Path]:
         if "accounts" in config:
             _adopt_store(folder / "store" / "jetstream")
     except OSError as error:
-        raise ServerUnavailable(f"the bus cannot write its log to {folder}: {error}; choose a writable folder") from error
+        raise ServerUnavailable(
+            f"the bus cannot write its log to {folder}: {error}; choose a writable folder"
+        ) from error
     try:
         _write_config(folder, config)
     except BaseException:
@@ -305,7 +317,9 @@ def _write_config(folder: Path, config: dict[str, Any]) -> None:
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
             opened.write(msgspec.json.encode(config))
     except OSError as error:
-        raise ServerUnavailable(f"{file} cannot be written: {error}; free disk space, or choose another run folder") from error
+        raise ServerUnavailable(
+            f"{file} cannot be written: {error}; free disk space, or choose another run folder"
+        ) from error
 
 
 def _adopt_store(accounts: Path) -> None:
@@ -354,7 +368,9 @@ async def _wait_ready(process: asyncio.subprocess.Process, folder: Path) -> Port
         if process.returncode is not None:
             log_tail = _log_tail(folder)
             kind = ServerKilled if process.returncode < 0 else ServerUnavailable
-            raise kind(f"nats-server ended at start with {_exit(process.returncode)}; {_remedy(log_tail, folder)}{log_tail}")
+            raise kind(
+                f"nats-server ended at start with {_exit(process.returncode)}; {_remedy(log_tail, folder)}{log_tail}"
+            )
         with suppress(OSError, msgspec.DecodeError, KeyError):
             addresses = msgspec.json.decode(ports_file.read_bytes())
             return Ports(*(int(addresses[kind][0].rpartition(":")[2]) for kind in ("nats", "monitoring", "websocket")))
@@ -378,7 +394,10 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 def _remedy(log_tail: str, folder: Path) -> str:
     if "address already in use" in log_tail:
         return "another process listens on its port: stop that one, or let the server choose ports"
-    if any(hint in log_tail for hint in ("permission denied", "read-only", "no space", "not a directory", "could not create", "storage")):
+    if any(
+        hint in log_tail
+        for hint in ("permission denied", "read-only", "no space", "not a directory", "could not create", "storage")
+    ):
         return f"its store in {folder} cannot be written: check space and permissions, or choose another run folder"
     return f"see {folder / 'nats-server.log'}"
 

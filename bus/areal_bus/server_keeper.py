@@ -103,7 +103,13 @@ class ServerKeeper:
         """
         ports = Ports(client=port) if port else None
         start = partial(
-            EmbeddedServer.start, folder, ports=ports, sync_interval=sync_interval, users=users, host=host, certificate=certificate
+            EmbeddedServer.start,
+            folder,
+            ports=ports,
+            sync_interval=sync_interval,
+            users=users,
+            host=host,
+            certificate=certificate,
         )
         for _ in range(settings.max_restarts):
             with suppress(ServerKilled):
@@ -139,7 +145,9 @@ class ServerKeeper:
                     await asyncio.sleep(_ADOPT_POLL_SECONDS)
         except TimeoutError:
             log = server.folder / "nats-server.log"
-            raise ServerUnavailable(f"nats-server has not adopted new users within {_ADOPT_SECONDS:g} s; see {log}") from None
+            raise ServerUnavailable(
+                f"nats-server has not adopted new users within {_ADOPT_SECONDS:g} s; see {log}"
+            ) from None
         finally:
             server.forget_config()
         if self.server is not server and self.server.users is not users:
@@ -173,7 +181,9 @@ class ServerKeeper:
         self._recent = [moment for moment in self._recent if now - moment < self.settings.window_seconds]
         if len(self._recent) >= self.settings.max_restarts:
             limit = f"{self.settings.max_restarts} restarts in {self.settings.window_seconds:g} s"
-            raise ServerUnavailable(f"{reason}, after {limit}; see {self.server.folder / 'nats-server.log'}, or raise bus.max_restarts")
+            raise ServerUnavailable(
+                f"{reason}, after {limit}; see {self.server.folder / 'nats-server.log'}, or raise bus.max_restarts"
+            )
         self._recent.append(now)
 
     async def _restart(self, reason: str) -> None:
@@ -230,7 +240,9 @@ class ServerKeeper:
                 else:
                     unanswered += 1
                     self.down_since = self.down_since or self._answered
-        return f"nats-server (pid {self.server.pid}) did not answer for {self.settings.answer_seconds:g} s and was killed"
+        return (
+            f"nats-server (pid {self.server.pid}) did not answer for {self.settings.answer_seconds:g} s and was killed"
+        )
 
 
 async def _health(session: aiohttp.ClientSession, url: str) -> str | None:

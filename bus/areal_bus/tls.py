@@ -73,7 +73,10 @@ def client_context(url: str) -> ssl.SSLContext | None:
         return ssl.create_default_context()
     context = PinnedContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the fingerprint is compared instead, within each handshake
+    context.check_hostname, context.verify_mode = (
+        False,
+        ssl.CERT_NONE,
+    )  # the fingerprint is compared instead, within each handshake
     context.fingerprint = parts.fragment
     context.sslobject_class, context.sslsocket_class = _PinnedObject, _PinnedSocket
     return context
@@ -84,13 +87,9 @@ def cause_of(error: BaseException, url: str) -> str:
     pinned = urlsplit(url).fragment
     if isinstance(error, ssl.SSLCertVerificationError):
         if pinned:
-            return (
-                f"{error.args[-1]}: take the address, or join.json, of this start of the run; if it is of this one, another server answers"
-            )
+            return f"{error.args[-1]}: take the address, or join.json, of this start of the run; if it is of this one, another server answers"
         cause = getattr(error, "verify_message", "") or str(error)
-        remedy = (
-            "name the file of its authority in SSL_CERT_FILE; for a run's own server, add its fingerprint to the address, as in join.json"
-        )
+        remedy = "name the file of its authority in SSL_CERT_FILE; for a run's own server, add its fingerprint to the address, as in join.json"
         if "expired" in cause:
             remedy = "renew the certificate of the server"
         elif "match" in cause or "mismatch" in cause:
@@ -107,7 +106,11 @@ def encrypts(url: str) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     place = (parts.hostname or "", parts.port or 4222)
-    with suppress(OSError, ValueError), socket.create_connection(place, _PROBE_SECONDS) as raw, context.wrap_socket(raw):
+    with (
+        suppress(OSError, ValueError),
+        socket.create_connection(place, _PROBE_SECONDS) as raw,
+        context.wrap_socket(raw),
+    ):
         return True
     return False
 
@@ -126,4 +129,6 @@ def _check_fingerprint(context: ssl.SSLContext, certificate: bytes | None) -> No
     expected = context.fingerprint if isinstance(context, PinnedContext) else ""
     actual = fingerprint_of(certificate or b"")
     if not hmac.compare_digest(actual, expected):
-        raise ssl.SSLCertVerificationError(1, f"its certificate has the fingerprint {actual[:16]}…, not {expected[:16]}…")
+        raise ssl.SSLCertVerificationError(
+            1, f"its certificate has the fingerprint {actual[:16]}…, not {expected[:16]}…"
+        )

@@ -101,7 +101,10 @@ class BusUsers(msgspec.Struct, metaclass=FrozenMeta):
             ACCOUNT: {
                 "jetstream": "enabled",
                 "users": members,
-                "exports": [{"stream": watched}, *({"service": subject, "response_type": "stream"} for subject in shared)],
+                "exports": [
+                    {"stream": watched},
+                    *({"service": subject, "response_type": "stream"} for subject in shared),
+                ],
             },
             MONITOR_ACCOUNT: {
                 "users": [self._user(MONITOR)],
@@ -119,7 +122,13 @@ class BusUsers(msgspec.Struct, metaclass=FrozenMeta):
 def owner_permissions(run: str) -> Permissions:
     """Returns all permissions in the run, including creation of its streams."""
     return Permissions(
-        publish=(subject_of(run, ">"), f"$KV.{values_bucket(run)}.>", "$JS.API.>", "$JS.ACK.>", f"{inbox_of('*')}.answers.>"),
+        publish=(
+            subject_of(run, ">"),
+            f"$KV.{values_bucket(run)}.>",
+            "$JS.API.>",
+            "$JS.ACK.>",
+            f"{inbox_of('*')}.answers.>",
+        ),
         subscribe=(subject_of(run, ">"), f"{inbox_of(OWNER)}.>"),
     )
 
@@ -152,7 +161,9 @@ def servers_of(url: str) -> list[str]:
     """
     scheme = url.partition("://")[0]
     url = url.partition("#")[0]
-    return [f"{scheme}://{address.rpartition('://')[2].rpartition('@')[2]}" for address in url.split(",") if address.strip()]
+    return [
+        f"{scheme}://{address.rpartition('://')[2].rpartition('@')[2]}" for address in url.split(",") if address.strip()
+    ]
 
 
 def credentials_of(url: str) -> dict[str, Any]:

@@ -110,7 +110,10 @@ def step_of(rows):
         versions=flat(rows, "versions").long(),
         weight_version=WEIGHT_VERSION,
         last_values=torch.tensor(
-            [row.last_value if row.truncated[-1] and ends[row.episode] == place else 0.0 for place, row in enumerate(rows)],
+            [
+                row.last_value if row.truncated[-1] and ends[row.episode] == place else 0.0
+                for place, row in enumerate(rows)
+            ],
             dtype=torch.float64,
         ),
         **{name: flat(rows, name) for name in ("behaviour", "proximal", "reference", "teacher", "values")},

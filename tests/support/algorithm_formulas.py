@@ -24,7 +24,10 @@ def episode_values(rows, rewards):
     calls = {}
     for row, values in zip(rows, rewards, strict=True):
         calls.setdefault(row.group, {}).setdefault(row.episode, []).extend(values)
-    return {group: {episode: statistics.mean(values) for episode, values in members.items()} for group, members in calls.items()}
+    return {
+        group: {episode: statistics.mean(values) for episode, values in members.items()}
+        for group, members in calls.items()
+    }
 
 
 def against(rows, rewards, baseline_and_unit):
@@ -167,7 +170,9 @@ def decoupled(row, below=0.2, above=0.2, cap=5.0):
     """Decoupled PPO, token by token."""
     losses = []
     for now, proximal, behaviour, advantage in zip(row.logp, row.proximal, row.behaviour, row.advantages, strict=True):
-        losses.append(min(math.exp(proximal - behaviour), cap) * clipped(math.exp(now - proximal), advantage, below, above))
+        losses.append(
+            min(math.exp(proximal - behaviour), cap) * clipped(math.exp(now - proximal), advantage, below, above)
+        )
     return losses
 
 
@@ -181,13 +186,17 @@ def gspo(row, below, above, cap=5.0):
     if not row.logp:
         return []
     ratio = math.exp(statistics.mean(now - then for now, then in zip(row.logp, row.proximal, strict=True)))
-    weight = min(math.exp(statistics.mean(then - before for then, before in zip(row.proximal, row.behaviour, strict=True))), cap)
+    weight = min(
+        math.exp(statistics.mean(then - before for then, before in zip(row.proximal, row.behaviour, strict=True))), cap
+    )
     return [weight * clipped(ratio, advantage, below, above) for advantage in row.advantages]
 
 
 def reinforce(row, cap=5.0):
     columns = zip(row.logp, row.proximal, row.behaviour, row.advantages, strict=True)
-    return [-min(math.exp(proximal - behaviour), cap) * advantage * now for now, proximal, behaviour, advantage in columns]
+    return [
+        -min(math.exp(proximal - behaviour), cap) * advantage * now for now, proximal, behaviour, advantage in columns
+    ]
 
 
 def sapo(row, positive, negative):
@@ -212,8 +221,12 @@ def unclipped(row):
 def distillation(row, teacher_weight, reward_weight, distance=k2, cap=5.0):
     policy = decoupled(row, cap=cap)
     losses = []
-    for loss, now, proximal, behaviour, teacher in zip(policy, row.logp, row.proximal, row.behaviour, row.teacher, strict=True):
-        losses.append(reward_weight * loss + teacher_weight * min(math.exp(proximal - behaviour), cap) * distance(now - teacher))
+    for loss, now, proximal, behaviour, teacher in zip(
+        policy, row.logp, row.proximal, row.behaviour, row.teacher, strict=True
+    ):
+        losses.append(
+            reward_weight * loss + teacher_weight * min(math.exp(proximal - behaviour), cap) * distance(now - teacher)
+        )
     return losses
 
 

@@ -95,7 +95,9 @@ def put_together(form, parts, tools=TOOLS, **kwargs):
     pieces += rest
     calls = {}
     for piece in pieces:
-        assert (piece.reasoning != "") + (piece.text != "") + (piece.call is not None) == 1, "a piece is of one kind, and never empty"
+        assert (piece.reasoning != "") + (piece.text != "") + (piece.call is not None) == 1, (
+            "a piece is of one kind, and never empty"
+        )
         if piece.call is not None:
             assert (piece.name != "") == (piece.call not in calls), "the name stands in a call's first piece"
             name_so_far, identifier, arguments = calls.get(piece.call, (piece.name, piece.id, ""))
@@ -104,6 +106,8 @@ def put_together(form, parts, tools=TOOLS, **kwargs):
     return Answer(
         reasoning="".join(piece.reasoning for piece in pieces),
         text="".join(piece.text for piece in pieces),
-        tool_calls=tuple(ToolCall(name=name, arguments=arguments, id=identifier) for name, identifier, arguments in calls.values()),
+        tool_calls=tuple(
+            ToolCall(name=name, arguments=arguments, id=identifier) for name, identifier, arguments in calls.values()
+        ),
         tool_call_error=problem,
     )

@@ -351,7 +351,11 @@ class LettersTokenizer:
         return bytes(ids).decode()
 
     def apply_chat_template(self, messages, **_):
-        return {"input_ids": self.encode("".join(f"{message['role'][0]}:{message['content']}\n" for message in messages) + "a:")}
+        return {
+            "input_ids": self.encode(
+                "".join(f"{message['role'][0]}:{message['content']}\n" for message in messages) + "a:"
+            )
+        }
 
 
 @asynccontextmanager

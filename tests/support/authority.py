@@ -29,7 +29,9 @@ class Authority:
         """A certificate for a host, for this number of days from now on."""
         key = ec.generate_private_key(ec.SECP256R1())
         made = signed(host, key, "authority", self.key, dt.timedelta(days=days), ca=False)
-        private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
         (folder / "host.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
         (folder / "host.key").write_bytes(private)
         return Certificate(certificate=folder / "host.pem", key=folder / "host.key", fingerprint="")
@@ -40,7 +42,9 @@ def signed(host: str, key: Any, issuer: str, issuer_key: Any, lasting: dt.timede
         return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common)])
 
     now = dt.datetime.now(dt.UTC)
-    usage = dict.fromkeys(("content_commitment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"), False)
+    usage = dict.fromkeys(
+        ("content_commitment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"), False
+    )
     return (
         x509.CertificateBuilder()
         .subject_name(name(host))
@@ -51,7 +55,10 @@ def signed(host: str, key: Any, issuer: str, issuer_key: Any, lasting: dt.timede
         .not_valid_after(now + lasting)
         .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
-        .add_extension(x509.KeyUsage(digital_signature=True, key_encipherment=False, key_cert_sign=ca, crl_sign=ca, **usage), critical=True)
+        .add_extension(
+            x509.KeyUsage(digital_signature=True, key_encipherment=False, key_cert_sign=ca, crl_sign=ca, **usage),
+            critical=True,
+        )
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
         .sign(issuer_key, hashes.SHA256())

@@ -19,7 +19,14 @@ CHROMIUM = os.environ.get("AREAL_CHROMIUM", "") or shutil.which("chromium") or "
 PATIENT = 120.0
 """Seconds that anything in a browser may take on a very busy machine."""
 OPTIONS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"),
+    *(
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+    ),
     *("--remote-debugging-port=0", "--window-size=1280,800", "--hide-scrollbars", "--disable-dev-shm-usage"),
 )
 
@@ -42,7 +49,11 @@ class Tab:
                 self._answers.pop(found["id"]).set_result(found)
             elif found["method"] == "Runtime.exceptionThrown":
                 self.console.append(str(found["params"]["exceptionDetails"]))
-            elif found["method"] == "Runtime.consoleAPICalled" and found["params"]["type"] in ("error", "warning", "assert"):
+            elif found["method"] == "Runtime.consoleAPICalled" and found["params"]["type"] in (
+                "error",
+                "warning",
+                "assert",
+            ):
                 self.console.append(str(found["params"]["args"]))
             elif found["method"] == "Log.entryAdded" and found["params"]["entry"]["level"] in ("error", "warning"):
                 self.console.append(str(found["params"]["entry"]))
@@ -84,7 +95,10 @@ class Tab:
             await self.ask("Input.dispatchKeyEvent", type=kind, key=key, modifiers=8 if shift else 0, **text)
 
     async def dark(self, *, dark: bool) -> None:
-        await self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        await self.ask(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
 
     async def picture(self, path: Path) -> None:
         found = await self.ask("Page.captureScreenshot", format="png")
@@ -120,7 +134,9 @@ async def browser(folder: Path) -> AsyncIterator[Tab]:
                 receiving = asyncio.create_task(tab.receive())
                 for domain in ("Page", "Runtime", "Log", "Network"):
                     await tab.ask(f"{domain}.enable")
-                await tab.ask("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
+                await tab.ask(
+                    "Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False
+                )
                 yield tab
                 receiving.cancel()
     finally:

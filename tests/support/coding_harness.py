@@ -96,7 +96,10 @@ class FileToolsAgent:
         """Write, edit, run, and report; side calls have no tools."""
         _, old, new = cls.fields
         edit = calling(cls.edit, **{cls.fields[0]: f"{folder}/hello.py", old: "'hello'", new: "'hello world'"})
-        return answering(["I create it.\n" + cls.writing(folder, "hello.py"), edit, cls.running("python3 hello.py"), FINAL], cls.write)
+        return answering(
+            ["I create it.\n" + cls.writing(folder, "hello.py"), edit, cls.running("python3 hello.py"), FINAL],
+            cls.write,
+        )
 
     @classmethod
     def writing(cls, folder, name):
@@ -117,7 +120,9 @@ class Team:
     @classmethod
     def rule(cls, folder):
         """See `FileToolsAgent`."""
-        first = thinking("Two files.", "I create them.", *[cls.writing(folder, name) for name in ("hello.py", "first.py")])
+        first = thinking(
+            "Two files.", "I create them.", *[cls.writing(folder, name) for name in ("hello.py", "first.py")]
+        )
         second = calling(cls.second, description="Change it", prompt=SUBTASK, **cls.second_options)
         checks = [thinking("Once more.", cls.running(command)) for command in CHECKS]
         lines = [first, "", second, *checks, thinking("Done.", FINAL)]

@@ -20,7 +20,9 @@ class CompletionsServer:
 
     def __init__(self, folder: str, context: int) -> None:
         self.folder, self.context = folder, context
-        self.engine = TransformersEngine(folder, GenerationSettings(device="cpu", max_num_seqs=8, max_model_len=context))
+        self.engine = TransformersEngine(
+            folder, GenerationSettings(device="cpu", max_num_seqs=8, max_model_len=context)
+        )
 
     def application(self) -> web.Application:
         made = web.Application()

@@ -56,7 +56,9 @@ async def controller(recipe, engine=FixedTextEngine, *, published=True, **option
         return InferenceWorker(made, name=place.instance, concurrency=64)
 
     def session_manager(place):
-        return SessionManager(place.recipe.gateway, lambda folder: letters(template=TOOLS_TEMPLATE), secret=b"secret", max_model_len=300)
+        return SessionManager(
+            place.recipe.gateway, lambda folder: letters(template=TOOLS_TEMPLATE), secret=b"secret", max_model_len=300
+        )
 
     home = in_process({"inference_worker": inference_worker, "session_manager": session_manager})
     async with AsyncRolloutController(recipe, home, **options) as made:
@@ -76,7 +78,9 @@ class OneCallWorkflow(RolloutWorkflow):
     async def arun_episode(self, engine, data):
         self.seen.append(data["id"])
         async with ArealOpenAI(engine, max_retries=0) as client:
-            await client.chat.completions.create(model="default", messages=[{"role": "user", "content": data["question"]}])
+            await client.chat.completions.create(
+                model="default", messages=[{"role": "user", "content": data["question"]}]
+            )
         return self.reward
 
 

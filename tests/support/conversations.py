@@ -35,11 +35,31 @@ from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.tokenization.tool_parsers.probes import RESULT, Probe, ProbeCall, common_prefix, without_open_mark
 
 MARKS = re.compile(r"<\|[^|<>{} ]+\|>|<｜[^｜]+｜>|<(?:start|end)_of_turn>|\[/?[A-Z_]{4,}\]")
-STOPS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>")
-STOPS += ("<|endoftext|>", "</s>", "<|user|>", "<|observation|>", "<|tool_response>", "<|eom_id|>", "<|tools_suffix|>", "<|calls|>")
+STOPS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<end_of_turn>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<｜end▁of▁sentence｜>",
+)
+STOPS += (
+    "<|endoftext|>",
+    "</s>",
+    "<|user|>",
+    "<|observation|>",
+    "<|tool_response>",
+    "<|eom_id|>",
+    "<|tools_suffix|>",
+    "<|calls|>",
+)
 STOP = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 WORDS = (
     "plain words",
     "3 + 4 = 7",
@@ -68,7 +88,11 @@ TOOLS = (
         "function": {
             "name": "calculator",
             "description": "Works an expression out.",
-            "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"expression": {"type": "string"}},
+                "required": ["expression"],
+            },
         },
     },
     {
@@ -88,12 +112,17 @@ def byte_pairs(marks: tuple[str, ...]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     texts = [path.read_text(encoding="utf-8") for path in sorted((Path(__file__).parents[2] / "docs").glob("*.md"))]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=2000, special_tokens=list(marks), initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=2000, special_tokens=list(marks), initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
@@ -108,8 +137,15 @@ def family(template: str) -> ChatTokenizer:
 @cache
 def stops_of(template: str) -> tuple[str, ...]:
     """The marks with which this template ends an answer, and one with a call; those of all families where it writes none."""
-    question, result = {"role": "user", "content": "q"}, {"role": "tool", "tool_call_id": "call00000", "name": "look_up", "content": "r"}
-    call = {"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": json.dumps({"query": SENTINEL})}}
+    question, result = (
+        {"role": "user", "content": "q"},
+        {"role": "tool", "tool_call_id": "call00000", "name": "look_up", "content": "r"},
+    )
+    call = {
+        "id": "call00000",
+        "type": "function",
+        "function": {"name": "look_up", "arguments": json.dumps({"query": SENTINEL})},
+    }
     calling = {"role": "assistant", "content": "", "tool_calls": [call]}
     compiled, found = ChatTemplate(template, SPECIAL), []
     for answer, after in (({"role": "assistant", "content": SENTINEL}, question), (calling, result)):
@@ -154,7 +190,10 @@ class Talk:
                 name = self.dice.choice(list(self.turns))
             messages = [*self.transcripts[name], *self.next_messages(self.turns[name].answer)]
             if self.dice.random() < 0.05:
-                messages = [{"role": "system", "content": self.words()}, *[one for one in messages if one["role"] != "system"]]
+                messages = [
+                    {"role": "system", "content": self.words()},
+                    *[one for one in messages if one["role"] != "system"],
+                ]
         self.check_sequences()
         return self.became
 
@@ -183,7 +222,11 @@ class Talk:
         )
         text, reason = self.sampled(messages)
         ids = self.tokens(text)
-        choice.add_tokens(Generated(columns=TokenColumns.of(ids, [-0.5] * len(ids), [len(self.turns)] * len(ids)), finish_reason=reason))
+        choice.add_tokens(
+            Generated(
+                columns=TokenColumns.of(ids, [-0.5] * len(ids), [len(self.turns)] * len(ids)), finish_reason=reason
+            )
+        )
         _, turn = choice.finish(last=True)
         assert turn.interaction.completion.ids_array().tolist() == ids
         self.turns[name] = turn
@@ -193,7 +236,9 @@ class Talk:
     def check_prompt(self, prompt, messages: list[dict]) -> None:
         """Extended exactly, or split with a reason; and never a text that the template does not write."""
         text = self.chat.decode(np.frombuffer(prompt.token_ids, "<u4").tolist(), skip_special=False)
-        suffix = prompt.suffix_text or self.chat.decode(np.frombuffer(prompt.suffix_ids, "<u4").tolist(), skip_special=False)
+        suffix = prompt.suffix_text or self.chat.decode(
+            np.frombuffer(prompt.suffix_ids, "<u4").tolist(), skip_special=False
+        )
         if prompt.prefix:
             assert prompt.prefix == prompt.parent
             path = path_to(prompt.prefix, self.turns)
@@ -203,10 +248,14 @@ class Talk:
             whole = self.chat.render([*effective, *new], self.tools)
             if not whole.endswith(suffix) and self.continuations.kept and not effective[-1].get("tool_calls"):
                 assert not effective[-1].get("content")
-                whole = self.chat.render([*effective[:-1], {"role": "assistant", "content": SENTINEL}, *new], self.tools)
+                whole = self.chat.render(
+                    [*effective[:-1], {"role": "assistant", "content": SENTINEL}, *new], self.tools
+                )
             assert whole.endswith(suffix), "what follows the answer is what the template writes"
             last = self.chat.decode(path[-1].interaction.completion.ids_array().tolist(), skip_special=False)
-            assert not any(last.endswith(stop) and suffix.startswith(stop) for stop in self.stops), "a stop token is not repeated"
+            assert not any(last.endswith(stop) and suffix.startswith(stop) for stop in self.stops), (
+                "a stop token is not repeated"
+            )
             self.became["extended"] += 1
         else:
             rendered = self.chat.render(messages, self.tools)
@@ -247,7 +296,9 @@ class Talk:
             return answered[len(opened) :]
         bare = {key: value for key, value in answer.items() if key != "reasoning_content"}
         if calls := answer.get("tool_calls"):
-            probed = [ProbeCall(one["function"]["name"], json.loads(one["function"]["arguments"]), one["id"]) for one in calls]
+            probed = [
+                ProbeCall(one["function"]["name"], json.loads(one["function"]["arguments"]), one["id"]) for one in calls
+            ]
             results = [{"role": "tool", "tool_call_id": one.id, "name": one.name, "content": RESULT} for one in probed]
             whole = self.chat.render([*messages, bare, *results], self.tools, add_generation_prompt=False)
             text = whole[len(without_open_mark(common_prefix(opened, whole))) :].partition(RESULT)[0]
@@ -272,15 +323,28 @@ class Talk:
 
     def tool_call(self) -> dict:
         tool = self.dice.choice(self.tools)["function"]["name"]
-        arguments = {"expression": "3 + 4"} if tool == "calculator" else {"query": self.words(), "limit": self.dice.randint(0, 9)}
+        arguments = (
+            {"expression": "3 + 4"}
+            if tool == "calculator"
+            else {"query": self.words(), "limit": self.dice.randint(0, 9)}
+        )
         self.calls += 1
-        return {"id": f"call{self.calls:05d}", "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}
+        return {
+            "id": f"call{self.calls:05d}",
+            "type": "function",
+            "function": {"name": tool, "arguments": json.dumps(arguments)},
+        }
 
     def tokens(self, text: str) -> list[int]:
         """Ids that the tokenizer itself would often not choose."""
         stop = next((stop for stop in self.stops if text.endswith(stop)), "")
         body = text.removesuffix(stop)
-        inside = {place for mark in MARKS.finditer(body) if self.chat.special_id(mark[0]) for place in range(mark.start() + 1, mark.end())}
+        inside = {
+            place
+            for mark in MARKS.finditer(body)
+            if self.chat.special_id(mark[0])
+            for place in range(mark.start() + 1, mark.end())
+        }
         places = [place for place in range(1, len(body)) if place not in inside]
         cuts = sorted(self.dice.sample(places, min(len(places), self.dice.choice((0, 1, 3)))))
         pieces = [body[start:end] for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True)]
@@ -295,7 +359,9 @@ class Talk:
             sent["content"] = [{"type": "text", "text": sent["content"]}] if sent["content"] else None
         for call in sent.get("tool_calls", ()):
             if self.dice.random() < 0.3:
-                call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), sort_keys=True, separators=(",", ":"))
+                call["function"]["arguments"] = json.dumps(
+                    json.loads(call["function"]["arguments"]), sort_keys=True, separators=(",", ":")
+                )
         return sent
 
     def next_messages(self, answer: dict) -> list[dict]:
@@ -303,7 +369,9 @@ class Talk:
             {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": self.words()}
             for call in answer.get("tool_calls", ())
         ]
-        return results if results and self.dice.random() < 0.9 else [*results, {"role": "user", "content": self.words()}]
+        return (
+            results if results and self.dice.random() < 0.9 else [*results, {"role": "user", "content": self.words()}]
+        )
 
     def check_sequences(self) -> None:
         """Every sampled token is trained once, as it was sampled, after the very tokens that the model had seen."""
@@ -318,10 +386,14 @@ class Talk:
             for version, token in zip(row.versions[row.loss_mask], row.token_ids[row.loss_mask], strict=True)
         )
         sampled = Counter(
-            (index, token) for index, turn in enumerate(self.turns.values()) for token in turn.interaction.completion.ids_array().tolist()
+            (index, token)
+            for index, turn in enumerate(self.turns.values())
+            for token in turn.interaction.completion.ids_array().tolist()
         )
         assert trained == sampled
-        leaves = {turn.interaction.id for turn in self.turns.values()} - {turn.interaction.prefix for turn in self.turns.values()}
+        leaves = {turn.interaction.id for turn in self.turns.values()} - {
+            turn.interaction.prefix for turn in self.turns.values()
+        }
         paths = [token_ids_of(path_to(name, self.turns)) for name in self.turns if name in leaves]
         assert [row.token_ids.astype("<u4").tobytes() for row in rows] == paths
 
@@ -336,13 +408,26 @@ def converse(template: str, count: int, seed: int = 0, *, keep_reasoning: bool =
 
 def table(folder: Path, count: int) -> str:
     """A row per template."""
-    lines = ["| template | turns | extended exactly | roots | split, and why | refused by the template |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| template | turns | extended exactly | roots | split, and why | refused by the template |",
+        "|---|---|---|---|---|---|",
+    ]
     for path in sorted(folder.glob("*.jinja")):
         became = converse(path.read_text(encoding="utf-8"), count)
         turns = became.total()
         later = turns - became["root"] - became["refused by the template"]
-        splits = [f"{100 * number / max(later, 1):.1f} % {why.removeprefix('split: ')}" for why, number in became.items() if "split" in why]
-        cells = (path.stem, turns, f"{100 * became['extended'] / max(later, 1):.1f} %", became["root"], "; ".join(splits))
+        splits = [
+            f"{100 * number / max(later, 1):.1f} % {why.removeprefix('split: ')}"
+            for why, number in became.items()
+            if "split" in why
+        ]
+        cells = (
+            path.stem,
+            turns,
+            f"{100 * became['extended'] / max(later, 1):.1f} %",
+            became["root"],
+            "; ".join(splits),
+        )
         lines.append("| " + " | ".join(map(str, (*cells, became["refused by the template"]))) + " |")
     return "\n".join(lines) + "\n"
 

@@ -43,7 +43,9 @@ class Play:
         """Returns the answer of the model to these messages."""
         answer = self._next_answer()
         self.manager.generate = lambda question: [Generated(columns=columns(f"{answer}\n", 0), finish_reason="stop")]
-        replies = await self.manager(ModelRequest(session=self.session, messages=messages, client_session=conversation, **more))
+        replies = await self.manager(
+            ModelRequest(session=self.session, messages=messages, client_session=conversation, **more)
+        )
         assert not any(reply.error for reply in replies), replies
         self.recorded = self.manager.recorded()
         return replies[-1].text
@@ -53,7 +55,10 @@ class Play:
         begun = []
         for messages in requests:
             request = ModelRequest(session=self.session, messages=messages, stream=True)
-            answer = [Generated(columns=columns(self._next_answer(), 0)), Generated(columns=columns("\n", 0), finish_reason="stop")]
+            answer = [
+                Generated(columns=columns(self._next_answer(), 0)),
+                Generated(columns=columns("\n", 0), finish_reason="stop"),
+            ]
             parts = self.manager.actor.receive(
                 request, FakeContext(len(begun), 0.0, {Generate: lambda _, answer=answer: answer}, False, {})
             )

@@ -99,7 +99,9 @@ def _answering(dialect: Any, script: Script, served: Served) -> Any:
 
 def wholes(parts: Sequence[ModelResponsePart]) -> list[ModelResponsePart]:
     """The parts of each choice in one."""
-    return [_joined([part for part in parts if part.choice == choice]) for choice in sorted({part.choice for part in parts})]
+    return [
+        _joined([part for part in parts if part.choice == choice]) for choice in sorted({part.choice for part in parts})
+    ]
 
 
 def _joined(parts: Sequence[ModelResponsePart]) -> ModelResponsePart:
@@ -120,7 +122,14 @@ def response_parts(
     *parts: dict[str, Any], interaction: str = "task-1-0", choice: int = 0, finish_reason: str = "stop", **ending: Any
 ) -> list[ModelResponsePart]:
     """An answer in these pieces; the last has the finish reason."""
-    counts = {"prompt_tokens": 12, "cached_tokens": 4, "completion_tokens": 5, "reasoning_tokens": 2, "last": True, **ending}
+    counts = {
+        "prompt_tokens": 12,
+        "cached_tokens": 4,
+        "completion_tokens": 5,
+        "reasoning_tokens": 2,
+        "last": True,
+        **ending,
+    }
     pieces = [ModelResponsePart(interaction=interaction, choice=choice, **piece) for piece in parts]
     return [*pieces, ModelResponsePart(interaction=interaction, choice=choice, finish_reason=finish_reason, **counts)]
 

@@ -31,7 +31,13 @@ SMALL = (
     "staleness_gate.max_concurrent=4",
 )
 """Laid over whatever runs."""
-SMALL_EXAMPLES = ("profile=embedded", "warm_start.steps=2", "warm_start.tail_steps=0", "task.held_out=4", "evaluation.tasks=2")
+SMALL_EXAMPLES = (
+    "profile=embedded",
+    "warm_start.steps=2",
+    "warm_start.tail_steps=0",
+    "task.held_out=4",
+    "evaluation.tasks=2",
+)
 """The same for what learns from examples."""
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>.*)$")
 _MARK = re.compile(r"^<!-- run: (?P<directives>.*) -->$")
@@ -72,7 +78,9 @@ class Block:
             elif word == "on" and (ranks := re.fullmatch(r"(\d+) ranks", rest)):
                 made = replace(made, ranks=int(ranks[1]))
             else:
-                raise ValueError(f"{self}: `{part}` is nothing that a comment above a block may say; see tests/support/doc_blocks.py")
+                raise ValueError(
+                    f"{self}: `{part}` is nothing that a comment above a block may say; see tests/support/doc_blocks.py"
+                )
         return made
 
 
@@ -100,7 +108,11 @@ def program(block: Block) -> str:
     """A Python block as a program: inserted into the one above where directed, its settings last in each `recipe(...)`."""
     text = block.text
     if block.instead_of:
-        above = [other for other in BLOCKS if other.page == block.page and other.line < block.line and block.instead_of in other.text][-1]
+        above = [
+            other
+            for other in BLOCKS
+            if other.page == block.page and other.line < block.line and block.instead_of in other.text
+        ][-1]
         line = next(line for line in above.text.splitlines() if line.strip() == block.instead_of)
         indent = line[: len(line) - len(line.lstrip())]
         text = above.text.replace(line, "\n".join(indent + own if own else "" for own in block.text.splitlines()))

@@ -44,8 +44,14 @@ class Table:
     def is_of_figures(self) -> bool:
         """True if most cells are measured numbers: more fractions than integers, and hardly a word."""
         cells = [cell for row in self.rows for cell in row[1:] if cell]
-        numeric = [cell for cell in cells if re.fullmatch(r"[\d\s.,/%→*×–seSkMB-]+", cell) and any(map(str.isdigit, cell))]
-        return len(numeric) >= 4 and len(numeric) * 2 > len(cells) and any("." in cell or "," in cell or "%" in cell for cell in numeric)
+        numeric = [
+            cell for cell in cells if re.fullmatch(r"[\d\s.,/%→*×–seSkMB-]+", cell) and any(map(str.isdigit, cell))
+        ]
+        return (
+            len(numeric) >= 4
+            and len(numeric) * 2 > len(cells)
+            and any("." in cell or "," in cell or "%" in cell for cell in numeric)
+        )
 
 
 def tables_of(page: Path) -> list[Table]:
@@ -57,7 +63,10 @@ def tables_of(page: Path) -> list[Table]:
             continue
         end = next((at for at in range(number, len(lines)) if not lines[at].startswith("|")), len(lines))
         mark = _MARK.match(lines[number - 2].strip()) if number >= 2 else None
-        cells = [tuple(cell.strip() for cell in row.strip("|").split("|")) for row in [lines[number - 1], *lines[number + 1 : end]]]
+        cells = [
+            tuple(cell.strip() for cell in row.strip("|").split("|"))
+            for row in [lines[number - 1], *lines[number + 1 : end]]
+        ]
         found.append(Table(page, number, cells[0], tuple(cells[1:]), mark["reason"] if mark else ""))
     return found
 

@@ -37,8 +37,12 @@ class DriftingEngine(TransformersEngine):
         generator = torch.Generator().manual_seed(weight_version)
         with tempfile.TemporaryDirectory() as folder:
             damaged = {
-                name: tensor + NOISE * tensor.std() * torch.randn(tensor.shape, generator=generator) if tensor.numel() > 1 else tensor
+                name: tensor + NOISE * tensor.std() * torch.randn(tensor.shape, generator=generator)
+                if tensor.numel() > 1
+                else tensor
                 for name, tensor in read_weights(location).items()
             }
             other = write_weights(damaged, f"{folder}/damaged", location.model)
-            await super().load_weights(msgspec.structs.replace(location, folder=other.folder, checksum=other.checksum), weight_version)
+            await super().load_weights(
+                msgspec.structs.replace(location, folder=other.folder, checksum=other.checksum), weight_version
+            )

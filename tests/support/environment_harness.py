@@ -30,7 +30,9 @@ def settings(environment, python=PYTHON, **task):
     """`[task]` of a run in an environment."""
     if not (ROOT / python).exists():
         pytest.skip(f"`just environments {python.parts[1]}` makes the interpreter that this needs")
-    return TaskSettings(environment=f"verifiers:{environment}", python=str(python), runner="subprocess", **{"held_out": 0, **task})
+    return TaskSettings(
+        environment=f"verifiers:{environment}", python=str(python), runner="subprocess", **{"held_out": 0, **task}
+    )
 
 
 def gymnasium_settings(environment, **args):
@@ -65,7 +67,9 @@ class EnvironmentHarness(ChatGatewayHarness):
         session = await self.open(run)
         result = await self.runner.run(Task(id="t", data=task.data), base_url=session.base_url, api_key=session.api_key)
         exported = self.until(TrajectoryExported)
-        scored = EpisodeScored(work=run, session=session.session, reward=result.reward, rewards=result.rewards, metrics=result.metrics)
+        scored = EpisodeScored(
+            work=run, session=session.session, reward=result.reward, rewards=result.rewards, metrics=result.metrics
+        )
         await self.publish(scored)
         trajectory = (await exported).trajectory
         assert [list(turn.completion.ids_array()) for turn in trajectory.interactions] == self.script.sampled

@@ -45,11 +45,21 @@ VERL = [
 NAMED = 'columns = { index = "extra_info.index" }\n'
 
 DATASETS = {
-    "verl": ("rows.jsonl", _jsonl(VERL), NAMED, "question = `prompt` (chat messages), answer = `reward_model.ground_truth`"),
+    "verl": (
+        "rows.jsonl",
+        _jsonl(VERL),
+        NAMED,
+        "question = `prompt` (chat messages), answer = `reward_model.ground_truth`",
+    ),
     "dapo": (
         "rows.json.gz",
         gzip.compress(
-            json.dumps([{**row, "source_prompt": row["prompt"], "solution": row["reward_model"]["ground_truth"]} for row in VERL]).encode()
+            json.dumps(
+                [
+                    {**row, "source_prompt": row["prompt"], "solution": row["reward_model"]["ground_truth"]}
+                    for row in VERL
+                ]
+            ).encode()
         ),
         "",
         "question = `prompt` (chat messages), answer = `reward_model.ground_truth`",
@@ -82,7 +92,13 @@ DATASETS = {
         "rows.json",
         json.dumps(
             [
-                {"id": str(n), "conversations": [{"from": "human", "value": row["question"]}, {"from": "gpt", "value": row["answer"]}]}
+                {
+                    "id": str(n),
+                    "conversations": [
+                        {"from": "human", "value": row["question"]},
+                        {"from": "gpt", "value": row["answer"]},
+                    ],
+                }
                 for n, row in enumerate(ROWS)
             ]
         ).encode(),

@@ -32,9 +32,15 @@ FORGERIES: dict[str, tuple[str, str]] = {
         EQUAL_3,
     ),
     "`builtins.exec` replaced": ("import builtins\nbuiltins.exec = lambda *a: None", EQUAL_3),
-    "`builtins.compile` replaced": ("import builtins\nold = compile\nbuiltins.compile = lambda s, *a, **k: old('pass', *a, **k)", EQUAL_3),
+    "`builtins.compile` replaced": (
+        "import builtins\nold = compile\nbuiltins.compile = lambda s, *a, **k: old('pass', *a, **k)",
+        EQUAL_3,
+    ),
     "an object equal to everything": (ANY + "def add(a, b): return Any()", EQUAL_3),
-    "a class equal to everything, as the function": (ANY + "class add(Any):\n    def __init__(self, *a): pass", EQUAL_3),
+    "a class equal to everything, as the function": (
+        ANY + "class add(Any):\n    def __init__(self, *a): pass",
+        EQUAL_3,
+    ),
     "equal to everything, in a list": (ANY + "def f(x): return [Any(), Any()]", "assert f(1) == [1, 2]"),
     "equal to everything, as a key": (ANY + "def f(x): return {Any(): Any()}", "assert f(1) == {'a': 1}"),
     "a number equal to everything": (
@@ -45,7 +51,10 @@ FORGERIES: dict[str, tuple[str, str]] = {
         "class S(str):\n    def __eq__(self, o): return True\n    __hash__ = str.__hash__\ndef f(x): return S()",
         "assert f(1) == 'one'",
     ),
-    "a list equal to everything": ("class L(list):\n    def __eq__(self, o): return True\ndef f(x): return L()", "assert f(1) == [1]"),
+    "a list equal to everything": (
+        "class L(list):\n    def __eq__(self, o): return True\ndef f(x): return L()",
+        "assert f(1) == [1]",
+    ),
     "less than everything": (
         "class N:\n    def __sub__(self, o): return self\n    def __abs__(self): return self\n    def __lt__(self, o): return True\n    __le__ = __lt__\ndef f(x): return N()",
         "assert abs(f(1) - 0.5) < 1e-6",

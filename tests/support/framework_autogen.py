@@ -6,7 +6,9 @@ from autogen_agentchat.agents import AssistantAgent
 from autogen_core.models import ModelFamily, ModelInfo
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-INFO = ModelInfo(vision=False, function_calling=True, json_output=True, family=ModelFamily.UNKNOWN, structured_output=False)
+INFO = ModelInfo(
+    vision=False, function_calling=True, json_output=True, family=ModelFamily.UNKNOWN, structured_output=False
+)
 
 
 async def multiply(a: float, b: float) -> float:
@@ -16,7 +18,9 @@ async def multiply(a: float, b: float) -> float:
 
 class AutoGen:
     async def run(self, task, *, base_url, api_key):
-        client = OpenAIChatCompletionClient(model="default", base_url=base_url, api_key=api_key, model_info=INFO, max_retries=0)
+        client = OpenAIChatCompletionClient(
+            model="default", base_url=base_url, api_key=api_key, model_info=INFO, max_retries=0
+        )
         agent = AssistantAgent(
             "mathematician",
             model_client=client,

@@ -36,7 +36,12 @@ class Camel:
     async def run(self, task, *, base_url, api_key):
         platform = ModelPlatformType.OPENAI if task["over"] == "openai" else ModelPlatformType.OPENAI_COMPATIBLE_MODEL
         model = ModelFactory.create(
-            model_platform=platform, model_type="default", url=base_url, api_key=api_key, token_counter=Characters(), max_retries=0
+            model_platform=platform,
+            model_type="default",
+            url=base_url,
+            api_key=api_key,
+            token_counter=Characters(),
+            max_retries=0,
         )
         agent = ChatAgent("Solve the problem.", model=model, tools=[FunctionTool(multiply)], max_iteration=6)
         return (await agent.astep(task["question"])).msgs[-1].content

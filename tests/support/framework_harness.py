@@ -50,7 +50,9 @@ class ChatGatewayHarness(GatewayHarness):
 
     def __init__(self, group_size=0, *, chat=None, make_engine=ScriptEngine, hold_at=-1):
         """With a group size agents may come from outside, with the key that `ADMIN` is."""
-        outside = {"capacity": ExternalCapacity(group_size), "sampling": SamplingParams(max_tokens=400)} if group_size else {}
+        outside = (
+            {"capacity": ExternalCapacity(group_size), "sampling": SamplingParams(max_tokens=400)} if group_size else {}
+        )
         super().__init__(chat=chat or chat_tokenizer(), max_model_len=CONTEXT, **outside)
         self.script = Script(self.chat)
         self.make_engine, self.hold_at = make_engine, hold_at
@@ -101,7 +103,9 @@ def assert_extends(harness, trajectory):
     assert parents(trajectory) == list(range(-1, len(trajectory.interactions) - 1))
     assert prefixes(trajectory) == parents(trajectory)
     before: list[int] = []
-    for turn, seen, sampled in zip(trajectory.interactions, harness.script.prompts, harness.script.sampled, strict=True):
+    for turn, seen, sampled in zip(
+        trajectory.interactions, harness.script.prompts, harness.script.sampled, strict=True
+    ):
         suffix = unpack_ids(turn.prompt_suffix)
         assert suffix
         assert seen == before + suffix
@@ -117,7 +121,9 @@ async def clients(session):
     """Both SDKs, for one session."""
     async with (
         openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as theirs,
-        anthropic.AsyncAnthropic(base_url=session.base_url.removesuffix("/v1"), api_key=session.api_key, max_retries=0) as others,
+        anthropic.AsyncAnthropic(
+            base_url=session.base_url.removesuffix("/v1"), api_key=session.api_key, max_retries=0
+        ) as others,
     ):
         yield theirs, others
 
@@ -138,7 +144,9 @@ async def agent_in(environment, agent, **options):
     python = ROOT / ".environments" / environment / "bin" / "python"
     if not python.exists():
         pytest.skip(f"`just environments {environment}` makes the interpreter that this needs")
-    runner = SubprocessRunner(AgentProgram(agent=agent, options=options, root=str(ROOT), python=str(python)), processes=1)
+    runner = SubprocessRunner(
+        AgentProgram(agent=agent, options=options, root=str(ROOT), python=str(python)), processes=1
+    )
     await runner.start()
 
     async def run(task, *, base_url, api_key):

@@ -31,5 +31,9 @@ async def invoke(tied, messages, *, streamed):
 
 def model(over, base_url, api_key):
     if over == "messages":
-        return ChatAnthropic(model="default", base_url=base_url.removesuffix("/v1"), api_key=api_key, max_tokens=512, max_retries=0)
-    return ChatOpenAI(model="default", base_url=base_url, api_key=api_key, use_responses_api=over == "responses", max_retries=0)
+        return ChatAnthropic(
+            model="default", base_url=base_url.removesuffix("/v1"), api_key=api_key, max_tokens=512, max_retries=0
+        )
+    return ChatOpenAI(
+        model="default", base_url=base_url, api_key=api_key, use_responses_api=over == "responses", max_retries=0
+    )

@@ -16,7 +16,9 @@ class LiteLlm:
         if task["over"] == "responses":
             return await responses(task["question"], {"model": "openai/default", "api_base": base_url, **where})
         if task["over"] == "messages":
-            return await chat(task["question"], {"model": "anthropic/default", "api_base": base_url.removesuffix("/v1"), **where})
+            return await chat(
+                task["question"], {"model": "anthropic/default", "api_base": base_url.removesuffix("/v1"), **where}
+            )
         return await chat(task["question"], {"model": "openai/default", "api_base": base_url, **where})
 
 
@@ -28,7 +30,10 @@ async def chat(question, where):
         if not answer.tool_calls:
             return answer.content
         messages.append(answer.model_dump())
-        messages += [{"role": "tool", "tool_call_id": call.id, "content": product(call.function.arguments)} for call in answer.tool_calls]
+        messages += [
+            {"role": "tool", "tool_call_id": call.id, "content": product(call.function.arguments)}
+            for call in answer.tool_calls
+        ]
 
 
 async def responses(question, where):
@@ -40,7 +45,10 @@ async def responses(question, where):
         if not calls:
             return response.output[-1].content[0].text
         items += [item.model_dump(exclude_none=True) for item in response.output]
-        items += [{"type": "function_call_output", "call_id": call.call_id, "output": product(call.arguments)} for call in calls]
+        items += [
+            {"type": "function_call_output", "call_id": call.call_id, "output": product(call.arguments)}
+            for call in calls
+        ]
 
 
 def product(arguments):

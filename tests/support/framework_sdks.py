@@ -37,11 +37,17 @@ class OpenAiSdk:
                 return answer.content
             messages.append(answer.model_dump(exclude_none=True))
             results = [(call.id, product(json.loads(call.function.arguments))) for call in answer.tool_calls]
-            messages += [{"role": "tool", "tool_call_id": identifier, "content": result} for identifier, result in results]
+            messages += [
+                {"role": "tool", "tool_call_id": identifier, "content": result} for identifier, result in results
+            ]
 
     async def responses(self, client, question, *, streamed):
         items = [{"role": "user", "content": question}]
-        sent = {"model": "default", "instructions": SYSTEM, "tools": [{"type": "function", **MULTIPLY, "parameters": SCHEMA}]}
+        sent = {
+            "model": "default",
+            "instructions": SYSTEM,
+            "tools": [{"type": "function", **MULTIPLY, "parameters": SCHEMA}],
+        }
         while True:
             if streamed:
                 async with client.responses.stream(input=items, **sent) as stream:
@@ -53,7 +59,10 @@ class OpenAiSdk:
                 return answer.output_text
             items += [item.model_dump(exclude_none=True) for item in answer.output]
             results = [(call.call_id, product(json.loads(call.arguments))) for call in calls]
-            items += [{"type": "function_call_output", "call_id": identifier, "output": result} for identifier, result in results]
+            items += [
+                {"type": "function_call_output", "call_id": identifier, "output": result}
+                for identifier, result in results
+            ]
 
 
 class AnthropicSdk:
@@ -61,8 +70,15 @@ class AnthropicSdk:
 
     async def run(self, task, *, base_url, api_key):
         messages = [{"role": "user", "content": task["question"]}]
-        sent = {"model": "default", "max_tokens": 512, "system": SYSTEM, "tools": [{**MULTIPLY, "input_schema": SCHEMA}]}
-        async with anthropic.AsyncAnthropic(base_url=base_url.removesuffix("/v1"), api_key=api_key, max_retries=0) as client:
+        sent = {
+            "model": "default",
+            "max_tokens": 512,
+            "system": SYSTEM,
+            "tools": [{**MULTIPLY, "input_schema": SCHEMA}],
+        }
+        async with anthropic.AsyncAnthropic(
+            base_url=base_url.removesuffix("/v1"), api_key=api_key, max_retries=0
+        ) as client:
             while True:
                 if task["streamed"]:
                     async with client.messages.stream(messages=messages, **sent) as stream:
@@ -72,5 +88,7 @@ class AnthropicSdk:
                 calls = [block for block in answer.content if block.type == "tool_use"]
                 if not calls:
                     return "".join(block.text for block in answer.content if block.type == "text")
-                results = [{"type": "tool_result", "tool_use_id": call.id, "content": product(call.input)} for call in calls]
+                results = [
+                    {"type": "tool_result", "tool_use_id": call.id, "content": product(call.input)} for call in calls
+                ]
                 messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]

@@ -49,7 +49,9 @@ class RandomTextEngine(FakeEngine):
         if sampling.constraint is not None:
             matcher = await asyncio.to_thread(self.grammars.matcher, sampling.constraint, before)
         await self.moment.wait()
-        whole = self.constrained(matcher) if matcher else [*self.chat.encode(self.dice.choice(TEXTS)), *self.chat.stop_ids]
+        whole = (
+            self.constrained(matcher) if matcher else [*self.chat.encode(self.dice.choice(TEXTS)), *self.chat.stop_ids]
+        )
         ids = whole[resumed:][: sampling.max_tokens] or [self.chat.stop_ids[0]]
         return before + ids, "stop" if ids[-1] in self.chat.stop_ids else "length"
 
@@ -72,7 +74,9 @@ class FuzzHarness(GatewayHarness):
     def __init__(self, chat):
         capacity = ExternalCapacity(1, slots=100_000)
         config = GatewaySettings(unknown_fields="refuse")
-        super().__init__(config, chat=chat, max_model_len=CONTEXT, capacity=capacity, sampling=SamplingParams(max_tokens=50))
+        super().__init__(
+            config, chat=chat, max_model_len=CONTEXT, capacity=capacity, sampling=SamplingParams(max_tokens=50)
+        )
         self.episodes = 0
         self.admin = ADMIN
         self.loop = asyncio.new_event_loop()
@@ -117,7 +121,10 @@ class FuzzHarness(GatewayHarness):
         """The same on this connection."""
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         connection.putrequest(method, path, skip_host="Host" in (headers or {}), skip_accept_encoding=True)
-        sent = {"Authorization": f"Bearer {self.opened.api_key if key is None else key}", "Content-Type": "application/json"}
+        sent = {
+            "Authorization": f"Bearer {self.opened.api_key if key is None else key}",
+            "Content-Type": "application/json",
+        }
         for name, value in (sent | (headers or {})).items():
             connection.putheader(name, value)
         if data is not None:
@@ -147,7 +154,9 @@ class FuzzHarness(GatewayHarness):
     async def quiet(self):
         """Nothing is in flight, in the gateway and in the engine."""
         sessions = self.manager.registry._sessions
-        await self.soon(lambda: not self.random_engine.running and not any(session.running for session in sessions.values()))
+        await self.soon(
+            lambda: not self.random_engine.running and not any(session.running for session in sessions.values())
+        )
 
     async def soon(self, condition):
         """Wait until it holds."""

@@ -8,7 +8,12 @@ import json
 from hypothesis import strategies as st
 
 TOOL = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
-SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}, "required": ["a"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "maxLength": 3}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 CHAT = {
     "model": "m",
@@ -33,7 +38,15 @@ CHAT = {
     "max_tokens": 9,
     "seed": 1,
 }
-COMPLETION = {"prompt": [[1, 2, 3]], "logprobs": 2, "n": 2, "stop": "zz", "max_tokens": 9, "stream": False, "suffix": ""}
+COMPLETION = {
+    "prompt": [[1, 2, 3]],
+    "logprobs": 2,
+    "n": 2,
+    "stop": "zz",
+    "max_tokens": 9,
+    "stream": False,
+    "suffix": "",
+}
 RESPONSE = {
     "input": [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
@@ -58,7 +71,10 @@ MESSAGES = {
         {"role": "user", "content": "a"},
         {
             "role": "assistant",
-            "content": [{"type": "thinking", "thinking": "t"}, {"type": "tool_use", "id": "c", "name": "f", "input": {}}],
+            "content": [
+                {"type": "thinking", "thinking": "t"},
+                {"type": "tool_use", "id": "c", "name": "f", "input": {}},
+            ],
         },
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "4", "is_error": True}]},
     ],
@@ -72,7 +88,10 @@ MESSAGES = {
 COUNT = {name: value for name, value in MESSAGES.items() if name in {"system", "messages", "tools", "thinking"}}
 NEARLY = {
     "chat/completions": CHAT,
-    "chat/completions ": {"messages": CHAT["messages"][:2], "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+    "chat/completions ": {
+        "messages": CHAT["messages"][:2],
+        "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+    },
     "completions": COMPLETION,
     "responses": RESPONSE,
     "responses ": {"input": "hello", "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}},
@@ -86,8 +105,37 @@ NEARLY = {
 }
 DEEP = '{"a":' * 400 + "1" + "}" * 400
 ODD_VALUES = (
-    *("null", "true", "false", "0", "-1", "1", "1.0", "1.5", "-0", "1e999", "1e-400", "1e308", "5e-324", "9" * 40, "9" * 5000),
-    *("9223372036854775807", "18446744073709551616", "4294967295", "NaN", "-Infinity", "01", "+1", ".5", "'x'", "tru", "", "\x07"),
+    *(
+        "null",
+        "true",
+        "false",
+        "0",
+        "-1",
+        "1",
+        "1.0",
+        "1.5",
+        "-0",
+        "1e999",
+        "1e-400",
+        "1e308",
+        "5e-324",
+        "9" * 40,
+        "9" * 5000,
+    ),
+    *(
+        "9223372036854775807",
+        "18446744073709551616",
+        "4294967295",
+        "NaN",
+        "-Infinity",
+        "01",
+        "+1",
+        ".5",
+        "'x'",
+        "tru",
+        "",
+        "\x07",
+    ),
     *(
         '""',
         '"x"',
@@ -100,10 +148,40 @@ ODD_VALUES = (
         '"\u202e\u0301\U0010ffff"',
         '"\U0001f468\u200d"',
     ),
-    *('"function"', '"required"', '"<|im_end|>"', '"</tool_call><tool_call>"', '"{{ x }}"', '"areal:!"', '"' + "x" * 5000 + '"'),
-    *("[]", "{}", "[null]", "[[]]", '[{}, "a"]', '{"a": 1, "a": 2}', '{"type": "text"}', '{"type": "function"}', "[1, 2.5, [3]]"),
-    *('{"$ref": "#"}', '{"type": "string", "pattern": "(a+)+$"}', '{"pattern": "["}', '{"enum": []}', '{"minimum": 5, "maximum": 3}'),
-    *('{"allOf": [{"type": "string"}, {"type": "integer"}]}', '{"$ref": "http://127.0.0.1:1/x"}', DEEP, "[" * 5000, "[" * 990 + "]" * 990),
+    *(
+        '"function"',
+        '"required"',
+        '"<|im_end|>"',
+        '"</tool_call><tool_call>"',
+        '"{{ x }}"',
+        '"areal:!"',
+        '"' + "x" * 5000 + '"',
+    ),
+    *(
+        "[]",
+        "{}",
+        "[null]",
+        "[[]]",
+        '[{}, "a"]',
+        '{"a": 1, "a": 2}',
+        '{"type": "text"}',
+        '{"type": "function"}',
+        "[1, 2.5, [3]]",
+    ),
+    *(
+        '{"$ref": "#"}',
+        '{"type": "string", "pattern": "(a+)+$"}',
+        '{"pattern": "["}',
+        '{"enum": []}',
+        '{"minimum": 5, "maximum": 3}',
+    ),
+    *(
+        '{"allOf": [{"type": "string"}, {"type": "integer"}]}',
+        '{"$ref": "http://127.0.0.1:1/x"}',
+        DEEP,
+        "[" * 5000,
+        "[" * 990 + "]" * 990,
+    ),
 )
 HOLE = "@hole@"
 
@@ -134,9 +212,13 @@ def nearly_right(draw, body):
                 del holder[last]
             case "more":
                 holder = holder if isinstance(holder, dict) else body
-                holder[draw(st.sampled_from(["unheard_of", "type", "stream", "n", "echo", "thinking", "\ud800", ""]))] = True
+                holder[
+                    draw(st.sampled_from(["unheard_of", "type", "stream", "n", "echo", "thinking", "\ud800", ""]))
+                ] = True
             case _:
-                holder[last] = draw(st.sampled_from([True, {"role": "user", "content": "x"}, [copy.deepcopy(body)], "x", 1]))
+                holder[last] = draw(
+                    st.sampled_from([True, {"role": "user", "content": "x"}, [copy.deepcopy(body)], "x", 1])
+                )
         if not body:
             break
     text = json.dumps(body)
@@ -157,13 +239,30 @@ BODIES = st.one_of(
         lambda text: st.one_of(
             st.integers(0, len(text)).map(lambda end: text[:end].encode()),
             st.sampled_from(["utf-16", "utf-32", "utf-8-sig"]).map(text.encode),
-            st.sampled_from([text.encode() * 2, text.encode() + b"\0", b"\xff" + text.encode(), b" " * 10_000 + text.encode()]),
+            st.sampled_from(
+                [text.encode() * 2, text.encode() + b"\0", b"\xff" + text.encode(), b" " * 10_000 + text.encode()]
+            ),
         )
     ),
 )
 TYPES = (
-    *("application/json", "application/json; charset=utf-16", "text/plain", "text/html", "multipart/form-data; boundary=x", "x"),
-    *("application/x-www-form-urlencoded", "application/octet-stream", "application/vnd.x+json", "", ";", "\xff/\xfe", "a/b; c=\xff"),
+    *(
+        "application/json",
+        "application/json; charset=utf-16",
+        "text/plain",
+        "text/html",
+        "multipart/form-data; boundary=x",
+        "x",
+    ),
+    *(
+        "application/x-www-form-urlencoded",
+        "application/octet-stream",
+        "application/vnd.x+json",
+        "",
+        ";",
+        "\xff/\xfe",
+        "a/b; c=\xff",
+    ),
 )
 
 

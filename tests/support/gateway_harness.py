@@ -55,7 +55,9 @@ class GatewayHarness:
     async def serve(self, name, actor):
         runtime = Runtime(actor, self.bus, Identity(instance=name, process=name))
         self.tasks[name] = asyncio.create_task(runtime.serve())
-        await asyncio.wait({self.tasks[name], asyncio.create_task(runtime.ready.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {self.tasks[name], asyncio.create_task(runtime.ready.wait())}, return_when=asyncio.FIRST_COMPLETED
+        )
         if self.tasks[name].done():
             await self.tasks[name]
 
@@ -128,7 +130,9 @@ def opened_gateway(config=None):
 
 @asynccontextmanager
 async def client(opened, **options):
-    async with openai.AsyncOpenAI(base_url=opened.base_url, **{"max_retries": 0, "api_key": opened.api_key, **options}) as made:
+    async with openai.AsyncOpenAI(
+        base_url=opened.base_url, **{"max_retries": 0, "api_key": opened.api_key, **options}
+    ) as made:
         yield made
 
 
@@ -148,5 +152,7 @@ def root(opened):
 async def nothing_in_flight(harness):
     manager = harness.manager
     async with asyncio.timeout(300):
-        while any(manager.calls.pool.in_flight.values()) or any(session.running for session in manager.registry._sessions.values()):  # noqa: ASYNC110
+        while any(manager.calls.pool.in_flight.values()) or any(
+            session.running for session in manager.registry._sessions.values()
+        ):  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -65,10 +65,14 @@ async def until_it_runs(engine: HttpEngine, *tasks: asyncio.Task[Any]) -> None:
 
 
 def settings_of(name: str, **server: object) -> GenerationSettings:
-    return GenerationSettings(engine=name, device="cpu", max_num_seqs=8, max_model_len=CONTEXT, server=ServerSettings(**server))
+    return GenerationSettings(
+        engine=name, device="cpu", max_num_seqs=8, max_model_len=CONTEXT, server=ServerSettings(**server)
+    )
 
 
-def started(stack: ExitStack, name: str, folder: str, logs: Path, place: EnginePlace, **server: object) -> tuple[ServerProcess, str]:
+def started(
+    stack: ExitStack, name: str, folder: str, logs: Path, place: EnginePlace, **server: object
+) -> tuple[ServerProcess, str]:
     python = ROOT / ".environments" / name / "bin" / "python"
     if not python.exists():
         pytest.skip(f"`just environments {name}` makes the environment")

@@ -60,7 +60,11 @@ TURNS = (
     Turn("In pieces?", (Answer("Eighteen, é, 日本: \"18\" and 'so on'.\n\n- 18"),), stream=True),
     Turn("With the tool, in pieces?", (Answer("I multiply.", calls=1), Answer("It is 18.")), stream=True),
     Turn("Are you sure?", (Answer("I am.", reasoning="9 and 9 are 18."),)),
-    Turn("Check it.", (Answer("I check.", reasoning="The tool knows.", calls=1), Answer("18.", reasoning="It agrees.")), stream=True),
+    Turn(
+        "Check it.",
+        (Answer("I check.", reasoning="The tool knows.", calls=1), Answer("18.", reasoning="It agrees.")),
+        stream=True,
+    ),
     Turn("Twice?", (Answer(calls=2), Answer("18, and 18.")), stream=True),
     Turn("Twice more?", (Answer("Both.", calls=2), Answer("18 and 18.", reasoning="Equal."))),
     Turn("A story?", (Answer("Nine and two met. " * 20 + "The end."),), stream=True),
@@ -105,11 +109,19 @@ CLIENTS = (
     Client("anthropic", "anthropic.mjs", "@anthropic-ai/sdk", ignored=ignoring("thinking.budget_tokens")),
     Client("langchain, chat", "langchain.mjs", "@langchain/openai", "chat"),
     Client("langchain, responses", "langchain.mjs", "@langchain/openai", "responses"),
-    Client("langchain, messages", "langchain.mjs", "@langchain/anthropic", "messages", ignored=ignoring("thinking.budget_tokens")),
+    Client(
+        "langchain, messages",
+        "langchain.mjs",
+        "@langchain/anthropic",
+        "messages",
+        ignored=ignoring("thinking.budget_tokens"),
+    ),
     Client("ai, openai", "ai.mjs", "@ai-sdk/openai", "openai", shows_reasoning=False),
     Client("ai, openai, not stored", "ai.mjs", "@ai-sdk/openai", "openai, not stored"),
     Client("ai, openai, chat", "ai.mjs", "@ai-sdk/openai", "openai, chat", shows_reasoning=False),
-    Client("ai, anthropic", "ai.mjs", "@ai-sdk/anthropic", "anthropic", ignored=ignoring("thinking.budget_tokens", EAGER)),
+    Client(
+        "ai, anthropic", "ai.mjs", "@ai-sdk/anthropic", "anthropic", ignored=ignoring("thinking.budget_tokens", EAGER)
+    ),
     Client("ai, openai-compatible", "ai.mjs", "@ai-sdk/openai-compatible", "compatible"),
 )
 

@@ -22,7 +22,9 @@ def runs_beside(other: OtherHost, folder: Path) -> Iterator[Start]:
 
     def start(*settings: str, recipe: Path = RECIPE, small: bool = True) -> LiveRun:
         address = other.run_address
-        runs.append(LiveRun(folder, f"bus.host={address}", f"gateway.host={address}", *settings, recipe=recipe, small=small))
+        runs.append(
+            LiveRun(folder, f"bus.host={address}", f"gateway.host={address}", *settings, recipe=recipe, small=small)
+        )
         return runs[-1]
 
     yield start

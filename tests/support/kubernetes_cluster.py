@@ -31,7 +31,9 @@ class Cluster:
     def __init__(self, manifests: Sequence[dict[str, Any]], folder: Path, start: Start) -> None:
         self._objects = {(one["kind"], one["metadata"]["name"]): one for one in manifests}
         self._folder, self._start = folder, start
-        self.jobs: dict[str, dict[str, Any]] = {name: one for (kind, name), one in self._objects.items() if kind == "Job"}
+        self.jobs: dict[str, dict[str, Any]] = {
+            name: one for (kind, name), one in self._objects.items() if kind == "Job"
+        }
         self.requests: list[tuple[str, str, int]] = []
         """Method, name of the Job and status of each."""
         self.numbers: list[int] = []
@@ -92,10 +94,17 @@ class Cluster:
             return 401
         ((_, account),) = [key for key in self._objects if key[0] == "ServiceAccount"]
         bindings = [one for (kind, _), one in self._objects.items() if kind == "RoleBinding"]
-        roles = [one["roleRef"]["name"] for one in bindings if {"kind": "ServiceAccount", "name": account} in one["subjects"]]
+        roles = [
+            one["roleRef"]["name"] for one in bindings if {"kind": "ServiceAccount", "name": account} in one["subjects"]
+        ]
         verb = {"GET": "get", "PATCH": "patch"}.get(request.method, "")
         for rule in (rule for role in roles for rule in self._objects["Role", role]["rules"]):
-            if verb in rule["verbs"] and "jobs" in rule["resources"] and "batch" in rule["apiGroups"] and name in rule["resourceNames"]:
+            if (
+                verb in rule["verbs"]
+                and "jobs" in rule["resources"]
+                and "batch" in rule["apiGroups"]
+                and name in rule["resourceNames"]
+            ):
                 return 0 if name in self.jobs else 404
         return 403
 
@@ -143,7 +152,9 @@ class Cluster:
         mounts = {mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "account"}
         variables = {name: str(self._folder) if value in mounts else value for name, value in given.items()}
         server = {"KUBERNETES_SERVICE_HOST": "localhost", "KUBERNETES_SERVICE_PORT": str(self._port)}
-        return self._start(container["command"], self._folder / f"{self._started}-{container['name']}.log", {**variables, **server})
+        return self._start(
+            container["command"], self._folder / f"{self._started}-{container['name']}.log", {**variables, **server}
+        )
 
     def _secret(self, variable: dict[str, Any]) -> str:
         key = variable["valueFrom"]["secretKeyRef"]

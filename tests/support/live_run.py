@@ -97,7 +97,9 @@ class LiveRun:
         deadline = time.monotonic() + seconds
         while len(found := self.received(kind)) < count:
             assert self.process.poll() is None, f"the run ended with {self.process.returncode}: {self.output()}"
-            assert time.monotonic() < deadline, f"{len(found)} of {count} {kind.__name__} within {seconds} s: {self.output()}"
+            assert time.monotonic() < deadline, (
+                f"{len(found)} of {count} {kind.__name__} within {seconds} s: {self.output()}"
+            )
             await asyncio.sleep(0.02)
         return found
 
@@ -145,7 +147,9 @@ class LiveRun:
         """The durable log of the run that has ended, from its own store."""
         server = await EmbeddedServer.start(self.folder / "nats")
         try:
-            bus = await NatsBus.connect(server.url, "gsm8k-grpo", name="reader", token=server.token, blobs=self.folder / "blobs")
+            bus = await NatsBus.connect(
+                server.url, "gsm8k-grpo", name="reader", token=server.token, blobs=self.folder / "blobs"
+            )
             found = [(envelope.sequence, envelope.open(BY_SUBJECT[envelope.subject])) async for envelope in bus.log()]
             await bus.close()
         finally:

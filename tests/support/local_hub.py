@@ -27,18 +27,26 @@ class Hub:
     def create(self, asked):
         name = f"{asked.get('organization') or 'me'}/{asked['name']}"
         self.files[name] = {}
-        self.created.append((asked.get("type", "model"), name, asked.get("private") or asked.get("visibility") == "private"))
+        self.created.append(
+            (asked.get("type", "model"), name, asked.get("private") or asked.get("visibility") == "private")
+        )
         return {"url": f"{self.url}/{name}", "name": name}
 
     def preupload(self, _, asked):
         modes = [
-            {"path": file["path"], "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular", "shouldIgnore": False}
+            {
+                "path": file["path"],
+                "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
+                "shouldIgnore": False,
+            }
             for file in asked["files"]
         ]
         return {"files": modes}
 
     def batch(self, asked):
-        objects = [{**one, "actions": {"upload": {"href": f"{self.url}/upload/{one['oid']}"}}} for one in asked["objects"]]
+        objects = [
+            {**one, "actions": {"upload": {"href": f"{self.url}/upload/{one['oid']}"}}} for one in asked["objects"]
+        ]
         return {"transfer": "basic", "objects": objects}
 
     def commit(self, repo, lines):
@@ -48,7 +56,12 @@ class Hub:
                 self.files[repo][value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
                 self.files[repo][value["path"]] = self.large[value["oid"]]
-        return {"commitUrl": f"{self.url}/{repo}/commit/{REVISION}", "commitOid": REVISION, "hookOutput": "", "success": True}
+        return {
+            "commitUrl": f"{self.url}/{repo}/commit/{REVISION}",
+            "commitOid": REVISION,
+            "hookOutput": "",
+            "success": True,
+        }
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -87,17 +100,33 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if files is None:
                 return self.answer(404, {"error": "Repository not found"}, code="RepoNotFound")
             if parts[4:5] == ["tree"]:
-                entries = [{"type": "file", "path": name, "size": len(content), "oid": _etag(content)} for name, content in files.items()]
+                entries = [
+                    {"type": "file", "path": name, "size": len(content), "oid": _etag(content)}
+                    for name, content in files.items()
+                ]
                 return self.answer(200, entries)
             siblings = [{"rfilename": name} for name in files]
             return self.answer(
-                200, {"_id": "1", "id": repo, "sha": REVISION, "siblings": siblings, "private": False, "tags": [], "downloads": 0}
+                200,
+                {
+                    "_id": "1",
+                    "id": repo,
+                    "sha": REVISION,
+                    "siblings": siblings,
+                    "private": False,
+                    "tags": [],
+                    "downloads": 0,
+                },
             )
         content = self.hub.files["/".join(parts[:2])].get("/".join(parts[4:]))
         if content is None:
             return self.answer(404, {"error": "Entry not found"}, code="EntryNotFound")
         self.send_response(200)
-        for name, value in (("X-Repo-Commit", REVISION), ("ETag", f'"{_etag(content)}"'), ("Content-Length", str(len(content)))):
+        for name, value in (
+            ("X-Repo-Commit", REVISION),
+            ("ETag", f'"{_etag(content)}"'),
+            ("Content-Length", str(len(content))),
+        ):
             self.send_header(name, value)
         self.end_headers()
         if whole:

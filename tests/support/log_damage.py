@@ -99,7 +99,10 @@ SHORTER: Mapping[str, Damage] = {
 }
 """Damage that the server takes for a log that was never longer."""
 
-HARMLESS: Mapping[str, Damage] = {"index missing": without_index, "index damaged": lambda blocks: flip(blocks / "index.db", 0.5)}
+HARMLESS: Mapping[str, Damage] = {
+    "index missing": without_index,
+    "index damaged": lambda blocks: flip(blocks / "index.db", 0.5),
+}
 
 GONE: Mapping[str, Damage] = {
     "stream missing": lambda blocks: shutil.rmtree(blocks.parent),

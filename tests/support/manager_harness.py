@@ -16,7 +16,12 @@ class Manager:
         self.send = send
         self.workers = workers
         self.actor = SessionManager(
-            settings or GatewaySettings(), lambda folder: letters(), secret=b"secret", max_model_len=context, serve_http=False, **options
+            settings or GatewaySettings(),
+            lambda folder: letters(),
+            secret=b"secret",
+            max_model_len=context,
+            serve_http=False,
+            **options,
         )
         self.asked: list[Generate] = []
         self.generate = lambda question: [Generated(columns=columns("hi\n", 3), finish_reason="stop")]

@@ -50,7 +50,9 @@ class NatsCluster:
 
     def url_of(self, *names: str) -> str:
         """Address of some of the servers."""
-        return f"nats://{USER}:{self.password}@" + ",".join(f"{self.host}:{self.ports[self.names.index(name)]}" for name in names)
+        return f"nats://{USER}:{self.password}@" + ",".join(
+            f"{self.host}:{self.ports[self.names.index(name)]}" for name in names
+        )
 
     async def __aenter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +61,9 @@ class NatsCluster:
         await self.until_ready()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for process in self.processes.values():
             process.kill()
             process.wait()
@@ -124,7 +128,9 @@ class NatsCluster:
                     await client.close()
             except (OSError, TimeoutError, errors.Error):
                 return False
-            found[:] = [str(info.cluster.leader)] if info.cluster and info.cluster.leader not in (None, "", other_than) else []
+            found[:] = (
+                [str(info.cluster.leader)] if info.cluster and info.cluster.leader not in (None, "", other_than) else []
+            )
             return bool(found)
 
         await self._until(f"{log_stream(run)} has no leader", look)

@@ -17,7 +17,9 @@ def install(folder, *packages):
     try:
         subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=True)
     except subprocess.CalledProcessError as error:
-        problems = [line.removeprefix("npm error ") for line in error.stderr.splitlines() if line.startswith("npm error ")]
+        problems = [
+            line.removeprefix("npm error ") for line in error.stderr.splitlines() if line.startswith("npm error ")
+        ]
         return f"npm cannot install {', '.join(packages) or 'the packages'}: {'; '.join(problems[:3])}"
     except subprocess.TimeoutExpired:
         return f"npm did not install {', '.join(packages) or 'the packages'} in {INSTALL_SECONDS} seconds"

@@ -94,21 +94,33 @@ def undeclared(role: str, files: RunFiles) -> list[str]:
 def table(files: RunFiles) -> str:
     """Returns the table, as Markdown: each attempt with every role."""
     rows = {
-        "read bodies of messages that its actor does not receive": [_any(files, role, "GET", received=False) for role in ROLES],
+        "read bodies of messages that its actor does not receive": [
+            _any(files, role, "GET", received=False) for role in ROLES
+        ],
         "read bodies of messages that its actor receives": [_any(files, role, "GET", received=True) for role in ROLES],
         "add bodies of messages that its actor sends": [_any(files, role, "PUT", received=True) for role in ROLES],
         "add bodies of other messages": [_any(files, role, "PUT", received=False) for role in ROLES],
         "replace a body": [_any(files, role, "REPLACE", received=True) for role in ROLES],
         "remove bodies of events and work": [_any(files, role, "DELETE", received=False) for role in ROLES],
-        "remove bodies of requests and replies that its actor receives": [_any(files, role, "DELETE", received=True) for role in ROLES],
-        **{f"pull `{name}`": [files.ask(role, "GET", FOLDERS + name) == 200 for role in ROLES] for name in (CODE, MODEL, f"{WEIGHTS}1")},
+        "remove bodies of requests and replies that its actor receives": [
+            _any(files, role, "DELETE", received=True) for role in ROLES
+        ],
+        **{
+            f"pull `{name}`": [files.ask(role, "GET", FOLDERS + name) == 200 for role in ROLES]
+            for name in (CODE, MODEL, f"{WEIGHTS}1")
+        },
         "read an image": [files.ask(role, "GET", IMAGES + files.image) == 200 for role in ROLES],
         "add an image": [files.ask(role, "PUT", IMAGES + files.image, b"an image") == 200 for role in ROLES],
         "read snapshots of its own actor": [files.ask(role, "GET", SNAPSHOTS + FOLD) == 200 for role in ROLES],
-        "read snapshots of another actor": [files.ask(role, "GET", f"{SNAPSHOTS}session_manager-0") == 200 for role in ROLES],
+        "read snapshots of another actor": [
+            files.ask(role, "GET", f"{SNAPSHOTS}session_manager-0") == 200 for role in ROLES
+        ],
     }
     head = ["| | " + " | ".join(COLUMNS) + " |", "|---|" + ":-:|" * len(ROLES)]
-    lines = [f"| {name} | " + " | ".join(ALLOWED if allowed else DENIED for allowed in row) + " |" for name, row in rows.items()]
+    lines = [
+        f"| {name} | " + " | ".join(ALLOWED if allowed else DENIED for allowed in row) + " |"
+        for name, row in rows.items()
+    ]
     return "\n".join([*head, *lines]) + "\n"
 
 
@@ -118,10 +130,16 @@ def _any(files: RunFiles, role: str, method: str, *, received: bool) -> bool:
     replies = {kind.reply for kind in declared.asks if issubclass(kind, Request)}
     mine = {*declared.receives, *replies}
     if method in ("PUT", "REPLACE"):
-        mine = {*declared.sends, *declared.asks, *(kind.reply for kind in declared.receives if issubclass(kind, Request))}
+        mine = {
+            *declared.sends,
+            *declared.asks,
+            *(kind.reply for kind in declared.receives if issubclass(kind, Request)),
+        }
     if method == "DELETE":
         kinds = (
-            [kind for kind in mine if issubclass(kind, Request | Reply)] if received else [k for k in KINDS if issubclass(k, Event | Work)]
+            [kind for kind in mine if issubclass(kind, Request | Reply)]
+            if received
+            else [k for k in KINDS if issubclass(k, Event | Work)]
         )
     else:
         kinds = [kind for kind in KINDS if (kind in mine) == received]

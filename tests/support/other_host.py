@@ -70,7 +70,9 @@ class OtherHost:
                 subprocess.run(command.split(), check=True)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for process in self.processes:
             for one in (process, *self._below(process)):
                 try:
@@ -89,7 +91,9 @@ class OtherHost:
     async def logged(self, worker: str, words: str) -> None:
         """Wait until a worker's log has these words."""
         until = time.monotonic() + PATIENT
-        while not any(words in log.read_text() for log in (self.folder / "tmp").glob(f"areal-join-*/logs/{worker}.jsonl")):
+        while not any(
+            words in log.read_text() for log in (self.folder / "tmp").glob(f"areal-join-*/logs/{worker}.jsonl")
+        ):
             assert time.monotonic() < until, f"{worker} has not logged {words!r}"
             await asyncio.sleep(0.1)
 
@@ -111,7 +115,12 @@ class OtherHost:
         self.hidden.mkdir(parents=True, exist_ok=True)
         with output.open("wb") as file:
             process = subprocess.Popen(
-                command, cwd=root or self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+                command,
+                cwd=root or self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
             )
         self.processes.append(process)
         return Joiner(process, output)
@@ -136,7 +145,9 @@ class Joiner:
     def worker(self) -> psutil.Process:
         """The process of its first worker."""
         return next(
-            one for one in psutil.Process(self.process.pid).children(recursive=True) if "areal_actors.processes" in " ".join(one.cmdline())
+            one
+            for one in psutil.Process(self.process.pid).children(recursive=True)
+            if "areal_actors.processes" in " ".join(one.cmdline())
         )
 
     def ended(self, seconds: float = PATIENT) -> int:

@@ -25,7 +25,13 @@ class BackwardsEngine:
         self.closed = False
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        stream: bool = False,
+        resumed_tokens: int = 0,
     ) -> AsyncIterator[TokenChunk]:
         validate_prompt(prompt_ids, sampling, resumed_tokens, VOCABULARY, self.context)
         whole = list(reversed(prompt_ids[: len(prompt_ids) - resumed_tokens])) * 40
@@ -43,7 +49,9 @@ class BackwardsEngine:
                 self.tokens += 1
         finally:
             self.running -= 1
-        yield TokenChunk(columns=columns, finish_reason="length" if len(whole) > resumed_tokens + sampling.max_tokens else "stop")
+        yield TokenChunk(
+            columns=columns, finish_reason="length" if len(whole) > resumed_tokens + sampling.max_tokens else "stop"
+        )
 
     async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
         self.weight_version = weight_version

@@ -52,7 +52,12 @@ def recipe() -> Recipe:
 def attempts(run: str) -> list[Attempt]:
     """Every kind of message, what the server keeps, and others' inboxes. What destroys comes last."""
     log, work, values = log_stream(run), work_stream(run), f"KV_{values_bucket(run)}"
-    kinds: list[tuple[str, type[Message]]] = [("publish", Event), ("queue", Work), ("ask", Request), ("send", Telemetry)]
+    kinds: list[tuple[str, type[Message]]] = [
+        ("publish", Event),
+        ("queue", Work),
+        ("ask", Request),
+        ("send", Telemetry),
+    ]
     publications = [
         Attempt(f"{verb} `{kind.__name__}`", "publish", f"areal.{run}.{kind.subject}")
         for verb, base in kinds
@@ -116,7 +121,9 @@ async def denied_to(user: str, users: BusUsers, address: str, tried: list[Attemp
             await client.flush()
     finally:
         await client.close()
-    reported = {tuple(match) for error in refused for match in re.findall(r'for (publish|subscription) to "([^"]*)"', error)}
+    reported = {
+        tuple(match) for error in refused for match in re.findall(r'for (publish|subscription) to "([^"]*)"', error)
+    }
     verbs = {"publish": "publish", "subscribe": "subscription"}
     return {attempt.name for attempt in tried if (verbs[attempt.verb], attempt.subject.lower()) in reported}
 
@@ -130,7 +137,9 @@ async def tried_on_a_server(folder: Path) -> dict[str, set[str]]:
         bus = await NatsBus.connect(server.url, plan.run, name="owner", kinds=KINDS)
         await bus.close()
         tried = attempts(plan.run)
-        return {user: await denied_to(user, users, server.address, tried) for user in [*users.members(), MONITOR, OWNER]}
+        return {
+            user: await denied_to(user, users, server.address, tried) for user in [*users.members(), MONITOR, OWNER]
+        }
     finally:
         await server.stop()
 
@@ -142,7 +151,9 @@ def table(denied: dict[str, set[str]]) -> str:
         "| | " + " | ".join(f"`{name}`" for name in names) + " |",
         "|---|" + ":-:|" * len(names),
         *(
-            f"| {attempt.name} | " + " | ".join(DENIED if attempt.name in denied[name] else ALLOWED for name in names) + " |"
+            f"| {attempt.name} | "
+            + " | ".join(DENIED if attempt.name in denied[name] else ALLOWED for name in names)
+            + " |"
             for attempt in attempts(recipe().run)
         ),
     ]

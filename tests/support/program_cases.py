@@ -26,9 +26,7 @@ def raises(kind, function, *arguments):
 POINT = "from dataclasses import dataclass\n@dataclass\nclass Point:\n    x: int\n    y: int\n"
 STACK = "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
 NODE = "class ListNode:\n    def __init__(self, val=0, next=None):\n        self.val, self.next = val, next\n"
-ACCOUNT = (
-    "class Poor(Exception):\n    def __init__(self, short):\n        super().__init__(f'short of {short}')\n        self.short = short\n"
-)
+ACCOUNT = "class Poor(Exception):\n    def __init__(self, short):\n        super().__init__(f'short of {short}')\n        self.short = short\n"
 
 HONEST: dict[str, Case] = {
     "an assertion": Case("def add(a, b): return a + b", "def add(a, b): return a - b", "assert add(2, 3) == 5"),
@@ -38,7 +36,9 @@ HONEST: dict[str, Case] = {
         "METADATA = {'author': 'x'}\ndef check(candidate):\n    assert candidate([1, 2], 5)\n    assert not candidate([1, 9], 5)\ncheck(below)",
     ),
     "several assertions, as MBPP": Case(
-        "def rev(s): return s[::-1]", "def rev(s): return s", "assert rev('ab') == 'ba'\nassert rev('') == ''\nassert rev('xyz') == 'zyx'"
+        "def rev(s): return s[::-1]",
+        "def rev(s): return s",
+        "assert rev('ab') == 'ba'\nassert rev('') == ''\nassert rev('xyz') == 'zyx'",
     ),
     "Solution().f, as LeetCode": Case(
         "class Solution:\n    def twoSum(self, n, t):\n        return next([i, j] for i in range(len(n)) for j in range(i) if n[i] + n[j] == t)[::-1]",
@@ -54,13 +54,19 @@ HONEST: dict[str, Case] = {
         "def sum(a, b): return a * b", "def sum(a, b): return a + b", "assert sum(3, 4) == 12\nassert sum(5, 5) == 25"
     ),
     "floats within a tolerance": Case(
-        "def half(x): return x / 2", "def half(x): return x // 2", "assert abs(half(3) - 1.5) < 1e-6\nassert abs(half(5) - 2.5) < 1e-6"
+        "def half(x): return x / 2",
+        "def half(x): return x // 2",
+        "assert abs(half(3) - 1.5) < 1e-6\nassert abs(half(5) - 2.5) < 1e-6",
     ),
     "math.isclose of the program's import": Case(
-        "import math\ndef root(x): return math.sqrt(x)", "import math\ndef root(x): return x / 2", "assert math.isclose(root(2), 2 ** 0.5)"
+        "import math\ndef root(x): return math.sqrt(x)",
+        "import math\ndef root(x): return x / 2",
+        "assert math.isclose(root(2), 2 ** 0.5)",
     ),
     "not a number, and infinity": Case(
-        "def f(x): return float(x)", "def f(x): return 0.0", "assert f('inf') == float('inf')\nassert f('nan') != f('nan')"
+        "def f(x): return float(x)",
+        "def f(x): return 0.0",
+        "assert f('inf') == float('inf')\nassert f('nan') != f('nan')",
     ),
     "tuples are no lists": Case("def f(x): return (x, x)", "def f(x): return [x, x]", "assert f(1) == (1, 1)"),
     "lists are no tuples": Case("def f(x): return [x, x]", "def f(x): return (x, x)", "assert f(1) == [1, 1]"),
@@ -72,7 +78,9 @@ HONEST: dict[str, Case] = {
         "def f(): return {1: 'a', (2, 3): None}", "def f(): return {'1': 'a'}", "assert f() == {1: 'a', (2, 3): None}"
     ),
     "the order of a dictionary": Case(
-        "def f(d): return dict(sorted(d.items()))", "def f(d): return d", "assert list(f({'b': 1, 'a': 2})) == ['a', 'b']"
+        "def f(d): return dict(sorted(d.items()))",
+        "def f(d): return d",
+        "assert list(f({'b': 1, 'a': 2})) == ['a', 'b']",
     ),
     "counters": Case(
         "from collections import Counter\ndef f(s): return Counter(s)",
@@ -90,10 +98,18 @@ HONEST: dict[str, Case] = {
         "from collections import deque\nq = deque([1, 2])\nf(q)\nassert q == deque([2, 1])",
     ),
     "None, True and identity": Case(
-        "def f(x): return None\ndef g(x): return True", "def f(x): return 0\ndef g(x): return 1", "assert f(1) is None\nassert g(1) is True"
+        "def f(x): return None\ndef g(x): return True",
+        "def f(x): return 0\ndef g(x): return 1",
+        "assert f(1) is None\nassert g(1) is True",
     ),
-    "types": Case("def f(x): return int(x)", "def f(x): return float(x)", "assert isinstance(f('3'), int)\nassert type(f('3')) is int"),
-    "large numbers": Case("def f(n): return 7 ** n", "def f(n): return 7 ** n + 1", "assert f(9000) == 7 ** 9000\nassert f(3) == 343"),
+    "types": Case(
+        "def f(x): return int(x)",
+        "def f(x): return float(x)",
+        "assert isinstance(f('3'), int)\nassert type(f('3')) is int",
+    ),
+    "large numbers": Case(
+        "def f(n): return 7 ** n", "def f(n): return 7 ** n + 1", "assert f(9000) == 7 ** 9000\nassert f(3) == 343"
+    ),
     "text of all kinds": Case(
         "def f(s): return s * 2",
         "def f(s): return s",
@@ -109,7 +125,9 @@ HONEST: dict[str, Case] = {
         "datetime.timedelta(days=1, seconds=2, microseconds=3)]\nassert (f()[2] + datetime.timedelta(1)).month == 3",
     ),
     "an argument changed in place": Case(
-        "def order(xs): xs.sort()", "def order(xs): return sorted(xs)", "xs = [3, 1, 2]\nassert order(xs) is None\nassert xs == [1, 2, 3]"
+        "def order(xs): xs.sort()",
+        "def order(xs): return sorted(xs)",
+        "xs = [3, 1, 2]\nassert order(xs) is None\nassert xs == [1, 2, 3]",
     ),
     "a nested argument changed in place": Case(
         "def turn(m): m[:] = [list(r) for r in zip(*m[::-1])]\ndef zero(m):\n    m[0][0] = 0",
@@ -122,7 +140,9 @@ HONEST: dict[str, Case] = {
         "d, s = {}, {1, 2}\nf(d, s)\nassert (d, s) == ({'k': 1}, {1})",
     ),
     "the argument returned": Case(
-        "def f(xs):\n    xs.append(1)\n    return xs", "def f(xs): return xs + [1]", "xs = []\nassert f(xs) is xs\nassert xs == [1]"
+        "def f(xs):\n    xs.append(1)\n    return xs",
+        "def f(xs): return xs + [1]",
+        "xs = []\nassert f(xs) is xs\nassert xs == [1]",
     ),
     "an argument left as it was": Case(
         "def f(xs): return sorted(xs)",
@@ -186,7 +206,8 @@ HONEST: dict[str, Case] = {
         POINT
         + "    def __add__(self, o): return Point(self.x + o.x, self.y + o.y)\n    def __mul__(self, k): return Point(self.x * k, self.y * k)\n"
         "    def __lt__(self, o): return self.x < o.x",
-        POINT + "    def __add__(self, o): return self\n    def __mul__(self, k): return self\n    def __lt__(self, o): return False",
+        POINT
+        + "    def __add__(self, o): return self\n    def __mul__(self, k): return self\n    def __lt__(self, o): return False",
         "assert Point(1, 2) + Point(3, 4) == Point(4, 6)\nassert (Point(1, 2) * 3).x == 3\nassert sorted([Point(2, 0), Point(1, 0)])[0].x == 1",
     ),
     "text of an object": Case(
@@ -262,7 +283,9 @@ HONEST: dict[str, Case] = {
         "assert LIMIT == 10\nf(1)\nf(2)\nassert seen == [1, 2]",
     ),
     "an import of the program": Case(
-        "def f(): return 1", "def f(): return 2", "from answer import f as g\nimport answer\nassert g() == 1\nassert answer.f() == 1"
+        "def f(): return 1",
+        "def f(): return 2",
+        "from answer import f as g\nimport answer\nassert g() == 1\nassert answer.f() == 1",
     ),
     "unittest without its exit": Case(
         "def f(x): return x * 2",
@@ -271,10 +294,14 @@ HONEST: dict[str, Case] = {
         "result = unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T))\nassert result.wasSuccessful()",
     ),
     "name and docstring of a function": Case(
-        'def f():\n    "Doc."\n', "def f(): pass", "assert f.__name__ == 'f'\nassert f.__doc__ == 'Doc.'\nassert callable(f)"
+        'def f():\n    "Doc."\n',
+        "def f(): pass",
+        "assert f.__name__ == 'f'\nassert f.__doc__ == 'Doc.'\nassert callable(f)",
     ),
     "a loop of many calls": Case(
-        "def f(x): return x * x", "def f(x): return x * x if x < 90 else 0", "assert all(f(x) == x ** 2 for x in range(100))"
+        "def f(x): return x * x",
+        "def f(x): return x * x if x < 90 else 0",
+        "assert all(f(x) == x ** 2 for x in range(100))",
     ),
     "much data": Case(
         "def f(xs): return sorted(xs)",

@@ -40,31 +40,51 @@ PUBLISHED = {
     "qwen3": Published("Qwen/Qwen3-0.6B", "norms of queries and keys, heads wider than hidden, tied head"),
     "qwen3_moe": Published("Qwen/Qwen3-30B-A3B", "mixture of experts"),
     "qwen3_next": Published(
-        "Qwen/Qwen3-Next-80B-A3B-Instruct", "linear attention in 3 of 4 layers, gated attention, experts with a shared one, MTP", mtp="mtp"
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        "linear attention in 3 of 4 layers, gated attention, experts with a shared one, MTP",
+        mtp="mtp",
     ),
-    "qwen3_5": Published("Qwen/Qwen3.5-4B", "linear attention in 3 of 4 layers, gated attention, vision tower, MTP, tied head", mtp="mtp"),
+    "qwen3_5": Published(
+        "Qwen/Qwen3.5-4B", "linear attention in 3 of 4 layers, gated attention, vision tower, MTP, tied head", mtp="mtp"
+    ),
     "gemma2": Published("google/gemma-2-2b-it", "every other window, soft caps of scores and logits"),
     "gemma3_text": Published("google/gemma-3-1b-it", "5 of 6 windows with rotary frequencies of their own, tied head"),
     "gemma3": Published("google/gemma-3-4b-it", "5 of 6 windows, linear rotary scaling, vision tower, tied head"),
-    "gpt_oss": Published("openai/gpt-oss-20b", "attention sinks, every other window, YaRN, biases, experts with biases"),
+    "gpt_oss": Published(
+        "openai/gpt-oss-20b", "attention sinks, every other window, YaRN, biases, experts with biases"
+    ),
     "mistral": Published("mistralai/Mistral-7B-Instruct-v0.3", "untied head"),
     "mistral_window": Published("mistralai/Mistral-7B-Instruct-v0.1", "a window in every layer"),
-    "ministral3": Published("mistralai/Ministral-3-3B-Instruct-2512-BF16", "YaRN with scaled queries, vision tower, tied head"),
-    "phi3": Published("microsoft/Phi-4-mini-instruct", "long rotary scaling by length, partly rotated heads, fused projections, tied head"),
+    "ministral3": Published(
+        "mistralai/Ministral-3-3B-Instruct-2512-BF16", "YaRN with scaled queries, vision tower, tied head"
+    ),
+    "phi3": Published(
+        "microsoft/Phi-4-mini-instruct",
+        "long rotary scaling by length, partly rotated heads, fused projections, tied head",
+    ),
     "smollm3": Published("HuggingFaceTB/SmolLM3-3B", "every fourth layer without positions, tied head"),
     "olmo2": Published("allenai/OLMo-2-1124-7B-Instruct", "norms after the blocks, norms of all queries and keys"),
     "olmo3": Published("allenai/Olmo-3-7B-Instruct", "3 of 4 windows, YaRN, norms after the blocks"),
-    "glm4": Published("zai-org/GLM-4-9B-0414", "partly rotated interleaved heads, norms before and after, fused projections"),
+    "glm4": Published(
+        "zai-org/GLM-4-9B-0414", "partly rotated interleaved heads, norms before and after, fused projections"
+    ),
     "glm4_moe": Published(
-        "zai-org/GLM-4.5-Air", "first layer dense, experts with a shared one and a correction bias, MTP", mtp="model.layers.46"
+        "zai-org/GLM-4.5-Air",
+        "first layer dense, experts with a shared one and a correction bias, MTP",
+        mtp="model.layers.46",
     ),
     "deepseek_v3": Published(
-        "deepseek-ai/DeepSeek-V3", "latent attention, grouped experts with a correction bias, YaRN, MTP", mtp="model.layers.61"
+        "deepseek-ai/DeepSeek-V3",
+        "latent attention, grouped experts with a correction bias, YaRN, MTP",
+        mtp="model.layers.61",
     ),
     "lfm2": Published("LiquidAI/LFM2-1.2B", "short convolutions in most layers, norms of queries and keys, tied head"),
-    "granite": Published("ibm-granite/granite-3.3-2b-instruct", "multipliers of embeddings, scores, residuals and logits, tied head"),
+    "granite": Published(
+        "ibm-granite/granite-3.3-2b-instruct", "multipliers of embeddings, scores, residuals and logits, tied head"
+    ),
     "granite4_hybrid": Published(
-        "ibm-granite/granite-4.0-h-tiny", "Mamba in most layers, attention without positions, experts with a shared one, tied head"
+        "ibm-granite/granite-4.0-h-tiny",
+        "Mamba in most layers, attention without positions, experts with a shared one, tied head",
     ),
 }
 
@@ -85,7 +105,11 @@ def mtp_tensors(name: str) -> dict[str, torch.Tensor]:
     prefix = PUBLISHED[name].mtp
     if not prefix:
         return {}
-    shapes = {"eh_proj.weight": (HIDDEN, 2 * HIDDEN), "shared_head.norm.weight": (HIDDEN,), "mlp.experts.0.up_proj.weight": (32, HIDDEN)}
+    shapes = {
+        "eh_proj.weight": (HIDDEN, 2 * HIDDEN),
+        "shared_head.norm.weight": (HIDDEN,),
+        "mlp.experts.0.up_proj.weight": (32, HIDDEN),
+    }
     generator = torch.Generator().manual_seed(1)
     return {f"{prefix}.{key}": torch.randn(shape, generator=generator).bfloat16() for key, shape in shapes.items()}
 
@@ -100,9 +124,13 @@ def write_published(name: str, folder: Path, seed: int = 0) -> str:
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.ndim == 1 and not key.endswith(UNCHANGED):
-                parameter.add_(torch.randn_like(parameter) * 0.1)  # biases, norms and sinks that change what a model computes
+                parameter.add_(
+                    torch.randn_like(parameter) * 0.1
+                )  # biases, norms and sinks that change what a model computes
     save(model, folder)
     (folder / "config.json").write_text(published)
     if extra := mtp_tensors(name):
-        save_file(load_file(folder / "model.safetensors") | extra, folder / "model.safetensors", metadata={"format": "pt"})
+        save_file(
+            load_file(folder / "model.safetensors") | extra, folder / "model.safetensors", metadata={"format": "pt"}
+        )
     return str(folder)

@@ -68,7 +68,9 @@ def sequences(seed: int = 0, lengths: Sequence[int] = LENGTHS) -> list[TrainingS
 def make_trainer(folder: str, **settings: Any) -> TorchTrainer:
     """A trainer whose update is the gradient times `LR`."""
     optimizer = OptimizerSettings(name="sgd", lr=LR, grad_clip=1e9)
-    return TorchTrainer(folder, Sft(), TrainerSettings(device="cpu", threads=1, optimizer=optimizer, **settings), total_steps=10)
+    return TorchTrainer(
+        folder, Sft(), TrainerSettings(device="cpu", threads=1, optimizer=optimizer, **settings), total_steps=10
+    )
 
 
 def plain_model(name: str, folder: str) -> Any:
@@ -120,8 +122,12 @@ def _text_name(name: str) -> str:
 def lost_tensors(name: str, source: str, saved: str) -> list[str]:
     """Problems of a checkpoint beside the folder that was trained: tensors, configuration, and what plain transformers makes of it."""
     before, after = load_file(Path(source) / "model.safetensors"), load_file(Path(saved) / "model.safetensors")
-    problems = [f"without {key}" for key in sorted(before.keys() - after.keys())] + [f"new {key}" for key in sorted(after.keys() - before)]
-    problems += [f"{key} of another shape" for key in before.keys() & after.keys() if before[key].shape != after[key].shape]
+    problems = [f"without {key}" for key in sorted(before.keys() - after.keys())] + [
+        f"new {key}" for key in sorted(after.keys() - before)
+    ]
+    problems += [
+        f"{key} of another shape" for key in before.keys() & after.keys() if before[key].shape != after[key].shape
+    ]
     problems += [f"{key} changed" for key in mtp_tensors(name) if not torch.equal(before[key], after[key])]
     ours, theirs = (json.loads((Path(place) / "config.json").read_text()) for place in (saved, source))
     if _without_types(ours) != _without_types(theirs):

@@ -16,7 +16,15 @@ from areal_actors.weights.source_tensors import source_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "model-families.md"
 START, END = "<!-- table of published models -->\n", "<!-- end of the table -->\n"
-HEAD = ("model", "structure", "trained, as by plain transformers", "checkpoint", "packed", "several ranks", "embedded engine")
+HEAD = (
+    "model",
+    "structure",
+    "trained, as by plain transformers",
+    "checkpoint",
+    "packed",
+    "several ranks",
+    "embedded engine",
+)
 
 
 def row(name: str, trained: TorchTrainer | str, engine: str) -> tuple[str, ...]:
@@ -27,7 +35,9 @@ def row(name: str, trained: TorchTrainer | str, engine: str) -> tuple[str, ...]:
     source = source_of(trained._model)
     assert source is not None
     problem = trained._scorer.hidden_states.sharing_problem
-    carried = f"all; {len(source.carried)} carried over unchanged: {_carried(name)}" if source.carried else "all tensors"
+    carried = (
+        f"all; {len(source.carried)} carried over unchanged: {_carried(name)}" if source.carried else "all tensors"
+    )
     return (
         published.repository,
         published.features,

@@ -26,7 +26,14 @@ SHAPE = {
 PACKING = frozenset({"computed_tokens"})
 """Metrics of the packing into micro-batches, which depend on the layout: sequence parts share no prefixes."""
 COMPARISON = PACKING | {
-    *("parity_tokens", "train_infer_logprob_diff_max", "mismatch_kl_k1", "mismatch_kl_k2", "mismatch_kl_k3", "mismatch_vetoed_frac"),
+    *(
+        "parity_tokens",
+        "train_infer_logprob_diff_max",
+        "mismatch_kl_k1",
+        "mismatch_kl_k2",
+        "mismatch_kl_k3",
+        "mismatch_vetoed_frac",
+    ),
     *("mismatch_worst_sequence", "mismatch_worst_position", "mismatch_worst_logprob"),
     *("staleness_kl_k1", "staleness_kl_k2", "staleness_kl_k3"),
 }

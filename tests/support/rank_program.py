@@ -54,7 +54,11 @@ def main(folder: Path) -> None:
         if rank >= layout.ranks:
             continue
         dist.init_process_group(
-            "gloo", store=dist.PrefixStore(case.name, store), rank=rank, world_size=layout.ranks, timeout=timedelta(seconds=600)
+            "gloo",
+            store=dist.PrefixStore(case.name, store),
+            rank=rank,
+            world_size=layout.ranks,
+            timeout=timedelta(seconds=600),
         )
         found = run(case, layout, batches[case.rows or case.model])
         if rank == 0:
@@ -67,7 +71,9 @@ def main(folder: Path) -> None:
 def run(case, layout, batches):
     settings = msgspec.convert(SETTINGS | case.settings, TrainerSettings)
     algorithm = msgspec.convert(case.algorithm or {"name": "grpo"}, AnyAlgorithm)
-    trainer = TorchTrainer(case.model, algorithm, settings, total_steps=10, ranks=ShardedRanks(layout, torch.device("cpu")))
+    trainer = TorchTrainer(
+        case.model, algorithm, settings, total_steps=10, ranks=ShardedRanks(layout, torch.device("cpu"))
+    )
     if case.load:
         trainer.load(case.load)
     computed = logp_and_values(trainer, batches[0])
@@ -78,7 +84,12 @@ def run(case, layout, batches):
     if case.save:
         trainer.save(case.save)
     published = trainer.publish(case.publish).checksum if case.publish else ""
-    return computed | {"metrics": metrics, "gradients": gradients, "version": trainer.weight_version, "published": published}
+    return computed | {
+        "metrics": metrics,
+        "gradients": gradients,
+        "version": trainer.weight_version,
+        "published": published,
+    }
 
 
 def logp_and_values(trainer, rows):

@@ -18,7 +18,9 @@ ORDINARY, ADDED, ROWS = 151_643, 22, 151_936
 """Qwen2.5 and Qwen3: ordinary tokens, added tokens, rows of the head."""
 END, CALL = ORDINARY + 2, ORDINARY + 14
 """Ids of the token that ends a turn, and of one that is added but not special."""
-WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 TEMPLATE = (
     "{% for message in messages %}<|added 1|>{{ message.role }}\n{{ message.content }}<|added 2|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|added 1|>assistant\n{% endif %}"
@@ -38,10 +40,15 @@ def byte_level() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(WORDS), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens(
-        [AddedToken(f"<|added {number}|>", special=number != CALL - ORDINARY, normalized=False) for number in range(ADDED)]
+        [
+            AddedToken(f"<|added {number}|>", special=number != CALL - ORDINARY, normalized=False)
+            for number in range(ADDED)
+        ]
     )
     return tokenizer
 
@@ -54,7 +61,9 @@ def sentence_pieces(style: str) -> ChatTokenizer:
     merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("▁", "a"), ("i", "s"), ("▁", "is"), ("▁", "▁"), ("▁▁", "▁▁")]
     for left, right in merges:
         vocabulary.setdefault(left + right, len(vocabulary))
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    )
     spaces = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if style == "llama2":
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])

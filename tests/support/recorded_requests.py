@@ -43,7 +43,9 @@ def impersonal(requests, folder, home):
     dashed = re.sub(r"[^A-Za-z0-9]", "-", str(folder))
     for found, replaced in ((str(folder), FOLDER), (str(home), "/home"), (dashed, "-task")):
         text = text.replace(found, replaced)
-    text = re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "0" * 8 + "-0000-0000-0000-" + "0" * 12, text)
+    text = re.sub(
+        r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "0" * 8 + "-0000-0000-0000-" + "0" * 12, text
+    )
     text = re.sub(r"OS Version: [^\\\"]*", "OS Version: Linux", text)
     return json.loads(re.sub(r"\b[0-9a-f]{32,}\b", "0" * 32, text))
 
@@ -56,7 +58,10 @@ def packed(requests):
         return places.setdefault(json.dumps(value, sort_keys=True), len(places)) if value is not None else None
 
     def fields(body):
-        return {name: [place(one) for one in value] if isinstance(value, list) else place(value) for name, value in body.items()}
+        return {
+            name: [place(one) for one in value] if isinstance(value, list) else place(value)
+            for name, value in body.items()
+        }
 
     shapes = [one | {"body": fields(one["body"])} for one in requests]
     values = [json.loads(text) for text in places]
@@ -67,7 +72,13 @@ def unpacked(recorded):
     """The requests that were packed."""
 
     def value(place):
-        return [value(one) for one in place] if isinstance(place, list) else None if place is None else recorded["values"][place]
+        return (
+            [value(one) for one in place]
+            if isinstance(place, list)
+            else None
+            if place is None
+            else recorded["values"][place]
+        )
 
     return [one | {"body": {name: value(place) for name, place in one["body"].items()}} for one in recorded["requests"]]
 

@@ -15,7 +15,15 @@ BLOCKING = Path(__file__).with_name("base_install")
 """Folder that takes them from interpreters with it on their path."""
 
 WITH_TORCH = (
-    *("embedded", "training", "weights", "calibration.measure", "models.convert", "rewards.reward_model", "vision.embedding"),
+    *(
+        "embedded",
+        "training",
+        "weights",
+        "calibration.measure",
+        "models.convert",
+        "rewards.reward_model",
+        "vision.embedding",
+    ),
     *("contracts.algorithm", "contracts.random_model"),
     *("processes.tensor_process", "replay.recompute", "processes.training_engine"),
     "replay.what_if",
@@ -23,7 +31,13 @@ WITH_TORCH = (
 )
 """Folders and modules with torch: only they import it, and the base imports none of them."""
 TORCH_FREE = (
-    *("embedded.settings", "tinker.command", "training.algorithms", "training.checkpoint_retention", "training.checkpoint_store"),
+    *(
+        "embedded.settings",
+        "tinker.command",
+        "training.algorithms",
+        "training.checkpoint_retention",
+        "training.checkpoint_store",
+    ),
     *(
         "training.checkpointer",
         "training.distributed.layout",
@@ -75,4 +89,8 @@ def base_modules() -> list[str]:
 
 def base_environment() -> dict[str, str]:
     """Returns the environment of a process in which the packages of extras are absent."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(BLOCKING), str(ROOT)]), "ABSENT_PACKAGES": ",".join(sorted(ABSENT))}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(BLOCKING), str(ROOT)]),
+        "ABSENT_PACKAGES": ",".join(sorted(ABSENT)),
+    }

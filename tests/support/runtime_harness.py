@@ -77,7 +77,9 @@ class RuntimeHarness:
 
     async def ask(self, question, **options):
         self.count += 1
-        return await self.bus.request(question, Stamp(id=f"test-{self.count}", sender="test", time=0.0), timeout=300, **options)
+        return await self.bus.request(
+            question, Stamp(id=f"test-{self.count}", sender="test", time=0.0), timeout=300, **options
+        )
 
     async def kill(self, name):
         self.tasks[name].cancel()

@@ -6,7 +6,15 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from areal_actors.core.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory, WeightsLocation, pack_ids
+from areal_actors.core.values import (
+    Interaction,
+    SamplingParams,
+    Task,
+    TokenColumns,
+    Trajectory,
+    WeightsLocation,
+    pack_ids,
+)
 from areal_actors.messages import (
     BatchFormed,
     EpisodeAbandoned,
@@ -50,7 +58,12 @@ def letters(*merges: str, template: str = LETTERS_TEMPLATE) -> ChatTokenizer:
 
 
 def work(
-    episode: str = "0.0", *, attempt: int = 1, attempts_left: int = 0, purpose: Any = "train", sampling: SamplingParams = SAMPLING
+    episode: str = "0.0",
+    *,
+    attempt: int = 1,
+    attempts_left: int = 0,
+    purpose: Any = "train",
+    sampling: SamplingParams = SAMPLING,
 ) -> RunEpisode:
     group = episode.rpartition(".")[0]
     return RunEpisode(
@@ -107,9 +120,13 @@ def exported(episode: str, *versions: int) -> TrajectoryExported:
     return TrajectoryExported(trajectory=trajectory(episode, interaction(f"{episode}-1", "x" * len(made_by), *made_by)))
 
 
-def abandoned(episode: str, *, attempt: int = 1, attempts_left: int = 0, purpose: Any = "train", reason: str = "agent") -> EpisodeAbandoned:
+def abandoned(
+    episode: str, *, attempt: int = 1, attempts_left: int = 0, purpose: Any = "train", reason: str = "agent"
+) -> EpisodeAbandoned:
     return EpisodeAbandoned(
-        work=work(episode, attempt=attempt, attempts_left=attempts_left, purpose=purpose), reason=reason, detail="as it happens"
+        work=work(episode, attempt=attempt, attempts_left=attempts_left, purpose=purpose),
+        reason=reason,
+        detail="as it happens",
     )
 
 
@@ -125,7 +142,10 @@ def loaded(worker: str, version: int) -> WeightsLoaded:
 def batch(step: int, *groups: int, members: int = 1) -> BatchFormed:
     return BatchFormed(
         step=step,
-        groups=tuple(tuple(TrajectoryRef(episode=f"{number}.{member}", sequence=1) for member in range(members)) for number in groups),
+        groups=tuple(
+            tuple(TrajectoryRef(episode=f"{number}.{member}", sequence=1) for member in range(members))
+            for number in groups
+        ),
         oldest_version=0,
         trained_trajectories=1,
         trained_tokens=1,

@@ -75,8 +75,16 @@ def surroundings(place: Path) -> Iterator[Surroundings]:
 def deeds(there: Surroundings) -> dict[str, str]:
     """By what is tried, a program that prints a word if it succeeds."""
     done = f"print({REACHED!r})"
-    files = {"secret": "the secret", "admin_key": "`admin_key`", "monitor.json": "`monitor.json`", "recipe.json": "`recipe.json`"}
-    read = {f"files: {what} of the run": f"open({str(there.folder.path / name)!r}, 'rb').read(); {done}" for name, what in files.items()}
+    files = {
+        "secret": "the secret",
+        "admin_key": "`admin_key`",
+        "monitor.json": "`monitor.json`",
+        "recipe.json": "`recipe.json`",
+    }
+    read = {
+        f"files: {what} of the run": f"open({str(there.folder.path / name)!r}, 'rb').read(); {done}"
+        for name, what in files.items()
+    }
     parent = "import os; parent = os.getppid()"
     return {
         **read,
@@ -96,7 +104,9 @@ def deeds(there: Surroundings) -> dict[str, str]:
         "processes: a daemon that stays": DAEMON,
         "environment: a variable of its parent": f"import os; os.environ['AREAL_REACH_PROBE']; {done}",
         "memory: 2 GB": f"x = bytearray(2 << 30); {done}",
-        "disk: 64 MB": (f"import pathlib\nfor number in range(1600): pathlib.Path(str(number)).write_bytes(bytes(40 << 10))\n{done}"),
+        "disk: 64 MB": (
+            f"import pathlib\nfor number in range(1600): pathlib.Path(str(number)).write_bytes(bytes(40 << 10))\n{done}"
+        ),
         "disk: 20,000 files": f"import pathlib\nfor number in range(20000): pathlib.Path(str(number)).touch()\n{done}",
         "time: beyond its limit": f"import time; time.sleep({2 * SECONDS}); {done}",
     }

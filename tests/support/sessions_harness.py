@@ -47,7 +47,9 @@ class SessionsHarness:
             share=self.share,
         )
         self.manager.tick_seconds = 0.02
-        runtime = self.runtime = Runtime(self.manager, self.bus, Identity(instance=self.share.name, process="p"), now=lambda: self.now)
+        runtime = self.runtime = Runtime(
+            self.manager, self.bus, Identity(instance=self.share.name, process="p"), now=lambda: self.now
+        )
         self.task = asyncio.create_task(runtime.serve())
         await runtime.ready.wait()
         await self.until(lambda: self.manager.external.caught_up)
@@ -94,7 +96,9 @@ class SessionsHarness:
         registry = self.manager.registry
         for identifier, text, parent in calls:
             made = interaction(identifier, text, parent=parent)
-            turn = ConversationTurn(interaction=made, answer={}, prompt=Prompt(token_ids=b"", suffix_ids=made.prompt_suffix))
+            turn = ConversationTurn(
+                interaction=made, answer={}, prompt=Prompt(token_ids=b"", suffix_ids=made.prompt_suffix)
+            )
             registry.update(registry.get(session).begin_call(self.now).record(turn, self.now).end_call(self.now))
 
     def log(self, kind):

@@ -111,7 +111,9 @@ class ToyEngine:
         self.seconds_per_token = seconds_per_token
         self.sampled = sampled
 
-    async def generate(self, request_id: str, prompt_ids: Any, sampling: Any, *, stream: bool = False, resumed_tokens: int = 0) -> Any:
+    async def generate(
+        self, request_id: str, prompt_ids: Any, sampling: Any, *, stream: bool = False, resumed_tokens: int = 0
+    ) -> Any:
         dice = random.Random(sampling.seed)
         length = min(int(dice.paretovariate(0.8)), sampling.max_tokens)
         ids, logprobs, versions = [], [], []
@@ -203,7 +205,9 @@ class ToyAgent:
                 raise AgentError("the toy agent is in a bad mood")
             if dice.random() < self.trouble / 4:
                 await asyncio.sleep(10_000)
-            text = await self._answer(ModelRequest(session=session, messages=tuple(messages), stream=dice.random() < 0.3), turn)
+            text = await self._answer(
+                ModelRequest(session=session, messages=tuple(messages), stream=dice.random() < 0.3), turn
+            )
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "again"}]
         if dice.random() < self.trouble:
             return AgentResult(output=None)
@@ -277,12 +281,22 @@ class Simulation:
         gate = StalenessGateConfig(max_staleness=self.max_staleness, max_concurrent=8, surplus_groups=self.surplus)
         rollout = lambda: RolloutWorker(agent, concurrency=4, timeout_seconds=400.0)  # noqa: E731
         return {
-            "staleness_gate-0": lambda: StalenessGate(gate, **SIZES, steps=self.steps, after_baseline=self.evaluation.baseline == "before"),
+            "staleness_gate-0": lambda: StalenessGate(
+                gate, **SIZES, steps=self.steps, after_baseline=self.evaluation.baseline == "before"
+            ),
             "task_source-0": lambda: TaskSource(
-                Tasks(), group_size=GROUP, sampling=SAMPLING, retries=self.retries, surplus_after=self.steps - 1 if self.surplus else None
+                Tasks(),
+                group_size=GROUP,
+                sampling=SAMPLING,
+                retries=self.retries,
+                surplus_after=self.steps - 1 if self.surplus else None,
             ),
             "batcher-0": lambda: Batcher(
-                self.batcher, **SIZES, max_staleness=self.max_staleness, steps=self.steps, keeps=group_filter(self.batcher, Path())
+                self.batcher,
+                **SIZES,
+                max_staleness=self.max_staleness,
+                steps=self.steps,
+                keeps=group_filter(self.batcher, Path()),
             ),
             "evaluator-0": lambda: Evaluator(
                 self.evaluation,
@@ -297,13 +311,19 @@ class Simulation:
             "reward_worker-0": lambda: RewardWorker(ToyScorer(self.trouble), concurrency=4),
             "inference_worker-0": lambda: self.inference("inference_worker-0", 1.0),
             "inference_worker-1": lambda: self.inference("inference_worker-1", 1.7),
-            "trainer-0": lambda: Trainer(lambda progress: trainer, lambda version: f"v{version}", asyncio.get_running_loop().time),
+            "trainer-0": lambda: Trainer(
+                lambda progress: trainer, lambda version: f"v{version}", asyncio.get_running_loop().time
+            ),
         }
 
     @staticmethod
     def session_manager() -> SessionManager:
-        manager = SessionManager(GatewaySettings(), lambda folder: letters(), secret=b"secret", max_model_len=400, serve_http=False)
-        manager.tick_seconds = 20.0  # leases are long here; looking every second would cost more than the rest of the run
+        manager = SessionManager(
+            GatewaySettings(), lambda folder: letters(), secret=b"secret", max_model_len=400, serve_http=False
+        )
+        manager.tick_seconds = (
+            20.0  # leases are long here; looking every second would cost more than the rest of the run
+        )
         return manager
 
     def inference(self, name: str, seconds_per_token: float) -> InferenceWorker:
@@ -322,7 +342,12 @@ class Simulation:
         def start(name: str) -> None:
             actor = make[name]()
             runtime = Runtime(
-                actor, bus, Identity(instance=name, process=name, seed=self.seed), now=loop.time, tape=tapes.get(name), heartbeat_seconds=50
+                actor,
+                bus,
+                Identity(instance=name, process=name, seed=self.seed),
+                now=loop.time,
+                tape=tapes.get(name),
+                heartbeat_seconds=50,
             )
             living[name] = (actor, loop.create_task(runtime.serve()))
 
@@ -341,7 +366,9 @@ class Simulation:
         kills = 0
         while not over.done():
             await asyncio.wait(
-                {over, *(task for _, task in living.values())}, timeout=dice.uniform(5, 60), return_when=asyncio.FIRST_COMPLETED
+                {over, *(task for _, task in living.values())},
+                timeout=dice.uniform(5, 60),
+                return_when=asyncio.FIRST_COMPLETED,
             )
             for _, task in living.values():
                 if task.done():

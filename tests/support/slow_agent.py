@@ -16,6 +16,8 @@ class SlowAgent:
         await asyncio.sleep(self.seconds)
         async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
             with contextlib.suppress(openai.APIError):
-                answer = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": task["question"]}])
+                answer = await client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": task["question"]}]
+                )
                 return answer.choices[0].message.content or ""
         return ""

@@ -94,13 +94,19 @@ def evaluated(step, accuracy, mode="sampled", failed=0):
 
 
 def abandoned(reason="agent", attempts_left=1, detail="ValueError: no such unit"):
-    work = RunEpisode(episode="3.1", group="3", task=Task(id="t", data={}), sampling=SamplingParams(), attempts_left=attempts_left)
+    work = RunEpisode(
+        episode="3.1", group="3", task=Task(id="t", data={}), sampling=SamplingParams(), attempts_left=attempts_left
+    )
     return sealed(EpisodeAbandoned(work=work, reason=reason, detail=detail), 70)
 
 
 def exported(episode="1.0"):
-    turn = Interaction(id="i", prompt_suffix=b"", completion=TokenColumns.of([1], [0.0], [0]), finish_reason="stop", reward=1.0)
-    trajectory = Trajectory(episode=episode, group=episode.partition(".")[0], attempt=1, task="t", reward=1.0, interactions=(turn,))
+    turn = Interaction(
+        id="i", prompt_suffix=b"", completion=TokenColumns.of([1], [0.0], [0]), finish_reason="stop", reward=1.0
+    )
+    trajectory = Trajectory(
+        episode=episode, group=episode.partition(".")[0], attempt=1, task="t", reward=1.0, interactions=(turn,)
+    )
     return sealed(TrajectoryExported(trajectory=trajectory), 65)
 
 
@@ -124,7 +130,9 @@ def gate(bound="none", running=37, after=400.0):
 
 
 def batcher(complete=11, after=400.0):
-    return beat("batcher-0", "control", status={"complete_groups": complete, "open_groups": 3, "batch_size": 16}, after=after)
+    return beat(
+        "batcher-0", "control", status={"complete_groups": complete, "open_groups": 3, "batch_size": 16}, after=after
+    )
 
 
 def trainer(*, busy, after=400.0):
@@ -132,7 +140,9 @@ def trainer(*, busy, after=400.0):
 
 
 def throughput(side, started, seconds, tokens=1000, actor=""):
-    event = Throughput(actor=actor or side, side=side, tokens=tokens, started=START + started, seconds=seconds, concurrent=48)
+    event = Throughput(
+        actor=actor or side, side=side, tokens=tokens, started=START + started, seconds=seconds, concurrent=48
+    )
     return sealed(event, started + seconds)
 
 
@@ -155,7 +165,9 @@ def whole_run():
             yield evaluated(step, 0.55)
             yield abandoned()
             yield abandoned("timeout", 0, "no answer within 120 s")
-            yield sealed(ActorFailed(actor="rollout_worker-0", process="rollout_worker-0", reason="killed by signal 9"), 230)
+            yield sealed(
+                ActorFailed(actor="rollout_worker-0", process="rollout_worker-0", reason="killed by signal 9"), 230
+            )
     yield evaluated(STEPS, 0.71, failed=3)
     yield evaluated(STEPS, 0.74, "greedy")
     yield sealed(CheckpointCommitted(folder="runs/gsm8k-grpo/checkpoints/40", step=STEPS, cursor=99), 390)

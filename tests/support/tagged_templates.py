@@ -59,7 +59,9 @@ TAGGED = {
         f'{FOR_CALLS}<|open|>call tool="{{{{ it.name }}}}" index="{{{{ loop.index }}}}"<|sep|>{FOR_ARGUMENTS}'
         f'<|open|>argument key="{{{{ key }}}}" type="{{{{ type_of(value) }}}}"<|sep|>{PLAIN}<|close|>argument<|sep|>{END}'
         f"<|close|>call<|sep|>{END}<|close|>tools<|sep|>",
-    ).replace("{{ message.content }}<|close|>response", "<|open|>response<|sep|>{{ message.content }}<|close|>response"),
+    ).replace(
+        "{{ message.content }}<|close|>response", "<|open|>response<|sep|>{{ message.content }}<|close|>response"
+    ),
     "channel": (
         "{#- <|start|>assistant to=self<|message|>REASONING<|eom|> #}{%- if tools %}<|start|>system<|message|>{{ tools | tojson }}<|eot|>"
         "{% endif %}{%- for message in messages %}{%- if message.tool_calls %}"

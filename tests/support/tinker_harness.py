@@ -108,7 +108,9 @@ class TinkerHarness:
         """A forward and backward pass and an optimizer step; returns both results."""
         numbers = (None, None) if seq_id is None else (seq_id, seq_id + 1)
         forward = {"data": data, "loss_fn": loss, "loss_fn_config": config}
-        first = await self.call("forward_backward", {"model_id": model_id, "seq_id": numbers[0], "forward_backward_input": forward})
+        first = await self.call(
+            "forward_backward", {"model_id": model_id, "seq_id": numbers[0], "forward_backward_input": forward}
+        )
         step = {"model_id": model_id, "seq_id": numbers[1], "adam_params": {"learning_rate": lr}}
         second = await self.call("optim_step", step)
         return await self.result(first), await self.result(second)

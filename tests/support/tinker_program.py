@@ -56,7 +56,10 @@ def learn(training, tokenizer, tasks, steps):
             if own.std() > 0:
                 scale = len(sequences) * GROUPS * TOKENS / 4
                 advantages = (own - own.mean()) / own.std() / scale
-                data += [datum_of(prompt, sequence, float(advantage)) for sequence, advantage in zip(sequences, advantages, strict=True)]
+                data += [
+                    datum_of(prompt, sequence, float(advantage))
+                    for sequence, advantage in zip(sequences, advantages, strict=True)
+                ]
         rewards.append(float(np.mean(found)))
         if data:
             passed = training.forward_backward(data, "importance_sampling")
@@ -81,7 +84,11 @@ def try_calls(service, training, tokenizer, model):
     weights = service.create_training_client_from_state(state).result()
     own, *others = [client.forward([datum], "cross_entropy").result() for client in (training, again, weights)]
     found["restored"] = [
-        float(np.abs(own.loss_fn_outputs[0]["logprobs"].to_numpy() - other.loss_fn_outputs[0]["logprobs"].to_numpy()).max())
+        float(
+            np.abs(
+                own.loss_fn_outputs[0]["logprobs"].to_numpy() - other.loss_fn_outputs[0]["logprobs"].to_numpy()
+            ).max()
+        )
         for other in others
     ]
     found["info"] = [again.get_info().lora_rank, again.get_info().model_data.model_name]
@@ -97,7 +104,9 @@ def try_calls(service, training, tokenizer, model):
     found["sampled"] = [len(one.topk_logprobs) == len(one.tokens) for one in several.sequences]
     found["sequence_ids"] = len({one.sequence_id for one in several.sequences})
     base = service.create_sampling_client(base_model=model).result()
-    found["base_tokens"] = len(base.sample(prompt, 1, types.SamplingParams(max_tokens=3, temperature=0.0)).result().sequences[0].tokens)
+    found["base_tokens"] = len(
+        base.sample(prompt, 1, types.SamplingParams(max_tokens=3, temperature=0.0)).result().sequences[0].tokens
+    )
 
     def custom(data, logprobs):
         return sum((one**2).sum() for one in logprobs), {"mine": 1.0}
@@ -115,7 +124,9 @@ def try_calls(service, training, tokenizer, model):
         found["refused"] = [str(error.category), str(error)]
     rest = tinker.RestClient()
     found["models"] = [one.model_name for one in rest.get_server_capabilities().result().supported_models]
-    found["checkpoints"] = sorted(one.checkpoint_id for one in rest.list_checkpoints(training.model_id).result().checkpoints)
+    found["checkpoints"] = sorted(
+        one.checkpoint_id for one in rest.list_checkpoints(training.model_id).result().checkpoints
+    )
     found["weights_info"] = rest.get_weights_info_by_tinker_path(state).result().lora_rank
     rest.delete_checkpoint_from_tinker_path(state).result()
     found["left"] = [one.checkpoint_id for one in rest.list_checkpoints(training.model_id).result().checkpoints]
@@ -123,7 +134,11 @@ def try_calls(service, training, tokenizer, model):
 
 
 def main():
-    model, tasks, steps = sys.argv[1], [json.loads(line) for line in Path(sys.argv[2]).read_text().splitlines()], int(sys.argv[3])
+    model, tasks, steps = (
+        sys.argv[1],
+        [json.loads(line) for line in Path(sys.argv[2]).read_text().splitlines()],
+        int(sys.argv[3]),
+    )
     torch.set_num_threads(1)
     with tinker.ServiceClient() as service:
         training = service.create_lora_training_client(base_model=model, rank=16, seed=0).result()

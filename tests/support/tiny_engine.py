@@ -44,7 +44,9 @@ def save(model: torch.nn.Module, folder: Path) -> str:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     marks = ["<pad>", "<end>", MARK]
-    tokenizer.train_from_iterator([], trainers.BpeTrainer(initial_alphabet=alphabet, special_tokens=marks, show_progress=False))
+    tokenizer.train_from_iterator(
+        [], trainers.BpeTrainer(initial_alphabet=alphabet, special_tokens=marks, show_progress=False)
+    )
     model.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
@@ -77,7 +79,9 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 @torch.no_grad()
-def plain_logprobs(model: torch.nn.Module, prompt: Sequence[int], columns: TokenColumns, temperature: float) -> np.ndarray:
+def plain_logprobs(
+    model: torch.nn.Module, prompt: Sequence[int], columns: TokenColumns, temperature: float
+) -> np.ndarray:
     """Log-probabilities of a completion's tokens by one ordinary forward over the full sequence."""
     ids = torch.tensor([[*prompt, *columns.ids_array().tolist()]])
     logits = model(ids).logits[0, len(prompt) - 1 : -1] / (temperature or 1.0)

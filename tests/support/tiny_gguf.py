@@ -47,7 +47,19 @@ def tiny_model(architecture: str, *, tied: bool = True, seed: int = 0, **setting
     return made
 
 
-def write_gguf(path, model, architecture, *, template=CHATML, eos=END, drop=(), extra=None, quantized=None, architecture_name="", **values):
+def write_gguf(
+    path,
+    model,
+    architecture,
+    *,
+    template=CHATML,
+    eos=END,
+    drop=(),
+    extra=None,
+    quantized=None,
+    architecture_name="",
+    **values,
+):
     """Write the model as a GGUF file; `drop` leaves tensors out, `extra` adds some, `quantized` are Q8_0, `values` are further keys."""
     config, writer = model.config, gguf.GGUFWriter(path, architecture_name or architecture)
     writer.add_name(f"tiny {architecture}")

@@ -40,7 +40,8 @@ def plain_routes(model: Qwen3MoeForCausalLM, token_ids: list[int], shape: RouteS
     """The experts that a model chooses for each position but the last, in one plain forward pass."""
     chosen: list[torch.Tensor] = []
     hooks = [
-        model.model.layers[number].mlp.gate.register_forward_hook(lambda _, __, output: chosen.append(output[2])) for number in shape.layers
+        model.model.layers[number].mlp.gate.register_forward_hook(lambda _, __, output: chosen.append(output[2]))
+        for number in shape.layers
     ]
     model(input_ids=torch.tensor([token_ids[:-1]]), use_cache=False)
     for hook in hooks:

@@ -18,7 +18,9 @@ def write_model(folder):
     return str(folder)
 
 
-def make_trainer(folder, algorithm=None, *, seed=0, temperature=1.0, max_staleness=2, lr=1e-3, optimizer=None, **settings):
+def make_trainer(
+    folder, algorithm=None, *, seed=0, temperature=1.0, max_staleness=2, lr=1e-3, optimizer=None, **settings
+):
     """A trainer on the CPU; `settings` are those of `[trainer]`, `lr` or `optimizer` those of its optimizer."""
     return TorchTrainer(
         folder,

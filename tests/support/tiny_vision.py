@@ -46,10 +46,17 @@ def write_tokenizer(folder: Path) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(["user\n", "assistant\n"] * 9, trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    tokenizer.train_from_iterator(
+        ["user\n", "assistant\n"] * 9, trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False)
+    )
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS])
     tokenizer.save(str(folder / "tokenizer.json"))
-    named = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "tokenizer_class": "Qwen2Tokenizer", "model_max_length": CONTEXT}
+    named = {
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "tokenizer_class": "Qwen2Tokenizer",
+        "model_max_length": CONTEXT,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps({**named, "processor_class": "Qwen2_5_VLProcessor"}))
     return tokenizer
 

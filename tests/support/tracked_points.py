@@ -25,7 +25,11 @@ def mlflow(runs, name):
     client = MlflowClient(tracking_uri=f"sqlite:///{runs / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("areal").experiment_id
     (run,) = [one for one in client.search_runs([experiment]) if one.info.run_name == name]
-    points = [[metric, one.step, one.value] for metric in run.data.metrics for one in client.get_metric_history(run.info.run_id, metric)]
+    points = [
+        [metric, one.step, one.value]
+        for metric in run.data.metrics
+        for one in client.get_metric_history(run.info.run_id, metric)
+    ]
     return {"points": points, "config": run.data.params, "status": run.info.status}
 
 
@@ -38,7 +42,12 @@ def trackio(runs, name):
 
     (run,) = [one for one in Api().runs("areal") if one.name == name]
     rows = SQLiteStorage.get_logs("areal", name, run_id=run.id)
-    points = [[metric, row["step"], value] for row in rows for metric, value in row.items() if metric not in {"step", "timestamp"}]
+    points = [
+        [metric, row["step"], value]
+        for row in rows
+        for metric, value in row.items()
+        if metric not in {"step", "timestamp"}
+    ]
     return {"points": points, "config": run.config, "status": run.alerts()[0]["title"]}
 
 
@@ -66,8 +75,15 @@ def wandb(runs, name):
         for data in records(file.read_bytes()):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
-            row = {item.nested_key[0] if item.nested_key else item.key: json.loads(item.value_json) for item in record.history.item}
-            points += [[metric, row["step"], value] for metric, value in row.items() if metric != "step" and not metric.startswith("_")]
+            row = {
+                item.nested_key[0] if item.nested_key else item.key: json.loads(item.value_json)
+                for item in record.history.item
+            }
+            points += [
+                [metric, row["step"], value]
+                for metric, value in row.items()
+                if metric != "step" and not metric.startswith("_")
+            ]
             config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
             found = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.summary.update}
             status = found.get("status", status)

@@ -53,7 +53,9 @@ class VisionHarness(GatewayHarness):
 
     async def engine(self, name, engine):
         loaded = self.until(WeightsLoaded)
-        await self.serve(name, InferenceWorker(lambda _: engine, name=name, concurrency=8, run_folder=self.images.path.parent))
+        await self.serve(
+            name, InferenceWorker(lambda _: engine, name=name, concurrency=8, run_folder=self.images.path.parent)
+        )
         await loaded
         return engine
 
@@ -86,7 +88,11 @@ def asked(text: str, *images: bytes) -> dict[str, Any]:
 
 def trainer_of(model, lr=1e-3, **settings):
     return TorchTrainer(
-        model, Grpo(), TrainerSettings(device="cpu", optimizer=OptimizerSettings(lr=lr), **settings), total_steps=10, max_staleness=2
+        model,
+        Grpo(),
+        TrainerSettings(device="cpu", optimizer=OptimizerSettings(lr=lr), **settings),
+        total_steps=10,
+        max_staleness=2,
     )
 
 
@@ -100,7 +106,9 @@ def worse(row):
     """The row as another episode of its group that got no reward: only its first call is trained."""
     (call, *_) = row.calls
     trained = row.loss_mask & (np.arange(len(row.token_ids)) < call.end)
-    return msgspec.structs.replace(row, reward=0.0, loss_mask=trained, calls=(msgspec.structs.replace(call, reward=0.0),), episode="other")
+    return msgspec.structs.replace(
+        row, reward=0.0, loss_mask=trained, calls=(msgspec.structs.replace(call, reward=0.0),), episode="other"
+    )
 
 
 def plain_model(folder):
@@ -108,14 +116,18 @@ def plain_model(folder):
 
 
 def processor_of_transformers():
-    return Qwen2VLImageProcessorPil(size={"shortest_edge": PREPROCESSING["min_pixels"], "longest_edge": PREPROCESSING["max_pixels"]})
+    return Qwen2VLImageProcessorPil(
+        size={"shortest_edge": PREPROCESSING["min_pixels"], "longest_edge": PREPROCESSING["max_pixels"]}
+    )
 
 
 @torch.no_grad()
 def plain_logprobs(plain, token_ids, images):
     """Log-probability of every token but the first: the model's own forward, with transformers' processor and positions."""
     ids = torch.tensor([token_ids])
-    inputs = processor_of_transformers()(images=[Image.open(io.BytesIO(image)).convert("RGB") for image in images], return_tensors="pt")
+    inputs = processor_of_transformers()(
+        images=[Image.open(io.BytesIO(image)).convert("RGB") for image in images], return_tensors="pt"
+    )
     kinds = (ids == plain.config.image_token_id).int()
     logits = plain(input_ids=ids, mm_token_type_ids=kinds, **inputs).logits[0, :-1]
     plain.model.rope_deltas = None
@@ -131,10 +143,15 @@ class PictureCompletions:
         processor = vision_of(folders[0])
         self.pictures = [picture(seed) for seed in (1, 2)]
         seen = [processor.as_seen(content, 16) for content in self.pictures]
-        vision_start, vision_end = (ChatTokenizer.load(folders[0]).encode(mark)[0] for mark in ("<|vision_start|>", "<|vision_end|>"))
+        vision_start, vision_end = (
+            ChatTokenizer.load(folders[0]).encode(mark)[0] for mark in ("<|vision_start|>", "<|vision_end|>")
+        )
         self.text = [*range(20, 60), vision_start]
         tokens = processor.tokens(seen[0][1])
-        self.images = [ImageRef(digest=self.folder.store(png), start=len(self.text), grid=grid, tokens=tokens) for png, grid in seen]
+        self.images = [
+            ImageRef(digest=self.folder.store(png), start=len(self.text), grid=grid, tokens=tokens)
+            for png, grid in seen
+        ]
         self.prompt = [*self.text, *[processor.placeholder] * tokens, vision_end, 61]
 
     async def sampled(self, index, sampling, resumed=(), version=None):

@@ -19,10 +19,14 @@ tell tells told telling say says said saying hear hears heard hearing worth nobo
 """
 WORDS = frozenset(_LISTED.split())
 PHRASES = ("so many", "so long", "for good", "in hand", "last words", "as it likes", "as they like", "it is not known")
-NOUN_CLAUSES = frozenset(["What", "Who", "Whom", "Whose", "How", "Whether", "Of", "Which", "Where", "When", "Why", "That"])
+NOUN_CLAUSES = frozenset(
+    ["What", "Who", "Whom", "Whose", "How", "Whether", "Of", "Which", "Where", "When", "Why", "That"]
+)
 
 _PARTS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
-_PHRASE = re.compile("|".join(rf"\b{re.escape(phrase)}" + (r"\b" if phrase[-1].isalpha() else "") for phrase in PHRASES), re.IGNORECASE)
+_PHRASE = re.compile(
+    "|".join(rf"\b{re.escape(phrase)}" + (r"\b" if phrase[-1].isalpha() else "") for phrase in PHRASES), re.IGNORECASE
+)
 _DATA = ("tests/", "agents/", "areal_actors/embedded/system_prompts.py")
 """Files whose string literals are prompts and test data, which are not checked."""
 _OWN = {"tests/support/vocabulary.py", "tests/test_vocabulary.py", "docs/glossary.md"}
@@ -42,7 +46,11 @@ def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else []:
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str):
+            if (
+                isinstance(statement, ast.Expr)
+                and isinstance(statement.value, ast.Constant)
+                and isinstance(statement.value.value, str)
+            ):
                 yield statement.value
 
 
@@ -79,7 +87,9 @@ def hits(path: Path) -> Iterator[tuple[int, str]]:
 
 def files(*paths: str) -> list[Path]:
     """Files of the repository, under `paths` if given, that hold code or documentation."""
-    listed = subprocess.run(["git", "ls-files", *paths], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    listed = subprocess.run(
+        ["git", "ls-files", *paths], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\n")
     kinds = {".py", ".md", ".toml", ".sh", ".js", ".html", ".css"}
     return [ROOT / name for name in listed if Path(name).suffix in kinds and name not in _OWN]
 

@@ -22,7 +22,9 @@ class Model(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         message = {"role": "assistant", "content": f"#### {TASK['answer']}"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        body = json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "default", "choices": [choice]}).encode()
+        body = json.dumps(
+            {"id": "1", "object": "chat.completion", "created": 0, "model": "default", "choices": [choice]}
+        ).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -47,5 +49,7 @@ def test_the_reward_is_for_the_right_answer_only() -> None:
 
 def test_the_agent_returns_an_output_that_can_be_scored(base_url: str) -> None:
     given = os.environ | {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": "any"}
-    done = subprocess.run(["node", HERE / "agent.mjs"], input=json.dumps(TASK), env=given, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["node", HERE / "agent.mjs"], input=json.dumps(TASK), env=given, capture_output=True, text=True, check=True
+    )
     assert reward(TASK, json.loads(done.stdout.splitlines()[-1])["output"]) == 1.0

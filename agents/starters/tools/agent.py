@@ -14,7 +14,11 @@ TOOLS: list[Any] = [
         "function": {
             "name": "calculate",
             "description": "Work out an expression of numbers, + - * / and brackets.",
-            "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"expression": {"type": "string"}},
+                "required": ["expression"],
+            },
         },
     }
 ]
@@ -29,7 +33,10 @@ class Agent:
     async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
         """Let the model call tools until it answers without one; that answer is what the reward function gets as `output`."""
         client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
-        messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": task["question"]}]
+        messages: list[Any] = [
+            {"role": "system", "content": INSTRUCTIONS},
+            {"role": "user", "content": task["question"]},
+        ]
         for _ in range(TURNS):
             completion = await client.chat.completions.create(model="default", messages=messages, tools=TOOLS)
             answer = completion.choices[0].message

@@ -20,7 +20,9 @@ class Model(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         message = {"role": "assistant", "content": f"#### {TASK['answer']}"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        body = json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "default", "choices": [choice]}).encode()
+        body = json.dumps(
+            {"id": "1", "object": "chat.completion", "created": 0, "model": "default", "choices": [choice]}
+        ).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

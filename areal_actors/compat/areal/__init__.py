@@ -16,7 +16,9 @@ __all__ = list(MEMBERS)
 def __getattr__(name: str) -> Any:
     """Load a name where it is used first: an agent's process needs neither torch nor the trainer."""
     if name not in MEMBERS:
-        raise AttributeError(f"areal_actors.compat.areal has no {name}; docs/areal.md lists the names of AReaL that it has")
+        raise AttributeError(
+            f"areal_actors.compat.areal has no {name}; docs/areal.md lists the names of AReaL that it has"
+        )
     module, member = location(name)
     loaded = importlib.import_module(module)
     return getattr(loaded, member) if member else loaded

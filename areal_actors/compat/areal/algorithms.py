@@ -62,7 +62,11 @@ def _algorithms_by_flag(config: PPOConfig) -> dict[str, dict[str, Any]]:
     if actor.m2_threshold is not None:
         tables["m2_threshold"] = {"name": "m2po", "threshold": actor.m2_threshold}
     if actor.overlong_reward_penalty:
-        overlong = {"longest": actor.max_new_tokens, "buffer": actor.overlong_tokens, "factor": actor.overlong_penalty_factor}
+        overlong = {
+            "longest": actor.max_new_tokens,
+            "buffer": actor.overlong_tokens,
+            "factor": actor.overlong_penalty_factor,
+        }
         tables["overlong_reward_penalty"] = {"name": "dapo", "overlong": overlong}
     return tables
 
@@ -71,14 +75,18 @@ def _choose_algorithm(config: PPOConfig, complain: Callable[[str], None]) -> dic
     """Returns the name of the algorithm, and the settings that only it has."""
     levels, tables = _levels(config.actor.reward_norm), _algorithms_by_flag(config)
     if len(tables) > 1:
-        complain(f"`actor.{list(tables)[1]}`: found beside `{next(iter(tables))}`, but they are two algorithms here; keep one of them")
+        complain(
+            f"`actor.{list(tables)[1]}`: found beside `{next(iter(tables))}`, but they are two algorithms here; keep one of them"
+        )
     if config.critic is None and (config.actor.discount, config.actor.gae_lambda) != (1.0, 1.0):
         complain("`actor.discount`, `gae_lambda`: without a critic they must be 1.0")
     if tables:
         chosen = next(iter(tables.values()))
         wanted = None if chosen["name"] == "ppo" else ("group", "group", False)
         if levels != wanted:
-            complain(f"`actor.reward_norm`: found {levels}, but {chosen['name']} needs {'group/group' if wanted else 'none'}")
+            complain(
+                f"`actor.reward_norm`: found {levels}, but {chosen['name']} needs {'group/group' if wanted else 'none'}"
+            )
         return chosen
     if levels not in BY_REWARD_NORM:
         choices = "; ".join(str(choice) for choice in BY_REWARD_NORM)
@@ -105,10 +113,14 @@ def _convert_normalization(actor: PPOActorConfig, name: str, complain: Callable[
     norm = actor.adv_norm
     wanted = norm is not None
     if norm is not None and (norm.mean_level, norm.std_level, norm.mean_leave1out) != ("batch", "batch", False):
-        complain(f"`actor.adv_norm`: found mean_level {norm.mean_level}, std_level {norm.std_level}; write batch and batch, or null")
+        complain(
+            f"`actor.adv_norm`: found mean_level {norm.mean_level}, std_level {norm.std_level}; write batch and batch, or null"
+        )
     if name == "reinforce_plus_plus":
         if not wanted:
-            complain("`actor.adv_norm`: without reward_norm advantages are normalized over the batch here; write batch and batch")
+            complain(
+                "`actor.adv_norm`: without reward_norm advantages are normalized over the batch here; write batch and batch"
+            )
         return {}
     if name in ("grpo", "dr_grpo", "lite_ppo", "rloo", "ppo"):
         return {"normalize_advantages": wanted}
@@ -125,7 +137,14 @@ def _kl(config: PPOConfig, complain: Callable[[str], None]) -> dict[str, Any]:
         complain(f"`actor.kl_ctl`: found {actor.kl_ctl} without a reference model; add a `ref` section, or write 0.0")
         return {}
     reference = "initial" if ref.path in ("", actor.path) else ref.path
-    return {"kl": {"coefficient": actor.kl_ctl, "apply_to": "reward", "estimator": actor.kl_estimator, "reference": reference}}
+    return {
+        "kl": {
+            "coefficient": actor.kl_ctl,
+            "apply_to": "reward",
+            "estimator": actor.kl_estimator,
+            "reference": reference,
+        }
+    }
 
 
 def _convert_correction(actor: PPOActorConfig, name: str, complain: Callable[[str], None]) -> dict[str, Any]:
@@ -139,7 +158,9 @@ def _convert_correction(actor: PPOActorConfig, name: str, complain: Callable[[st
     if bounds is None:
         return {"correction": {**table, "importance_sampling": "truncate", "highest": 0.0}}
     if bounds.metric != "ratio" or bounds.action not in ("mask", "clamp") or bounds.agg not in ("mean", "sum"):
-        complain(f"`actor.rejection_sampling`: found {bounds}; expected metric ratio, action mask or clamp, agg mean or sum")
+        complain(
+            f"`actor.rejection_sampling`: found {bounds}; expected metric ratio, action mask or clamp, agg mean or sum"
+        )
     table |= {"importance_sampling": "truncate" if bounds.action == "clamp" else "mask", "highest": bounds.upper}
     table |= {"lowest": bounds.lower or 0.0, "level": bounds.level}
     if bounds.level == "sequence":

@@ -35,7 +35,9 @@ def _loader(module: str, members: tuple[str, ...]) -> Callable[[str], Any]:
             return sys.modules[inner]
         if name not in members:
             names = ", ".join(members) or "none"
-            raise AttributeError(f"{module} has no {name} here; it has {names}. See docs/areal.md for the names of AReaL that exist")
+            raise AttributeError(
+                f"{module} has no {name} here; it has {names}. See docs/areal.md for the names of AReaL that exist"
+            )
         place, member = location(name)
         loaded = importlib.import_module(place)
         return getattr(loaded, member) if member else loaded

@@ -19,7 +19,9 @@ class EpisodeTokenCounter(BaseTokenCounter):  # type: ignore[misc, unused-ignore
 
     def count_tokens_from_messages(self, messages: Sequence[Any]) -> int:
         """Number of tokens of the contents and tool calls."""
-        return sum(len(self.encode(f"{message.get('content') or ''}{message.get('tool_calls') or ''}")) for message in messages)
+        return sum(
+            len(self.encode(f"{message.get('content') or ''}{message.get('tool_calls') or ''}")) for message in messages
+        )
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
@@ -34,7 +36,11 @@ class CamelModel(BaseModelBackend):  # type: ignore[misc, unused-ignore]
     """A CAMEL model whose calls are those of one episode."""
 
     def __init__(
-        self, openai_client: RecordingOpenAI, tokenizer: Any, model_type: str = "areal", model_config_dict: dict[str, Any] | None = None
+        self,
+        openai_client: RecordingOpenAI,
+        tokenizer: Any,
+        model_type: str = "areal",
+        model_config_dict: dict[str, Any] | None = None,
     ) -> None:
         """Take the client of the episode.
 
@@ -55,7 +61,9 @@ class CamelModel(BaseModelBackend):  # type: ignore[misc, unused-ignore]
     def _run(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError("this model is asynchronous; call `await agent.astep(…)` instead of `agent.step(…)`")
 
-    async def _arun(self, messages: list[Any], response_format: Any = None, tools: list[dict[str, Any]] | None = None) -> Any:
+    async def _arun(
+        self, messages: list[Any], response_format: Any = None, tools: list[dict[str, Any]] | None = None
+    ) -> Any:
         if response_format is not None:
             raise ValueError("response_format: this model answers in text; leave it out, or use recipes/camel.toml")
         fields: dict[str, Any] = {**self.model_config_dict, "messages": messages}

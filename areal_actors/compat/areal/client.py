@@ -62,9 +62,14 @@ class RecordingOpenAI(openai.AsyncOpenAI):
             options: of `openai.AsyncOpenAI`.
         """
         del tool_call_parser, reasoning_parser
-        address = {"base_url": keyed_url(engine.base_url, engine.api_key), "api_key": engine.api_key}  # a program may give a key of its own
+        address = {
+            "base_url": keyed_url(engine.base_url, engine.api_key),
+            "api_key": engine.api_key,
+        }  # a program may give a key of its own
         defaults = {**address, "http_client": engine.client._client}  # noqa: SLF001
-        super().__init__(**{**defaults, "max_retries": engine.client.max_retries, "timeout": engine.client.timeout, **options})
+        super().__init__(
+            **{**defaults, "max_retries": engine.client.max_retries, "timeout": engine.client.timeout, **options}
+        )
         self.engine = engine
         self.tokenizer = tokenizer
         self._engine_max_tokens = engine_max_tokens
@@ -86,7 +91,9 @@ class RecordingOpenAI(openai.AsyncOpenAI):
             return await super().post(path, body=body, stream=stream, **options)
         if stream or body.get("n") not in (None, 1):
             name = "stream=True" if stream else f"n={body['n']}"
-            raise ValueError(f"{name}: this client keeps whole calls of one answer; leave it out, or use openai.AsyncOpenAI(base_url=…)")
+            raise ValueError(
+                f"{name}: this client keeps whole calls of one answer; leave it out, or use openai.AsyncOpenAI(base_url=…)"
+            )
         limit = {"max_completion_tokens": self._engine_max_tokens} if self._engine_max_tokens and path == CHAT else {}
         answer: Any = await super().post(path, body={**limit, **body}, **options)
         await self._keep(answer, dict(body), is_chat=path == CHAT)

@@ -38,7 +38,9 @@ def get_custom_dataset(
     """
     config = dataset_config or DatasetConfig(**options)
     if config.type != "rl":
-        raise RecipeError(f"the dataset's type is {config.type!r}; PPOTrainer trains on `type: rl`; for others see docs/supervised.md")
+        raise RecipeError(
+            f"the dataset's type is {config.type!r}; PPOTrainer trains on `type: rl`; for others see docs/supervised.md"
+        )
     rows = [_with_messages(row, config.path) for row in _rows(config.path, split or config.split)]
     if tokenizer is None or config.max_length is None:
         return rows
@@ -60,7 +62,9 @@ def _with_messages(row: dict[str, Any], path: str) -> dict[str, Any]:
     if "messages" in row:
         return row
     if "question" not in row:
-        raise RecipeError(f"dataset {path}: a row has neither `messages` nor `question`, but {', '.join(row)}; add one of them")
+        raise RecipeError(
+            f"dataset {path}: a row has neither `messages` nor `question`, but {', '.join(row)}; add one of them"
+        )
     question = row.pop("question") + (BOXED if path == GSM8K else "")
     return {"messages": [{"role": "user", "content": question}], **row}
 
@@ -72,13 +76,17 @@ def load_hf_tokenizer(model_name_or_path: str, fast_tokenizer: bool = True, padd
         SetupError: there is no such model.
     """
     side = {} if padding_side is None else {"padding_side": padding_side}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder(model_name_or_path), use_fast=fast_tokenizer, **side)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        model_folder(model_name_or_path), use_fast=fast_tokenizer, **side
+    )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id
     return tokenizer
 
 
-def apply_chat_template(tokenizer: Any, messages: list[dict[str, Any]], *, tokenize: bool = True, **options: Any) -> Any:
+def apply_chat_template(
+    tokenizer: Any, messages: list[dict[str, Any]], *, tokenize: bool = True, **options: Any
+) -> Any:
     """Token ids of messages, or with `tokenize=False` their text."""
     if not tokenize:
         return tokenizer.apply_chat_template(messages, tokenize=False, **options)

@@ -25,7 +25,9 @@ class InferenceEngine:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, exc_tb: TracebackType | None) -> None:
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
         await self.client.__aexit__(exc_type, exc, exc_tb)
 
     async def agenerate(self, req: TokenRequest) -> TokenResponse:

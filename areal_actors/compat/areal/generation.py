@@ -45,7 +45,9 @@ class GenerationHyperparameters:
         stop_ids += [token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token not in stop_ids]
         return self.new(stop_token_ids=stop_ids)
 
-    def to_openai_args_dict(self, exclude_args: Collection[str] | None = None, api_format: str = "completions") -> dict[str, Any]:
+    def to_openai_args_dict(
+        self, exclude_args: Collection[str] | None = None, api_format: str = "completions"
+    ) -> dict[str, Any]:
         """Returns the parameters as arguments of an OpenAI client; those that its API does not have are left out.
 
         Raises:
@@ -130,9 +132,7 @@ class TokenRequest:
             return "the request has images, which agenerate does not take here; send them through the gateway (docs/vision.md)"
         ends = {None} if tokenizer is None else {tokenizer.eos_token_id, tokenizer.pad_token_id}
         if unsupported := [token for token in own.stop_token_ids if token not in ends]:
-            return (
-                f"gconfig.stop_token_ids has {unsupported[0]}, which is not the tokenizer's end or padding token; use gconfig.stop, a text"
-            )
+            return f"gconfig.stop_token_ids has {unsupported[0]}, which is not the tokenizer's end or padding token; use gconfig.stop, a text"
         return ""
 
 

@@ -52,7 +52,11 @@ class TokenInteraction:
         torch = importlib.import_module("torch")  # agents that return interactions do not load it
         assert self.model_response is not None, "the call has no tokens"
         length = len(self.tokens)
-        columns: dict[str, list[Any]] = {"loss_mask": [0] * length, "logprobs": [0.0] * length, "versions": [-1] * length}
+        columns: dict[str, list[Any]] = {
+            "loss_mask": [0] * length,
+            "logprobs": [0.0] * length,
+            "versions": [-1] * length,
+        }
         for call in (self, *(self.earlier_calls() if self.chat_template_type == "concat" else ())):
             response = call.model_response
             assert response is not None
@@ -85,7 +89,9 @@ class InteractionCache(dict[str, TokenInteraction]):
             RewardError: the reward is not a finite number.
         """
         if interaction_id not in self:
-            raise KeyError(f"there is no completed call '{interaction_id}'; this client has {', '.join(self) or 'none'}")
+            raise KeyError(
+                f"there is no completed call '{interaction_id}'; this client has {', '.join(self) or 'none'}"
+            )
         self[interaction_id].reward = check_reward(reward)
 
     def set_last_reward(self, reward: float) -> None:
@@ -125,6 +131,8 @@ class InteractionCache(dict[str, TokenInteraction]):
         if style == "individual":
             return dict(self)
         if any(call.chat_template_type != "concat" for call in self.values()):
-            raise ValueError("style = 'concat' needs ArealOpenAI(chat_template_type='concat'); or export with style = 'individual'")
+            raise ValueError(
+                "style = 'concat' needs ArealOpenAI(chat_template_type='concat'); or export with style = 'individual'"
+            )
         continued = {call.parent.interaction_id for call in self.values() if call.parent is not None}
         return {name: call for name, call in self.items() if name not in continued}

@@ -42,7 +42,9 @@ MAPPED = (
     KeyMapping("rollout.agent.mode", "task.runner", "`inline`, or `subproc`"),
     KeyMapping("rollout.agent.subproc_max_workers", "task.processes"),
     KeyMapping("rollout.agent.session_timeout_seconds", "task.timeout_seconds"),
-    KeyMapping("rollout.agent.turn_discount", "task.turn_discount", "of agents with `run`; workflows discount themselves"),
+    KeyMapping(
+        "rollout.agent.turn_discount", "task.turn_discount", "of agents with `run`; workflows discount themselves"
+    ),
     KeyMapping("rollout.agent.export_style", "task.export_style"),
     KeyMapping("rollout.backend", "generation.engine", "with a CUDA device; else `transformers`"),
     KeyMapping("sglang.context_length", "generation.max_model_len"),
@@ -71,13 +73,21 @@ MAPPED = (
     KeyMapping("actor.m2_threshold", "algorithm", "`m2po`"),
     KeyMapping("actor.adv_norm", "algorithm", "batch/batch is `normalize_advantages`"),
     KeyMapping("actor.ppo_n_minibatches", "algorithm", "`minibatches`"),
-    KeyMapping("actor.eps_clip", "algorithm", "`clip`, with `eps_clip_higher` and `c_clip`: `clip_higher`, `dual_clip`"),
-    KeyMapping("actor.reward_bias", "algorithm", "`shaping.bias`, with `reward_scaling` and `reward_clip`: `scale`, `clip`"),
+    KeyMapping(
+        "actor.eps_clip", "algorithm", "`clip`, with `eps_clip_higher` and `c_clip`: `clip_higher`, `dual_clip`"
+    ),
+    KeyMapping(
+        "actor.reward_bias", "algorithm", "`shaping.bias`, with `reward_scaling` and `reward_clip`: `scale`, `clip`"
+    ),
     KeyMapping("actor.overlong_reward_penalty", "algorithm", "`dapo` and its `overlong`"),
     KeyMapping("actor.kl_ctl", "algorithm", "`kl.coefficient` with `kl_estimator` and `ref.path`; in the reward"),
     KeyMapping("actor.use_decoupled_loss", "algorithm", "`correction.decoupled`"),
     KeyMapping("actor.prox_logp_method", "algorithm", "`correction.proximal`"),
-    KeyMapping("actor.rejection_sampling", "algorithm", "`correction.importance_sampling`, `level`, `aggregation`, `highest`, `lowest`"),
+    KeyMapping(
+        "actor.rejection_sampling",
+        "algorithm",
+        "`correction.importance_sampling`, `level`, `aggregation`, `highest`, `lowest`",
+    ),
     KeyMapping("actor.discount", "algorithm", "`discount` of `ppo`, with `gae_lambda`"),
     KeyMapping("dynamic_bs", "batcher.dynamic_batch"),
 )
@@ -155,7 +165,9 @@ def unused_keys(data: Mapping[str, Any], kind: type[Any]) -> UnusedKeys:
         if (reason := _reason(looked_up)) is not None:
             reported.append(f"{key} ({reason})" if reason else key)
         else:
-            unknown.append(f"`{key}`: AReaL's key has no counterpart here, or does not exist; {nearest(key.rpartition('.')[2], siblings)}")
+            unknown.append(
+                f"`{key}`: AReaL's key has no counterpart here, or does not exist; {nearest(key.rpartition('.')[2], siblings)}"
+            )
     return UnusedKeys(tuple(reported), tuple(unknown))
 
 

@@ -64,9 +64,22 @@ def read_config(file: str, overrides: Sequence[str], config_cls: type[C]) -> tup
 def _make_model(config: PPOConfig) -> None:
     """Make the embedded model, or find it, and write its folder into the configuration."""
     algorithm, task = Grpo(), TaskSettings()
-    recipe = Recipe(run="areal", steps=1, model=EMBEDDED, seed=config.seed, folder=config.cluster.fileroot, algorithm=algorithm, task=task)
+    recipe = Recipe(
+        run="areal",
+        steps=1,
+        model=EMBEDDED,
+        seed=config.seed,
+        folder=config.cluster.fileroot,
+        algorithm=algorithm,
+        task=task,
+    )
     folder = importlib.import_module(MODEL_MAKER).model_of(recipe)  # only here: it loads torch
-    for holder, name in ((config, "tokenizer_path"), (config.actor, "path"), (config.ref, "path"), (config.critic, "path")):
+    for holder, name in (
+        (config, "tokenizer_path"),
+        (config.actor, "path"),
+        (config.ref, "path"),
+        (config.critic, "path"),
+    ):
         if holder is not None and getattr(holder, name) == EMBEDDED:
             setattr(holder, name, folder)
 

@@ -42,7 +42,15 @@ MEMBERS: Mapping[str, str] = {
 _WORKFLOWS = ("RolloutWorkflow", "AgentWorkflow")
 _REQUESTS = ("ModelRequest", "ModelResponse")
 _CONFIGS = (
-    *("GRPOConfig", "GenerationHyperparameters", "InferenceEngineConfig", "NormConfig", "OptimizerConfig", "PPOActorConfig", "PPOConfig"),
+    *(
+        "GRPOConfig",
+        "GenerationHyperparameters",
+        "InferenceEngineConfig",
+        "NormConfig",
+        "OptimizerConfig",
+        "PPOActorConfig",
+        "PPOConfig",
+    ),
     "load_expr_config",
 )
 MODULES: Mapping[str, tuple[str, ...]] = {

@@ -32,7 +32,11 @@ class AsyncRewardWrapper:
     """
 
     def __init__(
-        self, reward_fn: Callable[..., Any], timeout_seconds: float = 15, max_workers: int | None = None, max_retries: int = 3
+        self,
+        reward_fn: Callable[..., Any],
+        timeout_seconds: float = 15,
+        max_workers: int | None = None,
+        max_retries: int = 3,
     ) -> None:
         """`max_workers`: processes, which all wrappers of the function share; `max_retries` of a call that fails.
 
@@ -64,7 +68,9 @@ class AsyncRewardWrapper:
     async def _score(self, args: tuple[Any, ...], named: dict[str, Any]) -> float:
         subject = f"reward {self._spec}"
         try:
-            future = _processes(self._spec, self.max_workers).schedule(_call, args=(self._spec, args, named), timeout=self.timeout_seconds)
+            future = _processes(self._spec, self.max_workers).schedule(
+                _call, args=(self._spec, args, named), timeout=self.timeout_seconds
+            )
             value, failure = await asyncio.wrap_future(future)
         except TimeoutError as error:
             raise RewardError(f"{subject} took more than {self.timeout_seconds:g} s and was killed") from error
@@ -84,7 +90,9 @@ def function_spec(function: Callable[..., Any]) -> str:
     function = inspect.unwrap(function)
     name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
     if not name.isidentifier() or not inspect.isfunction(function):
-        raise RewardError(f"reward function {name or function!r} must be defined at the top of a file, so that its process can load it")
+        raise RewardError(
+            f"reward function {name or function!r} must be defined at the top of a file, so that its process can load it"
+        )
     if module.startswith(NOT_IMPORTABLE):
         return f"{Path(function.__code__.co_filename).resolve()}:{name}"
     return f"{module}:{name}"
@@ -140,7 +148,9 @@ def get_math_verify_worker() -> MathVerifyWorker:
     return MathVerifyWorker()
 
 
-def gsm8k_reward_fn(prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], answer: str, **_: Any) -> float:
+def gsm8k_reward_fn(
+    prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], answer: str, **_: Any
+) -> float:
     """1.0 if the last number of the completion is that of the answer, else 0.0; see `rewards/gsm8k.py`."""
     del prompt, prompt_ids, completion_ids
     return gsm8k({"answer": answer}, completions)

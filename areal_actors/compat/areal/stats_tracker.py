@@ -104,7 +104,9 @@ class StatsTracker:
             full, column = self._key(key), _column(key, given)
             masks, place = self._values.get(mask_key, []), len(self._values.get(full, []))
             if len(masks) <= place or masks[place].shape != column.shape:
-                raise ValueError(f"`{key}`: no denominator `{denominator}` of shape {list(column.shape)}; call denominator(…) before")
+                raise ValueError(
+                    f"`{key}`: no denominator `{denominator}` of shape {list(column.shape)}; call denominator(…) before"
+                )
             self._add(full, column, reduce_type, mask_key)
 
     def export(self, key: str | None = None, reduce_group: object = None, reset: bool = True) -> dict[str, float]:  # noqa: FBT001, FBT002
@@ -158,7 +160,11 @@ class Trackers:
 
     def export_all(self, reduce_group: object = None, reset: bool = True) -> dict[str, float]:  # noqa: FBT001, FBT002
         """Return the values of all trackers; see `StatsTracker.export`."""
-        return {key: value for name in list(self._trackers) for key, value in self.get(name).export(None, reduce_group, reset).items()}
+        return {
+            key: value
+            for name in list(self._trackers)
+            for key, value in self.get(name).export(None, reduce_group, reset).items()
+        }
 
 
 def _column(key: str, given: Any) -> NDArray[Any]:

@@ -50,7 +50,9 @@ def tensor_rewards(returned: Mapping[str, Any], calls: Mapping[str, InteractionC
         for identifier in _trained_calls(row, calls, rewards):
             rewards.setdefault(identifier, []).append(row.reward)
     if not rewards:
-        raise AgentError("arun_episode returned tensors without a token whose loss_mask is 1; return None to reject the episode")
+        raise AgentError(
+            "arun_episode returned tensors without a token whose loss_mask is 1; return None to reject the episode"
+        )
     return {identifier: sum(each) / len(each) for identifier, each in rewards.items()}
 
 
@@ -66,11 +68,15 @@ def rows_of(returned: Mapping[str, Any]) -> list[TensorRow]:
         raise AgentError(f"arun_episode returned tensors without `{missing[0]}`; it must have {', '.join(REQUIRED)}")
     shape = columns["input_ids"].shape
     if len(shape) != 2:
-        raise AgentError(f"`input_ids` has shape {list(shape)}; expected [rows, tokens], so add a dimension with unsqueeze(0)")
+        raise AgentError(
+            f"`input_ids` has shape {list(shape)}; expected [rows, tokens], so add a dimension with unsqueeze(0)"
+        )
     for name, column in columns.items():
         expected = shape[:1] if name == "rewards" else shape
         if column.shape != expected:
-            raise AgentError(f"`{name}` has shape {list(column.shape)}; expected {list(expected)}, as `input_ids` has {list(shape)}")
+            raise AgentError(
+                f"`{name}` has shape {list(column.shape)}; expected {list(expected)}, as `input_ids` has {list(shape)}"
+            )
     return [_row(number, {name: column[number] for name, column in columns.items()}) for number in range(shape[0])]
 
 

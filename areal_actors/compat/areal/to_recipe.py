@@ -42,7 +42,9 @@ def recipe_of(config: PPOConfig, *, steps: int, cuda: CudaDevices, discounts: bo
         raise RecipeError(f"the recipe of this configuration is invalid: {error}") from error
     recipe = with_derived(with_device_counts(recipe, stated, cuda), stated)
     violations = [*problems(recipe), *(RecipeProblem(*problem) for problem in device_problems(recipe, cuda))]
-    if complaints := [problem.sentence("") for problem in violations if problem.key[0] != "task"]:  # the program has agent and dataset
+    if complaints := [
+        problem.sentence("") for problem in violations if problem.key[0] != "task"
+    ]:  # the program has agent and dataset
         raise RecipeError("\n".join(complaints))
     return recipe
 
@@ -56,7 +58,8 @@ def recipe_tables(config: PPOConfig, *, steps: int, cuda: CudaDevices, discounts
     serving = config.vllm if engine == "vllm" else config.sglang
     length = serving.max_model_len or serving.context_length
     return {
-        "run": re.sub(r"[^a-z0-9]+", "-", f"{config.experiment_name}-{config.trial_name}".lower()).strip("-") or "areal",
+        "run": re.sub(r"[^a-z0-9]+", "-", f"{config.experiment_name}-{config.trial_name}".lower()).strip("-")
+        or "areal",
         "seed": config.seed,
         "steps": steps,
         "model": actor.path,
@@ -85,12 +88,21 @@ def _complaints(config: PPOConfig) -> list[str]:
     optimizer = actor.optimizer
     checks = (
         (not actor.path, "`actor.path`: found none; name a model folder or hub id"),
-        (actor.init_from_scratch, "`actor.init_from_scratch`: models are loaded, never initialized at random; write false"),
+        (
+            actor.init_from_scratch,
+            "`actor.init_from_scratch`: models are loaded, never initialized at random; write false",
+        ),
         (actor.dtype not in DTYPES, f"`actor.dtype`: found {actor.dtype}; write one of {', '.join(DTYPES)}"),
         (optimizer is None, "`actor.optimizer`: found none; add one"),
-        (optimizer is not None and optimizer.type not in OPTIMIZERS, f"`actor.optimizer.type`: write one of {', '.join(OPTIMIZERS)}"),
+        (
+            optimizer is not None and optimizer.type not in OPTIMIZERS,
+            f"`actor.optimizer.type`: write one of {', '.join(OPTIMIZERS)}",
+        ),
         (actor.peft_type != "lora", f"`actor.peft_type`: found {actor.peft_type}; write lora"),
-        (gconfig.greedy, "`gconfig.greedy`: episodes for training are sampled; write false, and set it in eval_gconfig"),
+        (
+            gconfig.greedy,
+            "`gconfig.greedy`: episodes for training are sampled; write false, and set it in eval_gconfig",
+        ),
         (
             actor.temperature != gconfig.temperature,
             f"`actor.temperature`: found {actor.temperature}, but gconfig.temperature is {gconfig.temperature}; write the same",
@@ -100,9 +112,18 @@ def _complaints(config: PPOConfig) -> list[str]:
             config.rollout.consumer_batch_size not in (1, config.train_dataset.batch_size),
             f"`rollout.consumer_batch_size`: found {config.rollout.consumer_batch_size}; write train_dataset.batch_size",
         ),
-        (agent.mode == "online", '`rollout.agent.mode`: programs have no online mode here; write a recipe with `task.agent = "online"`'),
-        (agent.mode not in ("inline", "subproc", "online"), f"`rollout.agent.mode`: found {agent.mode}; write inline or subproc"),
-        (config.total_train_n_seqs is not None, "`total_train_n_seqs`: set total_train_steps or total_train_epochs instead"),
+        (
+            agent.mode == "online",
+            '`rollout.agent.mode`: programs have no online mode here; write a recipe with `task.agent = "online"`',
+        ),
+        (
+            agent.mode not in ("inline", "subproc", "online"),
+            f"`rollout.agent.mode`: found {agent.mode}; write inline or subproc",
+        ),
+        (
+            config.total_train_n_seqs is not None,
+            "`total_train_n_seqs`: set total_train_steps or total_train_epochs instead",
+        ),
     )
     return [message for is_wrong, message in checks if is_wrong]
 

@@ -90,9 +90,13 @@ class PPOTrainer:
             RolloutError: too many episodes failed in a row; the message has the last reason.
         """
         if dynamic_filter_fn is not None:
-            raise RecipeError("dynamic_filter_fn: filters of groups get rewards here, not tensors; write `batcher.filter` in a recipe")
+            raise RecipeError(
+                "dynamic_filter_fn: filters of groups get rewards here, not tensors; write `batcher.filter` in a recipe"
+            )
         if workflow is None:
-            raise RecipeError('train(workflow=None): name a workflow; for external agents write a recipe with `task.agent = "online"`')
+            raise RecipeError(
+                'train(workflow=None): name a workflow; for external agents write a recipe with `task.agent = "online"`'
+            )
         runs = Rollouts(workflow, workflow_kwargs), Rollouts(eval_workflow, eval_workflow_kwargs)
         steps = self._steps(total_epochs or self.config.total_train_epochs)
         recipe = recipe_of(self.config, steps=steps, cuda=self._cuda, discounts=not runs[0].is_workflow)
@@ -103,7 +107,9 @@ class PPOTrainer:
         steps = epochs * self.steps_per_epoch
         return steps if self.config.total_train_steps is None else min(steps, self.config.total_train_steps)
 
-    def _loop(self, recipe: Recipe, rollouts: RolloutController, trainer: TrainController, train: Rollouts, held_out: Rollouts) -> None:
+    def _loop(
+        self, recipe: Recipe, rollouts: RolloutController, trainer: TrainController, train: Rollouts, held_out: Rollouts
+    ) -> None:
         folder = RunFolder(Path(recipe.folder).absolute() / recipe.run).path
         tasks, timeout = self._tasks(), self.config.rollout.request_timeout
         rollouts.update_weights(trainer.upload_weights())
@@ -137,7 +143,9 @@ class PPOTrainer:
             return {}
         rows = [{"id": f"valid-{number}", **row} for number, row in enumerate(self.valid_dataset)]
         timeout = self.config.rollout.request_timeout
-        evaluation = rollouts.evaluate(rows, held_out.workflow_for(self.recipe), options=held_out.options, timeout=timeout)
+        evaluation = rollouts.evaluate(
+            rows, held_out.workflow_for(self.recipe), options=held_out.options, timeout=timeout
+        )
         return {"eval/reward_mean": evaluation.mean_reward, "eval/failed": float(len(evaluation.failed))}
 
     def _write(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
@@ -173,5 +181,7 @@ class Rollouts:
         if self.is_workflow or recipe.task.runner == "inline":
             return self.found
         if not isinstance(self.workflow, str):
-            raise RecipeError('rollout.agent.mode: subproc needs the name of the agent; pass workflow="package.module.Name"')
+            raise RecipeError(
+                'rollout.agent.mode: subproc needs the name of the agent; pass workflow="package.module.Name"'
+            )
         return self.workflow

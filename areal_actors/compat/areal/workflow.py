@@ -71,9 +71,13 @@ def interaction_rewards(returned: Mapping[str, TokenInteraction], engine: Infere
         AgentError: an interaction is not of this episode, or none has a reward.
     """
     if unknown := [name for name in returned if name not in engine.calls]:
-        raise AgentError(f"arun_episode returned interaction {unknown[0]}, which is not a call of this episode; make one client for each")
+        raise AgentError(
+            f"arun_episode returned interaction {unknown[0]}, which is not a call of this episode; make one client for each"
+        )
     if all(interaction.reward is None for interaction in returned.values()):
-        raise AgentError("arun_episode returned interactions without a reward; call set_reward or set_last_reward, or return None")
+        raise AgentError(
+            "arun_episode returned interactions without a reward; call set_reward or set_last_reward, or return None"
+        )
     rewards = {name: [interaction.reward or 0.0] for name, interaction in returned.items()}
     for interaction in returned.values():
         for earlier in interaction.earlier_calls() if interaction.chat_template_type == "concat" else ():

@@ -42,8 +42,12 @@ def load(spec: str, root: Path) -> Any:
         or spec.endswith(".py")
         or not (place.endswith(".py") or all(part.isidentifier() for part in place.split(".")))
     ):
-        raise AgentLoadError(f"`{spec}` must have the form `path.py:Name`, such as `agents/gsm8k.py:Gsm8kAgent`, or `package.module:Name`")
-    module = _run_file(spec, (root / place).resolve(), root) if place.endswith(".py") else _import_module(spec, place, root)
+        raise AgentLoadError(
+            f"`{spec}` must have the form `path.py:Name`, such as `agents/gsm8k.py:Gsm8kAgent`, or `package.module:Name`"
+        )
+    module = (
+        _run_file(spec, (root / place).resolve(), root) if place.endswith(".py") else _import_module(spec, place, root)
+    )
     if hasattr(module, name):
         return getattr(module, name)
     defined = [other for other in vars(module) if not other.startswith("_")]
@@ -86,7 +90,11 @@ def _import_module(spec: str, module_name: str, root: Path) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # such as pytest's Skipped
-        missing = isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
+        missing = (
+            isinstance(error, ModuleNotFoundError)
+            and error.name is not None
+            and f"{module_name}.".startswith(f"{error.name}.")
+        )
         if missing:
             raise AgentLoadError(
                 f"`{spec}`: {sys.executable} finds no module `{module_name}`, neither installed nor in {root_path}"
@@ -125,7 +133,9 @@ def make_agent(factory: Any, name: str, options: Mapping[str, Any], *, environme
         _check_run(factory, f"agent {name}", options, environment=environment)
         return functools.partial(factory, **options) if options else factory
     if options:
-        raise AgentLoadError(f"agent {name} is an instance and takes no options; name its class, or drop task.agent_options")
+        raise AgentLoadError(
+            f"agent {name} is an instance and takes no options; name its class, or drop task.agent_options"
+        )
     return factory
 
 
@@ -177,7 +187,9 @@ def address_arguments(function: Agent, base_url: str, api_key: str) -> dict[str,
     base_url = keyed_url(base_url, api_key)
     if takes_any(function):
         return {"base_url": base_url, "api_key": api_key}
-    return {name: value for name, value in (("base_url", base_url), ("api_key", api_key)) if name in _parameters(function)}
+    return {
+        name: value for name, value in (("base_url", base_url), ("api_key", api_key)) if name in _parameters(function)
+    }
 
 
 def keyed_url(base_url: str, api_key: str) -> str:

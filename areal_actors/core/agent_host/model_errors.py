@@ -73,7 +73,11 @@ def traits_of(error: BaseException, names: Sequence[str] = (), root: Path = Path
 def traits_of_output(text: str, names: Sequence[str] = ()) -> ErrorTraits:
     """Look at what a program printed before it failed: the last traceback names the exception."""
     last = text.rpartition(TRACEBACK)[2] if TRACEBACK in text else ""
-    raised = [name for name in (*KNOWN, *names) if re.search(rf"^{re.escape(name.replace(':', '.'))}(:|$)", last, re.MULTILINE)]
+    raised = [
+        name
+        for name in (*KNOWN, *names)
+        if re.search(rf"^{re.escape(name.replace(':', '.'))}(:|$)", last, re.MULTILINE)
+    ]
     return ErrorTraits(model_error=raised[0] if raised else "", reports_overflow=reports_overflow(text))
 
 
@@ -93,8 +97,14 @@ def _causes(error: BaseException, *, handled: bool = False) -> Iterator[BaseExce
         seen.add(id(current))
         yield current
         members = getattr(current, "exceptions", ())
-        waiting += [member for member in members if isinstance(member, BaseException)] if isinstance(members, (list, tuple)) else []
-        waiting += [cause for cause in (current.__cause__, current.__context__ if handled else None) if cause is not None]
+        waiting += (
+            [member for member in members if isinstance(member, BaseException)]
+            if isinstance(members, (list, tuple))
+            else []
+        )
+        waiting += [
+            cause for cause in (current.__cause__, current.__context__ if handled else None) if cause is not None
+        ]
 
 
 def _is_named(error: BaseException, name: str, root: Path) -> bool:

@@ -76,9 +76,15 @@ class Host:
         except AgentFault as error:
             reply = {"fault": str(error)}
         except MemoryError as error:
-            reply = {"fault": f"raised {format_error(error)}; raise task.memory_mb if it needs more", "left": "too little memory"}
+            reply = {
+                "fault": f"raised {format_error(error)}; raise task.memory_mb if it needs more",
+                "left": "too little memory",
+            }
         except BaseException as error:  # noqa: BLE001 - the agent is the user's code and may raise anything
-            reply = {"fault": f"raised {format_error(error)}", "traits": traits_of(error, self.model_errors, Path(self.root))}
+            reply = {
+                "fault": f"raised {format_error(error)}",
+                "traits": traits_of(error, self.model_errors, Path(self.root)),
+            }
         if left := self._clean() or self._still_running():
             reply["left"] = left
         return reply
@@ -113,7 +119,9 @@ class Host:
     def _still_running(self) -> str:
         """Threads and processes that the episode left running, besides daemon and pool threads; empty if none."""
         pooled = set(executors._threads_queues)  # noqa: SLF001 - the only way to identify pool threads
-        threads = [thread for thread in threading.enumerate() if not thread.daemon and thread not in self.threads | pooled]
+        threads = [
+            thread for thread in threading.enumerate() if not thread.daemon and thread not in self.threads | pooled
+        ]
         started = set(children(os.getpid())) - self.children
         return ", ".join([f"thread {thread.name}" for thread in threads] + [f"process {pid}" for pid in started])
 
@@ -140,11 +148,15 @@ def _plain(returned: Any) -> Any:
             return {str(key): read(value) for key, value in returned.items()}
         return _number(returned)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise AgentFault(f"returned {returned!r:.200}: a reward must be a real number; return one, text, numbers by id, or None") from error
+        raise AgentFault(
+            f"returned {returned!r:.200}: a reward must be a real number; return one, text, numbers by id, or None"
+        ) from error
 
 
 def _number_or_numbers(value: Any) -> Any:
-    return {str(key): _number(number) for key, number in value.items()} if isinstance(value, Mapping) else _number(value)
+    return (
+        {str(key): _number(number) for key, number in value.items()} if isinstance(value, Mapping) else _number(value)
+    )
 
 
 def _number(value: Any) -> float:

@@ -55,7 +55,9 @@ class ArealChatHarness(vf.Harness[ArealChatConfig]):
         servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
         async with AsyncExitStack() as stack:
             http = openai.DefaultAsyncHttpxClient(verify=False)  # the endpoint is on this machine
-            client = openai.AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=None, http_client=http)
+            client = openai.AsyncOpenAI(
+                base_url=endpoint, api_key=secret, max_retries=0, timeout=None, http_client=http
+            )
             await stack.enter_async_context(client)
             tools, *connected = await connect_mcp({"mcpServers": servers}, stack)
             offered: dict[str, Any] = {"tools": tools} if tools else {}
@@ -71,7 +73,13 @@ class ArealChatHarness(vf.Harness[ArealChatConfig]):
                 if not (calls := message.get("tool_calls")):
                     return DONE
                 for call in calls:
-                    messages.append({"role": "tool", "tool_call_id": call["id"], "content": await _call(call["function"], *connected)})
+                    messages.append(
+                        {
+                            "role": "tool",
+                            "tool_call_id": call["id"],
+                            "content": await _call(call["function"], *connected),
+                        }
+                    )
 
 
 async def _call(function: Mapping[str, Any], dispatch: dict[str, tuple[str, str]], servers: dict[str, Any]) -> Any:

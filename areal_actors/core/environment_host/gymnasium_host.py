@@ -79,7 +79,9 @@ class TextEnvironment:
             raise TypeError(f"its action space is {space}; wrap it so that its actions are Discrete or Text")
         numbers = range(int(space.start), int(space.start + space.n))
         if names and len({name.casefold() for name in names}) != len(numbers):
-            raise ValueError(f"actions names {len(names)} actions; the environment has {len(numbers)}, from {numbers[0]} to {numbers[-1]}")
+            raise ValueError(
+                f"actions names {len(names)} actions; the environment has {len(numbers)}, from {numbers[0]} to {numbers[-1]}"
+            )
         return dict(zip([name.casefold() for name in names] or map(str, numbers), numbers, strict=True))
 
     def opening(self, seed: int) -> str:
@@ -107,11 +109,15 @@ class TextEnvironment:
         """
         render = self.env.render() if "{render" in self.template else ""
         if "{render" in self.template and not isinstance(render, str):
-            raise ValueError(f"`observation` has {{render}}, but render_mode {self.env.render_mode!r} renders no text; leave it out")
+            raise ValueError(
+                f"`observation` has {{render}}, but render_mode {self.env.render_mode!r} renders no text; leave it out"
+            )
         try:
             return self.template.format(observation=observation, info=info, render=_named_colors(render)).strip()
         except (KeyError, IndexError, AttributeError, TypeError) as error:
-            raise ValueError(f"`observation` {self.template!r} does not fit the observation {observation!r}: {error!r}") from error
+            raise ValueError(
+                f"`observation` {self.template!r} does not fit the observation {observation!r}: {error!r}"
+            ) from error
 
     def action(self, answer: str) -> tuple[bool, Any]:
         """True and the action of an answer, by the last match of the pattern; False if it has none."""
@@ -140,7 +146,10 @@ def _make(environment: str, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
 
 def _named_colors(text: str) -> str:
     """A rendered text with the names of its colors in place of their codes: `[red S]`."""
-    return COLORED.sub(lambda match: f"[{COLORS[int(match[1]) % 10]} {match[2]}]" if int(match[1]) % 10 < len(COLORS) else match[2], text)
+    return COLORED.sub(
+        lambda match: f"[{COLORS[int(match[1]) % 10]} {match[2]}]" if int(match[1]) % 10 < len(COLORS) else match[2],
+        text,
+    )
 
 
 # ---------------------------------------------------------------- tasks
@@ -151,7 +160,11 @@ def rows(environment: TextEnvironment, limit: int) -> Iterator[dict[str, Any]]:
     first = environment.args["first_seed"]
     for seed in range(first, first + limit):
         content = json.dumps([environment.environment, environment.args["make"], seed], sort_keys=True)
-        row = {"key": hashlib.sha256(content.encode()).hexdigest(), "question": environment.opening(seed), "task": {"seed": seed}}
+        row = {
+            "key": hashlib.sha256(content.encode()).hexdigest(),
+            "question": environment.opening(seed),
+            "task": {"seed": seed},
+        }
         yield {**row, "answer": environment.first_answer()}
 
 
@@ -201,7 +214,9 @@ class GymnasiumAgent:
                     )
                 rewards[answer.id] = float(penalty)
                 action_names = ", ".join(str(name) for name in environment.args["actions"] or environment.actions)
-                messages.append({"role": "user", "content": f"This names no action{f' of {action_names}' if action_names else ''}."})
+                messages.append(
+                    {"role": "user", "content": f"This names no action{f' of {action_names}' if action_names else ''}."}
+                )
         total = sum(rewards.values())
         metrics = {"return": total, "steps": len(rewards), "malformed": malformed, "terminated": float(ended)}
         return {"rewards" if self.by_step else "reward": rewards if self.by_step else total, "metrics": metrics}

@@ -14,7 +14,9 @@ ERROR = "environment error: "
 
 
 def write_tasks(
-    request: Mapping[str, Any], load: Callable[[str, Mapping[str, Any]], Any], rows: Callable[[Any, int], Iterable[Mapping[str, Any]]]
+    request: Mapping[str, Any],
+    load: Callable[[str, Mapping[str, Any]], Any],
+    rows: Callable[[Any, int], Iterable[Mapping[str, Any]]],
 ) -> None:
     """Write the tasks of an environment to `request["path"]`, one JSON object a line; whatever it raises ends the program with its text."""
     try:

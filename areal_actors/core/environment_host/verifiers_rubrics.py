@@ -52,7 +52,9 @@ def load(environment: str, args: Mapping[str, Any]) -> vf.Environment:
         environment = place.name.removesuffix(".py")
     loaded = vf.load_environment(environment, **args)
     if getattr(loaded, "requires_group_rollouts", False):
-        raise ValueError("functions of its rubric compare the episodes of a group, and episodes are played one by one; leave them out")
+        raise ValueError(
+            "functions of its rubric compare the episodes of a group, and episodes are played one by one; leave them out"
+        )
     if not getattr(loaded, "score_rollouts", True):
         raise ValueError("it does not score its rollouts (score_rollouts = False), so that episodes have no reward")
     for rubric in _rubrics(loaded):
@@ -94,7 +96,11 @@ def rows(environment: vf.Environment, limit: int) -> Iterator[dict[str, Any]]:
         task = {name: row[name] for name in COLUMNS if row.get(name) is not None}
         content = json.dumps(task, sort_keys=True)
         key = hashlib.sha256(content.encode()).hexdigest()
-        yield {"key": key, "question": _question(task.get("prompt")), "task": {**task, "example_id": row.get("example_id", 0)}}
+        yield {
+            "key": key,
+            "question": _question(task.get("prompt")),
+            "task": {**task, "example_id": row.get("example_id", 0)},
+        }
 
 
 def _question(prompt: Any) -> str:
@@ -135,4 +141,7 @@ class RubricAgent:
             raise RolloutFailed("; ".join(faults))
         if played.get("reward") is None:
             raise RolloutFailed("the environment gave the episode no reward")
-        return {"reward": float(played["reward"]), "metrics": {name: float(value) for name, value in (played.get("metrics") or {}).items()}}
+        return {
+            "reward": float(played["reward"]),
+            "metrics": {name: float(value) for name, value in (played.get("metrics") or {}).items()},
+        }

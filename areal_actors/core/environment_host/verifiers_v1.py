@@ -116,11 +116,17 @@ def rows(environment: vf.Env[Any], limit: int) -> Iterator[dict[str, Any]]:
     """
     fields = type(environment.taskset).task_type().data_type().model_fields
     if excluded := [name for name, field in fields.items() if field.exclude]:
-        raise ValueError(f"the tasks exclude {', '.join(excluded)} from their JSON, so they cannot be sent to an episode")
+        raise ValueError(
+            f"the tasks exclude {', '.join(excluded)} from their JSON, so they cannot be sent to an episode"
+        )
     for task in itertools.islice(environment.taskset, limit):
         data = task.data.model_dump(mode="json", exclude_none=True)
         content = json.dumps({name: value for name, value in data.items() if name != "idx"}, sort_keys=True)
-        yield {"key": hashlib.sha256(content.encode()).hexdigest(), "question": task.data.prompt_text or content, "task": data}
+        yield {
+            "key": hashlib.sha256(content.encode()).hexdigest(),
+            "question": task.data.prompt_text or content,
+            "task": data,
+        }
 
 
 def list_tasks(request: Mapping[str, Any]) -> None:
@@ -170,7 +176,11 @@ class VerifiersAgent:
             raise EpisodeFailed(
                 "an agent was run again after a failure, and the calls of its first attempt have no reward; set its retries to 0"
             )
-        trained = [trace for trace in episode.traces if trace.agent.trainable and trace.agent.config.client.base_url == base_url]
+        trained = [
+            trace
+            for trace in episode.traces
+            if trace.agent.trainable and trace.agent.config.client.base_url == base_url
+        ]
         if not trained:
             raise EpisodeFailed("no agent that the environment trains called the model of this run")
         rewards = {trace.id: _reward(trace) for trace in trained}
@@ -188,13 +198,18 @@ class VerifiersAgent:
         """Rewards by interaction id: verifiers sends the id of an agent's trace with each of its calls, and the gateway keeps it."""
         url, headers = f"{base_url.removesuffix('/v1')}/rl/session", {"Authorization": f"Bearer {api_key}"}
         timeout = aiohttp.ClientTimeout(DESCRIBE_SECONDS)
-        async with aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as client, client.get(url, headers=headers) as answer:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as client,
+            client.get(url, headers=headers) as answer,
+        ):
             described = await answer.json()
         calls: dict[str, list[str]] = defaultdict(list)
         for call in described["interactions"]:
             calls[call["client_session"]].append(call["id"])
         if silent := [trace for trace in rewards if not calls[trace]]:
-            raise EpisodeFailed(f"{len(silent)} of the {len(rewards)} agents that the environment trains made no completed model call")
+            raise EpisodeFailed(
+                f"{len(silent)} of the {len(rewards)} agents that the environment trains made no completed model call"
+            )
         first = -1 if self.rewards_last_call else 0
         return {call: reward for trace, reward in rewards.items() for call in calls[trace][first:]}
 
@@ -214,7 +229,9 @@ def _reward(trace: vf.Trace) -> float:
     """
     if missing := [name for name, reward in trace.rewards.items() if reward is None]:
         stopped = f" (it stopped with `{trace.stop_condition}`)" if trace.stop_condition else ""
-        raise EpisodeFailed(f"the environment did not compute the rewards {', '.join(missing)} of agent {trace.agent.name}{stopped}")
+        raise EpisodeFailed(
+            f"the environment did not compute the rewards {', '.join(missing)} of agent {trace.agent.name}{stopped}"
+        )
     if not trace.rewards:
         raise EpisodeFailed(
             f"the environment gave agent {trace.agent.name} no reward; its task needs a @vf.reward, or its Env a record_reward"

@@ -74,7 +74,9 @@ class FirstPrompts:
 class Continuations:
     """Renders the new messages of conversations with one model's template."""
 
-    def __init__(self, chat: ChatTokenizer, kept: KeptReasoning | None = None, vision: VisionProcessor | None = None) -> None:
+    def __init__(
+        self, chat: ChatTokenizer, kept: KeptReasoning | None = None, vision: VisionProcessor | None = None
+    ) -> None:
         """With `kept`, prompts keep reasoning that the template drops; with `vision` they may have images."""
         self.chat, self.kept, self.vision = chat, kept, vision
         self.first_prompts = FirstPrompts(chat.template.source)
@@ -89,7 +91,9 @@ class Continuations:
         if self._renders_names or not any(message["role"] == "assistant" for message in named):
             return request
         messages = [
-            {key: value for key, value in message.items() if key != "name"} if message["role"] == "assistant" else message
+            {key: value for key, value in message.items() if key != "name"}
+            if message["role"] == "assistant"
+            else message
             for message in request.messages
         ]
         return msgspec.structs.replace(request, messages=tuple(messages))
@@ -113,10 +117,14 @@ class Continuations:
         # The model's answer differs in form from the template's, for example in a tool call's JSON: if both parse to the same
         # message, the sampled tokens stay and only the text after them is taken.
         answered = self.chat.render([*before, answer], tools, add_generation_prompt=False, **kwargs)
-        marked = self.chat.render([*before, {"role": "assistant", "content": SENTINEL}], tools, add_generation_prompt=False, **kwargs)
+        marked = self.chat.render(
+            [*before, {"role": "assistant", "content": SENTINEL}], tools, add_generation_prompt=False, **kwargs
+        )
         closing = marked.rpartition(SENTINEL)[2]
         if not answered.endswith(closing):
-            closing = self.closing_of_stop(answered, sampled)  # calls may end with another stop token than other answers
+            closing = self.closing_of_stop(
+                answered, sampled
+            )  # calls may end with another stop token than other answers
         if not (closing and answered.startswith(opened) and whole.startswith(answered)):
             return None
         written = answered[len(opened) : len(answered) - len(closing)]
@@ -126,7 +134,12 @@ class Continuations:
         return self.without_stop(text) if self.is_stopped(sampled) else text
 
     def text_after_window(
-        self, features: frozenset[str], answer: MessageDict, sampled: str, new: Sequence[MessageDict], kwargs: Mapping[str, Any]
+        self,
+        features: frozenset[str],
+        answer: MessageDict,
+        sampled: str,
+        new: Sequence[MessageDict],
+        kwargs: Mapping[str, Any],
     ) -> str | None:
         """Like `after`, with a placeholder history that has these features; None if the full conversation is needed."""
         before, tools = window(features)
@@ -143,7 +156,9 @@ class Continuations:
             self._openings.pop(key, None)  # it may be outdated: some templates write the date
         return tail
 
-    def means_same(self, written: str, answer: MessageDict, tools: Sequence[MessageDict], *, in_reasoning: bool) -> bool:
+    def means_same(
+        self, written: str, answer: MessageDict, tools: Sequence[MessageDict], *, in_reasoning: bool
+    ) -> bool:
         """True if a text parses to the same message as an answer, reasoning included."""
         parsed = self.chat.format.parse(join_marks(written), tools, in_reasoning=in_reasoning)
         calls = [{"function": {"name": call.name, "arguments": call.arguments}} for call in parsed.tool_calls]

@@ -51,7 +51,10 @@ class PromptLimit(NamedTuple):
 
 
 def prompt_for(
-    turns: dict[str, ConversationTurn], request: ModelRequest, continuations: Continuations, limit: PromptLimit | None = None
+    turns: dict[str, ConversationTurn],
+    request: ModelRequest,
+    continuations: Continuations,
+    limit: PromptLimit | None = None,
 ) -> Prompt:
     """Prompt of a call; begins with the tokens of the call that it continues wherever that is exact.
 
@@ -79,7 +82,11 @@ def prompt_for(
         parent_ids, prefix, earlier, sent, new = b"", "", b"", request.messages, request.messages
         features = features_of(request.messages) | ({"tools"} if request.tools else set())
     else:
-        parent_ids, prefix, earlier = token_ids_of(path_to(parent.interaction.id, turns)), parent.interaction.id, parent.prompt.value_digest
+        parent_ids, prefix, earlier = (
+            token_ids_of(path_to(parent.interaction.id, turns)),
+            parent.interaction.id,
+            parent.prompt.value_digest,
+        )
         sent = request.messages[parent.prompt.message_count :]
         new = sent[1:]
         features = parent.prompt.features | features_of([parent.answer]) | (features_of(new) - {"system"})
@@ -116,7 +123,9 @@ def prompt_for(
     return prompt
 
 
-def encode_within(chat: ChatTokenizer, text: str, limit: PromptLimit | None, *, after: int = 0, keep: bool = False) -> bytes:
+def encode_within(
+    chat: ChatTokenizer, text: str, limit: PromptLimit | None, *, after: int = 0, keep: bool = False
+) -> bytes:
     """Token ids (u32) of a text that follows `after` tokens; a text that is too long is rejected before all of it is tokenised.
 
     With `keep` the ids of this text are expected to be asked for again.
@@ -131,7 +140,12 @@ def encode_within(chat: ChatTokenizer, text: str, limit: PromptLimit | None, *, 
 
 
 def _text_after(
-    parent: ConversationTurn, turns: dict[str, ConversationTurn], request: ModelRequest, continuations: Continuations, *, whole: bool
+    parent: ConversationTurn,
+    turns: dict[str, ConversationTurn],
+    request: ModelRequest,
+    continuations: Continuations,
+    *,
+    whole: bool,
 ) -> tuple[str | None, int, str]:
     """Text after the parent's tokens (None if they cannot be extended), messages rendered in full at the last check, the reason.
 
@@ -141,7 +155,9 @@ def _text_after(
     due = whole or len(request.messages) >= 4 * parent.prompt.checked
     if not due and continuations.is_local(parent.prompt.features | features_of([parent.answer])):
         new = request.messages[parent.prompt.message_count + 1 :]
-        tail = continuations.text_after_window(parent.prompt.features, parent.answer, sampled, new, request.template_kwargs)
+        tail = continuations.text_after_window(
+            parent.prompt.features, parent.answer, sampled, new, request.template_kwargs
+        )
         if tail is not None:
             return tail, parent.prompt.checked, ""
     if (
@@ -164,7 +180,9 @@ def _text_after(
     return tail, len(request.messages), "" if tail is not None else _rewrite_reason(path, text, continuations)
 
 
-def _last_answer_start(path: Sequence[ConversationTurn], text: str, request: ModelRequest, continuations: Continuations) -> int | None:
+def _last_answer_start(
+    path: Sequence[ConversationTurn], text: str, request: ModelRequest, continuations: Continuations
+) -> int | None:
     """Index of the path's last answer in a rendered text; None if the template renders the path differently.
 
     Prompts must match exactly; answers may differ in form if they parse to the same message.
@@ -202,12 +220,16 @@ def occurrences(part: str, text: str, start: int) -> Iterator[int]:
 def _rewrite_reason(path: Sequence[ConversationTurn], text: str, continuations: Continuations) -> str:
     chat = continuations.chat
     parent_text = text_of(path, chat)
-    if any(text.startswith(parent_text.removesuffix(stop)) for stop in continuations.stops() if parent_text.endswith(stop)):
+    if any(
+        text.startswith(parent_text.removesuffix(stop)) for stop in continuations.stops() if parent_text.endswith(stop)
+    ):
         return "the chat template ends an earlier answer with another token"
     past = text.rstrip()
     for opening, closing in (*chat.format.reasoning, ("<think>", "</think>")):
         past = past.removesuffix(closing).rstrip().removesuffix(opening)
-    lost = [turn for turn in path if (reasoning := turn.answer.get("reasoning_content")) and reasoning.strip() not in text]
+    lost = [
+        turn for turn in path if (reasoning := turn.answer.get("reasoning_content")) and reasoning.strip() not in text
+    ]
     marks = {*REASONING_MARKS, *[mark for pair in chat.format.reasoning for mark in pair]}
     if (
         lost
@@ -234,10 +256,14 @@ def with_history(turns: dict[str, ConversationTurn], request: ModelRequest) -> M
         return request
     if request.continues not in turns:
         turn_ids = ", ".join(turns) or "none"
-        raise RequestError(f"there is no earlier call '{request.continues}' in this session; it has {turn_ids}", "continues")
+        raise RequestError(
+            f"there is no earlier call '{request.continues}' in this session; it has {turn_ids}", "continues"
+        )
     path = path_to(request.continues, turns)
     if not path[-1].prompt.message_count:
-        raise RequestError(f"the earlier call '{request.continues}' continued a text and no messages; send the messages", "continues")
+        raise RequestError(
+            f"the earlier call '{request.continues}' continued a text and no messages; send the messages", "continues"
+        )
     history, new = messages_of(path), list(request.messages)
     if request.inherits:
         tools = request.tools or tuple(msgspec.json.decode(path[0].prompt.tools))
@@ -256,7 +282,9 @@ def with_references(turns: dict[str, ConversationTurn], request: ModelRequest) -
     """
     if not request.has_references:
         return request
-    functions = {call["id"]: call["function"] for turn in turns.values() for call in turn.answer.get("tool_calls") or ()}
+    functions = {
+        call["id"]: call["function"] for turn in turns.values() for call in turn.answer.get("tool_calls") or ()
+    }
 
     def resolve_reference(name: str, value: Any) -> Any:
         if not isinstance(value, dict) or ITEM_REFERENCE not in value:
@@ -265,18 +293,28 @@ def with_references(turns: dict[str, ConversationTurn], request: ModelRequest) -
         answer = turns[identifier].answer if identifier in turns else {}
         if (referenced := functions.get(identifier) if name == "function" else answer.get(name)) is None:
             field = value["field"]
-            raise RequestError(f"'{field}' names an item that no answer of this session has; send the item itself", field)
+            raise RequestError(
+                f"'{field}' names an item that no answer of this session has; send the item itself", field
+            )
         return referenced
 
-    messages = [{name: resolve_reference(name, value) for name, value in message.items()} for message in request.messages]
+    messages = [
+        {name: resolve_reference(name, value) for name, value in message.items()} for message in request.messages
+    ]
     for message in messages:
         if calls := message.get("tool_calls"):
-            message["tool_calls"] = [call | {"function": resolve_reference("function", call["function"])} for call in calls]
+            message["tool_calls"] = [
+                call | {"function": resolve_reference("function", call["function"])} for call in calls
+            ]
     return msgspec.structs.replace(request, messages=tuple(messages), has_references=False)
 
 
 def _raw_prompt(
-    turns: dict[str, ConversationTurn], prompt: str | bytes, chat: ChatTokenizer, limit: PromptLimit | None, leading: Sequence[int]
+    turns: dict[str, ConversationTurn],
+    prompt: str | bytes,
+    chat: ChatTokenizer,
+    limit: PromptLimit | None,
+    leading: Sequence[int],
 ) -> Prompt:
     """Prompt without messages; it continues an earlier one if it begins with its tokens or text.
 

@@ -65,7 +65,8 @@ def find_credit_links(
     followed = {
         identifier
         for identifier, turn in turns.items()
-        if identifier not in continued and (turn.client_session == client_session or _has_text(new, turn.answer.get("content")))
+        if identifier not in continued
+        and (turn.client_session == client_session or _has_text(new, turn.answer.get("content")))
     }
     if parent and (parent not in by_messages or not followed):
         followed.add(parent)

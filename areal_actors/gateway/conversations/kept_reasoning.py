@@ -12,7 +12,13 @@ from typing import Any
 
 from areal_actors.core.errors import ArealError, RequestError, SetupError
 from areal_actors.gateway.conversations.message_equality import MessageDict
-from areal_actors.gateway.conversations.template_window import SENTINEL, Messages, features_of, test_conversations, window
+from areal_actors.gateway.conversations.template_window import (
+    SENTINEL,
+    Messages,
+    features_of,
+    test_conversations,
+    window,
+)
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
@@ -29,9 +35,13 @@ class KeptReasoning:
         """
         self.chat = chat
         if not chat.format.reasoning:
-            raise SetupError("gateway.chat_template is keep-reasoning, but the model's chat template has no reasoning; leave it out")
+            raise SetupError(
+                "gateway.chat_template is keep-reasoning, but the model's chat template has no reasoning; leave it out"
+            )
         self._stops = [stop for token in chat.stop_ids if (stop := chat.decode([token], skip_special=False))]
-        pairs = [f"{re.escape(opening)}\\s*(?:{re.escape(closing)}|\\Z)\\s*" for opening, closing in chat.format.reasoning]
+        pairs = [
+            f"{re.escape(opening)}\\s*(?:{re.escape(closing)}|\\Z)\\s*" for opening, closing in chat.format.reasoning
+        ]
         self._empty = re.compile("|".join(pairs))
         """Reasoning without text, or its opening at the end of a prompt."""
         self._usable = self._test_features()
@@ -46,7 +56,12 @@ class KeptReasoning:
         return self._usable.get(features - {"reasoning_content"}, False)
 
     def after(
-        self, features: frozenset[str], answer: MessageDict, sampled: str, new: Sequence[MessageDict], kwargs: Mapping[str, Any]
+        self,
+        features: frozenset[str],
+        answer: MessageDict,
+        sampled: str,
+        new: Sequence[MessageDict],
+        kwargs: Mapping[str, Any],
     ) -> str | None:
         """Return the text after a sampled answer: the end of its turn, without the stop token if it was sampled, and the new messages.
 
@@ -86,7 +101,11 @@ class KeptReasoning:
         whole = self.chat.render([*before, marked, *without_reasoning(new)], tools, **kwargs)
         alone = self.chat.render([*before, marked], tools, add_generation_prompt=False, **kwargs)
         closed = self.chat.render([*before, plain], tools, add_generation_prompt=False, **kwargs)
-        end, tail, closing = alone.rpartition(SENTINEL)[2], whole.rpartition(SENTINEL)[2], closed.rpartition(SENTINEL)[2]
+        end, tail, closing = (
+            alone.rpartition(SENTINEL)[2],
+            whole.rpartition(SENTINEL)[2],
+            closed.rpartition(SENTINEL)[2],
+        )
         if SENTINEL not in whole or not tail.startswith(end):
             return None
         if not end.endswith(closing):
@@ -102,7 +121,9 @@ class KeptReasoning:
         for before, answer, new, tools in test_conversations():
             kind = (features_of([*before, answer]) | ({"tools"} if tools else set())) - {"reasoning_content"}
             if usable.get(kind, True):
-                usable[kind] = self._is_prefix_preserving(before, answer, new, tools) and self._is_local(before, answer, new, tools)
+                usable[kind] = self._is_prefix_preserving(before, answer, new, tools) and self._is_local(
+                    before, answer, new, tools
+                )
         return usable
 
     def _is_local(self, before: Messages, answer: dict[str, Any], new: Messages, tools: Messages) -> bool:
@@ -110,7 +131,9 @@ class KeptReasoning:
         placeholder, placeholder_tools = window(features)
         try:
             own_text = self._text_after(before, answer, new, tools, {}, self._stops)
-            return own_text is not None and own_text == self._text_after(placeholder, answer, new, placeholder_tools, {}, self._stops)
+            return own_text is not None and own_text == self._text_after(
+                placeholder, answer, new, placeholder_tools, {}, self._stops
+            )
         except ArealError:
             return False
 

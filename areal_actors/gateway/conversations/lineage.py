@@ -57,7 +57,11 @@ def _missing_parent_reason(turns: dict[str, ConversationTurn], messages: Sequenc
     if last.prompt.message_count == 0:
         return ""
     place = first_difference(messages_of(path_to(last.interaction.id, turns)), messages)
-    return "these messages are the beginning of an earlier call's" if place >= len(messages) else _describe_change(place, messages)
+    return (
+        "these messages are the beginning of an earlier call's"
+        if place >= len(messages)
+        else _describe_change(place, messages)
+    )
 
 
 class _History:

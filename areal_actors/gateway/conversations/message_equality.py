@@ -94,7 +94,11 @@ def _same_call(answered: MessageDict, sent_call: MessageDict) -> bool:
     written, sent = ours.get("arguments") or "{}", sent_function.get("arguments") or "{}"
     if written == sent or _same_value(_json(written), _json(sent)):
         return True
-    return bool(answered.get("id")) and answered.get("id") == sent_call.get("id") and _same_value(_json(written), _json(sent), more=True)
+    return (
+        bool(answered.get("id"))
+        and answered.get("id") == sent_call.get("id")
+        and _same_value(_json(written), _json(sent), more=True)
+    )
 
 
 def _same_value(answered: Any, sent_value: Any, *, more: bool = False) -> bool:

@@ -46,7 +46,9 @@ def with_images(
     places = np.flatnonzero(column == placeholder)
     written = int((np.frombuffer(parent_ids, dtype="<u4") == placeholder).sum())
     if written != sum(image.tokens for image in before):
-        raise RequestError("an earlier answer has the text that stands for an image in prompts; start a new conversation", "messages")
+        raise RequestError(
+            "an earlier answer has the text that stands for an image in prompts; start a new conversation", "messages"
+        )
     if len(places) != len(shown):
         fault = f"the chat template writes {len(places)} placeholders for {len(shown)} images"
         remedy = "leave the placeholder's text out of the messages, or use the model's own chat template (gateway.chat_template)"
@@ -63,4 +65,8 @@ def with_images(
 
 def suffix_images(images: Sequence[ImageRef], prefix_tokens: int) -> tuple[ImageRef, ...]:
     """Images of a prompt that follow its prefix, counted from the end of it."""
-    return tuple(msgspec.structs.replace(image, start=image.start - prefix_tokens) for image in images if image.start >= prefix_tokens)
+    return tuple(
+        msgspec.structs.replace(image, start=image.start - prefix_tokens)
+        for image in images
+        if image.start >= prefix_tokens
+    )

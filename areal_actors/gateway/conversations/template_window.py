@@ -18,7 +18,11 @@ SENTINEL = "answer-7c1e"
 """Text that no template contains."""
 PLACEHOLDER_TOOL: dict[str, Any] = {
     "type": "function",
-    "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}},
+    "function": {
+        "name": "f",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
+    },
 }
 OTHER_TOOL: dict[str, Any] = {
     "type": "function",
@@ -56,12 +60,16 @@ def local_features(chat: ChatTokenizer) -> dict[frozenset[str], bool]:
         used = {"tools"} if tools else set()
         kind = features_of([*before, answer]) | used
         placeholder = window(features_of(before) | used)
-        same = _text_after_sentinel(chat, before, tools, answer, new) == _text_after_sentinel(chat, *placeholder, answer, new)
+        same = _text_after_sentinel(chat, before, tools, answer, new) == _text_after_sentinel(
+            chat, *placeholder, answer, new
+        )
         local[kind] = local.get(kind, True) and same
     return local
 
 
-def _text_after_sentinel(chat: ChatTokenizer, before: Messages, tools: Messages, answer: dict[str, Any], new: Messages) -> str | None:
+def _text_after_sentinel(
+    chat: ChatTokenizer, before: Messages, tools: Messages, answer: dict[str, Any], new: Messages
+) -> str | None:
     """Rendered text after the sentinel in the answer; None where the template rejects or rewrites the messages."""
     try:
         opened = chat.render(before, tools)
@@ -76,7 +84,8 @@ def renders_names(chat: ChatTokenizer) -> bool:
     question, text = _message("user", "u"), _message("assistant", "c")
     calling, result = _message("assistant", "", tool_calls=[_call(0, "f", "{}")]), _result(0, "f", "t")
     return any(
-        _render(chat, [question, answer | {"name": "n"}, after], tools) != _render(chat, [question, answer, after], tools)
+        _render(chat, [question, answer | {"name": "n"}, after], tools)
+        != _render(chat, [question, answer, after], tools)
         for answer, after, tools in ((text, question, []), (calling, result, [PLACEHOLDER_TOOL]))
     )
 

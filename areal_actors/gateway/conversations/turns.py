@@ -120,7 +120,9 @@ def path_to(identifier: str, turns: dict[str, ConversationTurn]) -> list[Convers
 
 def token_ids_of(path: Sequence[ConversationTurn]) -> bytes:
     """Prompt and completion ids along a path, u32."""
-    return b"".join([part for turn in path for part in (turn.interaction.prompt_suffix, turn.interaction.completion.token_ids)])
+    return b"".join(
+        [part for turn in path for part in (turn.interaction.prompt_suffix, turn.interaction.completion.token_ids)]
+    )
 
 
 def text_of(path: Sequence[ConversationTurn], chat: ChatTokenizer) -> str:

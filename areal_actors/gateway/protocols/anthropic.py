@@ -10,9 +10,21 @@ import msgspec
 from areal_actors.core.config import Fraction, NonNegativeFloat
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols.anthropic_answer import MessageAnswer, TokenCount, error_body
-from areal_actors.gateway.protocols.anthropic_messages import AnthropicMessage, AssistantTurn, TextBlock, has_cache_hints
+from areal_actors.gateway.protocols.anthropic_messages import (
+    AnthropicMessage,
+    AssistantTurn,
+    TextBlock,
+    has_cache_hints,
+)
 from areal_actors.gateway.protocols.base import Dialect, named_event
-from areal_actors.gateway.protocols.call_fields import NAMED_TOOL, json_constraint, sampling, template_kwargs, tool_definition, tool_fields
+from areal_actors.gateway.protocols.call_fields import (
+    NAMED_TOOL,
+    json_constraint,
+    sampling,
+    template_kwargs,
+    tool_definition,
+    tool_fields,
+)
 from areal_actors.gateway.protocols.client_tools import anthropic_tool, screen_note
 from areal_actors.gateway.protocols.fields import (
     Flag,
@@ -46,7 +58,9 @@ class MessagesTool(RequestStruct, ignored=("cache_control", *TOOL_HINTS)):
     allowed_callers: list[Literal["direct"]] | None = None
 
 
-class ProviderTool(RequestStruct, ignored=("cache_control", "allowed_callers", "max_characters", "enable_zoom", *TOOL_HINTS)):
+class ProviderTool(
+    RequestStruct, ignored=("cache_control", "allowed_callers", "max_characters", "enable_zoom", *TOOL_HINTS)
+):
     """A tool that the client runs and whose schema the provider knows."""
 
     type: Text
@@ -130,7 +144,10 @@ class CountTokensRequest(RequestStruct, ignored=("speed", "billing_policy", "com
     messages: Annotated[list[AnthropicMessage], msgspec.Meta(min_length=1)]
     model: str = "default"
     system: str | list[TextBlock] | None = None
-    tools: Annotated[list[dict[str, Any]], msgspec.Meta(description="`MessagesTool`, or a hosted tool without effect.")] | None = None
+    tools: (
+        Annotated[list[dict[str, Any]], msgspec.Meta(description="`MessagesTool`, or a hosted tool without effect.")]
+        | None
+    ) = None
     tool_choice: AutoChoice | AnyChoice | NamedChoice | NoChoice | None = None
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None
@@ -142,7 +159,15 @@ class CountTokensRequest(RequestStruct, ignored=("speed", "billing_policy", "com
 
 class MessagesRequest(
     CountTokensRequest,
-    ignored=("metadata", "service_tier", "inference_geo", "diagnostics", "container", "fallback_credit_token", "fallbacks"),
+    ignored=(
+        "metadata",
+        "service_tier",
+        "inference_geo",
+        "diagnostics",
+        "container",
+        "fallback_credit_token",
+        "fallbacks",
+    ),
 ):
     """A request to `/v1/messages`."""
 
@@ -177,16 +202,25 @@ def _conversation(request: CountTokensRequest, *, continued: bool) -> dict[str, 
     """Return the fields that both requests share: messages, tools, answer format and thinking."""
     if isinstance(request.messages[-1], AssistantTurn):
         raise unsupported_error(
-            "messages", "the last message has the role assistant, and a prefilled answer cannot be continued: end with a user message"
+            "messages",
+            "the last message has the role assistant, and a prefilled answer cannot be continued: end with a user message",
         )
     choice, thinking = request.tool_choice or AutoChoice(), request.thinking or ThinkingAdaptive()
     tool_choice = NAMED_TOOL + choice.name if isinstance(choice, NamedChoice) else choice.tool_choice
-    if isinstance(choice, NamedChoice) and any(choice.name == tool.get("name") for tool in hosted_tools(request.tools or (), ANTHROPIC)):
-        raise unsupported_error("tool_choice", f"{choice.name!r:.80} is a tool that the provider runs: send a tool that the client runs")
+    if isinstance(choice, NamedChoice) and any(
+        choice.name == tool.get("name") for tool in hosted_tools(request.tools or (), ANTHROPIC)
+    ):
+        raise unsupported_error(
+            "tool_choice", f"{choice.name!r:.80} is a tool that the provider runs: send a tool that the client runs"
+        )
     output = request.output_config or OutputConfig()
     if output.format and request.output_format:
-        raise RequestError("'output_format' and 'output_config.format' are the same setting; set only one", "output_format")
-    field, shape = ("output_config.format", output.format) if output.format else ("output_format", request.output_format)
+        raise RequestError(
+            "'output_format' and 'output_config.format' are the same setting; set only one", "output_format"
+        )
+    field, shape = (
+        ("output_config.format", output.format) if output.format else ("output_format", request.output_format)
+    )
     return {
         "messages": MessageBuilder(content(request.system), continued=continued).add_all(request.messages, "messages"),
         **tool_fields(_tools(request), tool_choice, continued=continued),

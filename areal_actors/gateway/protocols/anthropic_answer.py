@@ -23,7 +23,11 @@ ERROR_TYPES = {
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 UNPARSED = "unparsed_arguments"
 """Key of arguments that are not a JSON object, as text: `input` has to be an object."""
-WIRE_NAMES = {"continues": "thread.previous_message_id", "stop": "stop_sequences", "response_format": "output_config.format"}
+WIRE_NAMES = {
+    "continues": "thread.previous_message_id",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+}
 """Fields of `ModelRequest` that have another name in this dialect."""
 
 
@@ -48,7 +52,10 @@ class MessageAnswer:
             blocks.append({"type": "thinking", "thinking": part.reasoning, "signature": part.interaction})
         if part.text or not part.tool_calls:
             blocks.append({"type": "text", "text": part.text})
-        blocks += [{"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)} for call in part.tool_calls]
+        blocks += [
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+            for call in part.tool_calls
+        ]
         return {**self._head(part), "content": blocks, **_stop(part), "usage": _usage(part), **self._edits}
 
     def part(self, part: ModelResponsePart) -> bytes:

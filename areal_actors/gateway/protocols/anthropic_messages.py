@@ -47,7 +47,9 @@ class UrlSource(RequestStruct, tag_field="type", tag="url"):
     url: Annotated[Text, msgspec.Meta(description="URL of the image.")]
 
 
-class ImageBlock(RequestStruct, tag_field="type", tag="image", ignored=("cache_control",), unsupported=("transformations",)):
+class ImageBlock(
+    RequestStruct, tag_field="type", tag="image", ignored=("cache_control",), unsupported=("transformations",)
+):
     """An image."""
 
     source: Base64Source | UrlSource
@@ -55,7 +57,9 @@ class ImageBlock(RequestStruct, tag_field="type", tag="image", ignored=("cache_c
     def part(self) -> dict[str, Any]:
         """Convert to a content part."""
         source = self.source
-        return image_part(source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}")
+        return image_part(
+            source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}"
+        )
 
 
 class ThinkingBlock(RequestStruct, tag_field="type", tag="thinking", ignored=("signature", "cache_control")):
@@ -64,7 +68,9 @@ class ThinkingBlock(RequestStruct, tag_field="type", tag="thinking", ignored=("s
     thinking: str
 
 
-class ToolUseBlock(RequestStruct, tag_field="type", tag="tool_use", ignored=("cache_control", "caller", "toolset_name")):
+class ToolUseBlock(
+    RequestStruct, tag_field="type", tag="tool_use", ignored=("cache_control", "caller", "toolset_name")
+):
     """A tool call of the model."""
 
     id: Text
@@ -136,7 +142,9 @@ class AssistantTurn(RequestStruct, tag_field="role", tag="assistant"):
         for index, block in enumerate(self.content):
             if isinstance(block, ToolUseBlock):
                 check_encodable(block.input, f"{where}.content[{index}].input")
-                builder.add_call(message, block.id, block.name, JSON.encode(block.input).decode(), f"{where}.content[{index}].id")
+                builder.add_call(
+                    message, block.id, block.name, JSON.encode(block.input).decode(), f"{where}.content[{index}].id"
+                )
 
 
 class SystemTurn(RequestStruct, tag_field="role", tag="system"):
@@ -152,7 +160,9 @@ class SystemTurn(RequestStruct, tag_field="role", tag="system"):
 AnthropicMessage = UserTurn | AssistantTurn | SystemTurn
 
 
-def has_cache_hints(system: str | Sequence[TextBlock] | None, tools: Sequence[Any], messages: Sequence[AnthropicMessage]) -> bool:
+def has_cache_hints(
+    system: str | Sequence[TextBlock] | None, tools: Sequence[Any], messages: Sequence[AnthropicMessage]
+) -> bool:
     """Return True if a block or a tool has `cache_control`."""
     blocks = chain.from_iterable(message.content for message in messages if not isinstance(message.content, str))
     own = chain(system if not isinstance(system, str) and system else (), blocks)

@@ -19,7 +19,16 @@ PACK = msgspec.msgpack.Encoder()
 MAX_DEPTH = 100
 """Maximum nesting of free JSON: templates, grammars and encoders recurse once per level, and Python allows a thousand calls."""
 RESERVED_TEMPLATE_KWARGS = frozenset(
-    {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize", "return_dict"}
+    {
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "return_dict",
+    }
 )
 """Arguments that the gateway itself passes to a chat template."""
 
@@ -35,7 +44,9 @@ def check_encodable(value: Any, field: str) -> None:
     try:
         PACK.encode(value)
     except OverflowError:
-        raise RequestError(f"'{field}' has an integer of more than 64 bits; write it as a string or a float", field) from None
+        raise RequestError(
+            f"'{field}' has an integer of more than 64 bits; write it as a string or a float", field
+        ) from None
 
 
 def _exceeds_depth(value: Any) -> bool:
@@ -63,7 +74,9 @@ def json_constraint(schema: dict[str, Any], field: str) -> Constraint:
     return Constraint(kind="json_schema", text=msgspec.json.encode(schema).decode())
 
 
-def template_kwargs(explicit: dict[str, Any] | None, effort: str | None, *, thinks: bool | None = None) -> dict[str, Any]:
+def template_kwargs(
+    explicit: dict[str, Any] | None, effort: str | None, *, thinks: bool | None = None
+) -> dict[str, Any]:
     """Return the chat template's arguments: those of other fields, overridden by `chat_template_kwargs`.
 
     The effort `none` disables thinking, others are passed as `reasoning_effort`.
@@ -71,7 +84,9 @@ def template_kwargs(explicit: dict[str, Any] | None, effort: str | None, *, thin
     Raises:
         RequestError: a name is reserved for the gateway.
     """
-    implied = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort, "enable_thinking": thinks}
+    implied = (
+        {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort, "enable_thinking": thinks}
+    )
     kwargs = {name: value for name, value in implied.items() if value is not None}
     if not explicit:
         return kwargs
@@ -81,7 +96,9 @@ def template_kwargs(explicit: dict[str, Any] | None, effort: str | None, *, thin
     return kwargs | explicit
 
 
-def sampling(request: RequestStruct, *, max_tokens: int | None, stop: Stop | None, top_logprobs: int | None = None) -> dict[str, Any]:
+def sampling(
+    request: RequestStruct, *, max_tokens: int | None, stop: Stop | None, top_logprobs: int | None = None
+) -> dict[str, Any]:
     """Return the fields of `SamplingParams` that the request sets; those in `SAMPLING` have the same name in all dialects.
 
     Raises:
@@ -128,7 +145,9 @@ def tool_fields(
     for index, tool in enumerate(tools):
         name = tool["function"]["name"]
         if name in names:
-            raise RequestError(f"'tools[{index}]' has the same name {name!r:.80} as an earlier tool; rename one", f"tools[{index}]")
+            raise RequestError(
+                f"'tools[{index}]' has the same name {name!r:.80} as an earlier tool; rename one", f"tools[{index}]"
+            )
         names.add(name)
     if names:
         check_encodable(tools, "tools")
@@ -143,7 +162,9 @@ def tool_fields(
 def _check_choice(choice: str, names: set[str]) -> None:
     field = "tool_choice"
     if choice == "required" and not names:
-        raise RequestError(f"'{field}' requires a tool call, but there are no tools; send 'tools' or leave it out", field)
+        raise RequestError(
+            f"'{field}' requires a tool call, but there are no tools; send 'tools' or leave it out", field
+        )
     if choice.startswith(NAMED_TOOL) and choice.removeprefix(NAMED_TOOL) not in names:
         raise _unknown_tool(choice.removeprefix(NAMED_TOOL))
 

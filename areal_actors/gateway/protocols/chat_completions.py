@@ -97,7 +97,11 @@ class ChatAnswer(openai.ChoicesAnswer):
 
     def choice(self, part: ModelResponsePart) -> dict[str, Any]:
         """See `ChoicesAnswer`."""
-        message: dict[str, Any] = {"role": "assistant", "content": part.text or (None if part.tool_calls else ""), "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": part.text or (None if part.tool_calls else ""),
+            "refusal": None,
+        }
         if part.reasoning:
             message["reasoning_content"] = part.reasoning
         if part.tool_calls:
@@ -175,7 +179,9 @@ def _constraint(request: ChatRequest) -> Constraint | None:
 
 def _sampling(request: ChatRequest) -> dict[str, Any]:
     if request.max_tokens is not None and request.max_completion_tokens is not None:
-        raise RequestError("'max_tokens' and 'max_completion_tokens' are the same setting; set only one", "max_completion_tokens")
+        raise RequestError(
+            "'max_tokens' and 'max_completion_tokens' are the same setting; set only one", "max_completion_tokens"
+        )
     if request.top_logprobs and not request.logprobs:
         raise RequestError("'top_logprobs' needs 'logprobs': true", "top_logprobs")
     max_tokens = request.max_tokens or request.max_completion_tokens
@@ -185,7 +191,9 @@ def _sampling(request: ChatRequest) -> dict[str, Any]:
 def _ignored_names(request: ChatRequest) -> list[str]:
     names = [*ignored_fields(request), *ignored_fields(request.stream_options, "stream_options")]
     tools = request.tools or ()
-    mixed = [message.content for message in request.messages if message.content and not isinstance(message.content, str)]
+    mixed = [
+        message.content for message in request.messages if message.content and not isinstance(message.content, str)
+    ]
     if (tools or mixed) and any(getattr(one, "cache_control", None) for one in chain(tools, *mixed)):
         names.append("cache_control")
     if any(tool.function and tool.function.strict for tool in tools):

@@ -50,7 +50,9 @@ class ChatAllowedTools(RequestStruct):
     """The tools that the model may call in this answer; the others stay in its prompt."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, description="Functions and custom tools, by their names.")]
+    tools: Annotated[
+        list[dict[str, Any]], msgspec.Meta(min_length=1, description="Functions and custom tools, by their names.")
+    ]
 
 
 class ChatToolChoice(RequestStruct):
@@ -78,7 +80,9 @@ def chat_definitions(tools: Sequence[ChatTool]) -> Iterator[dict[str, Any]]:
     """
     for index, tool in enumerate(tools):
         if tool.type == "custom" and tool.custom is not None:
-            yield tool_definition(tool.custom.name, custom_description(tool.custom.description, tool.custom.format), custom_parameters())
+            yield tool_definition(
+                tool.custom.name, custom_description(tool.custom.description, tool.custom.format), custom_parameters()
+            )
         elif tool.type == "function" and tool.function is not None:
             yield tool_definition(tool.function.name, tool.function.description, tool.function.parameters)
         else:
@@ -95,7 +99,10 @@ def choice_fields(choice: Choice | None) -> tuple[str, Sequence[str] | None]:
         return choice or "auto", None
     named = choice.custom if choice.type == "custom" else choice.function
     if choice.type == "allowed_tools" and choice.allowed_tools is not None:
-        names = [_name_of(tool, f"tool_choice.allowed_tools.tools[{index}]") for index, tool in enumerate(choice.allowed_tools.tools)]
+        names = [
+            _name_of(tool, f"tool_choice.allowed_tools.tools[{index}]")
+            for index, tool in enumerate(choice.allowed_tools.tools)
+        ]
         return choice.allowed_tools.mode, names
     if choice.type == "allowed_tools" or named is None:
         raise missing(f"tool_choice.{choice.type}")

@@ -23,7 +23,11 @@ POINT: Mapping[str, Any] = {"type": "array", "items": WHOLE, "description": "x a
 
 
 def _schema(required: Sequence[str], **properties: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": {name: dict(value) for name, value in properties.items()}, "required": list(required)}
+    return {
+        "type": "object",
+        "properties": {name: dict(value) for name, value in properties.items()},
+        "required": list(required),
+    }
 
 
 def _choice(*values: str) -> dict[str, Any]:
@@ -63,7 +67,11 @@ class ClientRunTool(NamedTuple):
         """Return the arguments of a call from the field of an item that the client sends back."""
         if not isinstance(value, Mapping):
             return JSON.encode({self.field: value}).decode()
-        given = {name: inner for name, inner in value.items() if inner is not None and (name in self.parameters["properties"])}
+        given = {
+            name: inner
+            for name, inner in value.items()
+            if inner is not None and (name in self.parameters["properties"])
+        }
         if self.name == "local_shell" and not given.get("env"):
             given.pop("env", None)
         return JSON.encode(given).decode()
@@ -73,9 +81,27 @@ class ClientRunTool(NamedTuple):
         return tool_definition(name or self.name, self.description + note, self.parameters)
 
 
-EDITOR = {"path": TEXT, "file_text": TEXT, "old_str": TEXT, "new_str": TEXT, "insert_line": WHOLE, "insert_text": TEXT, "view_range": LINES}
+EDITOR = {
+    "path": TEXT,
+    "file_text": TEXT,
+    "old_str": TEXT,
+    "new_str": TEXT,
+    "insert_line": WHOLE,
+    "insert_text": TEXT,
+    "view_range": LINES,
+}
 ACTIONS = (
-    *("screenshot", "key", "type", "mouse_move", "left_click", "right_click", "middle_click", "double_click", "triple_click"),
+    *(
+        "screenshot",
+        "key",
+        "type",
+        "mouse_move",
+        "left_click",
+        "right_click",
+        "middle_click",
+        "double_click",
+        "triple_click",
+    ),
     *("left_click_drag", "left_mouse_down", "left_mouse_up", "scroll", "hold_key", "wait", "cursor_position", "zoom"),
 )
 ANTHROPIC_TOOLS: Mapping[str, ClientRunTool] = MappingProxyType(
@@ -146,18 +172,26 @@ RESPONSES_TOOLS: Mapping[str, ClientRunTool] = MappingProxyType(
             is_list=True,
             extra=SAFETY,
         ),
-        "computer_use_preview": ClientRunTool("computer", COMPUTER, SCREEN_ACTION, "computer_call", "action", extra=SAFETY),
+        "computer_use_preview": ClientRunTool(
+            "computer", COMPUTER, SCREEN_ACTION, "computer_call", "action", extra=SAFETY
+        ),
         "shell": ClientRunTool(
             "shell",
             "Runs shell commands.",
-            _schema(("commands",), commands={"type": "array", "items": TEXT}, timeout_ms=WHOLE, max_output_length=WHOLE),
+            _schema(
+                ("commands",), commands={"type": "array", "items": TEXT}, timeout_ms=WHOLE, max_output_length=WHOLE
+            ),
             *("shell_call", "action"),
         ),
         "local_shell": ClientRunTool(
             "local_shell",
             "Runs one command, a list of the program and its arguments.",
             _schema(
-                ("command",), command={"type": "array", "items": TEXT}, env={"type": "object"}, timeout_ms=WHOLE, working_directory=TEXT
+                ("command",),
+                command={"type": "array", "items": TEXT},
+                env={"type": "object"},
+                timeout_ms=WHOLE,
+                working_directory=TEXT,
             ),
             *("local_shell_call", "action"),
         ),

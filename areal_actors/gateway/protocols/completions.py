@@ -58,7 +58,9 @@ def _call(request: CompletionRequest, session: str) -> ModelRequest:
         prompt=prompt if isinstance(prompt, str) else None,
         prompt_ids=prompt if isinstance(prompt, bytes) else None,
         adds_bos=request.add_special_tokens is not False,
-        sampling=sampling(request, max_tokens=request.max_tokens, stop=request.stop, top_logprobs=request.logprobs or None),
+        sampling=sampling(
+            request, max_tokens=request.max_tokens, stop=request.stop, top_logprobs=request.logprobs or None
+        ),
         choices=request.n or 1,
         logprobs=request.logprobs is not None,
         stream=request.stream is True,

@@ -40,12 +40,19 @@ NestedFormat = CustomTextFormat | NestedGrammarFormat
 
 def custom_parameters() -> dict[str, Any]:
     """Return the schema of a custom tool's arguments."""
-    return {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT], "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": {INPUT: {"type": "string"}},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
 
 
 def custom_description(description: str | None, form: CustomFormat | NestedFormat | None) -> str:
     """Return the description of a custom tool; a grammar for its input is part of it."""
-    grammar = form.grammar if isinstance(form, NestedGrammarFormat) else form if isinstance(form, InputGrammar) else None
+    grammar = (
+        form.grammar if isinstance(form, NestedGrammarFormat) else form if isinstance(form, InputGrammar) else None
+    )
     text = description or ""
     if grammar is not None:
         text += f"\n\nThe input follows this grammar ({grammar.syntax}):\n{grammar.definition}"

@@ -18,7 +18,9 @@ W = TypeVar("W", bound="RequestStruct")
 
 Ignored = Annotated[Any, msgspec.Meta(description="Accepted without effect.")]
 Unsupported = Annotated[None, msgspec.Meta(description="Not supported: only null is accepted.")]
-UnsupportedList = Annotated[list[Any], msgspec.Meta(max_length=0, description="Not supported: only an empty list or null is accepted.")]
+UnsupportedList = Annotated[
+    list[Any], msgspec.Meta(max_length=0, description="Not supported: only an empty list or null is accepted.")
+]
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Flag = bool | None

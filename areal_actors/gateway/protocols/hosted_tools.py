@@ -21,7 +21,9 @@ def hosted_tools(tools: Sequence[Mapping[str, Any]], hosted: re.Pattern[str]) ->
     return [tool for tool in tools if is_hosted(tool.get("type"), hosted)]
 
 
-def ignored_tools(tools: Sequence[Mapping[str, Any]], hosted: re.Pattern[str], hints: Sequence[str], where: str = "tools") -> Iterator[str]:
+def ignored_tools(
+    tools: Sequence[Mapping[str, Any]], hosted: re.Pattern[str], hints: Sequence[str], where: str = "tools"
+) -> Iterator[str]:
     """Yield hosted tools, and the fields of other tools among `hints` that are set in any of them."""
     for index, tool in enumerate(tools):
         if is_hosted(kind := tool.get("type"), hosted):

@@ -144,7 +144,11 @@ def _fields(kind: type) -> tuple[Mapping[str, inspect.Type], str | None]:
 def _alternatives(kind: inspect.Type) -> Sequence[inspect.Type]:
     while isinstance(kind, inspect.Metadata):
         kind = kind.type
-    return [alternative for inner in kind.types for alternative in _alternatives(inner)] if isinstance(kind, inspect.UnionType) else (kind,)
+    return (
+        [alternative for inner in kind.types for alternative in _alternatives(inner)]
+        if isinstance(kind, inspect.UnionType)
+        else (kind,)
+    )
 
 
 def _struct_of(value: Mapping[str, Any], kinds: Sequence[inspect.Type]) -> inspect.StructType | None:

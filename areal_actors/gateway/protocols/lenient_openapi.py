@@ -18,7 +18,11 @@ def allow_unknown(components: Schemas, requests: Collection[str]) -> None:
 
     Fields that change what is sampled are described with their values without effect (`neutral_values.py`).
     """
-    kinds = {name: kind["enum"] for name, schema in components.items() if "enum" in (kind := schema.get("properties", {}).get("type", {}))}
+    kinds = {
+        name: kind["enum"]
+        for name, schema in components.items()
+        if "enum" in (kind := schema.get("properties", {}).get("type", {}))
+    }
     for name, schema in components.items():
         if schema.get("additionalProperties") is not False:
             continue

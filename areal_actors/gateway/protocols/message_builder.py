@@ -62,7 +62,9 @@ def content(body: str | Iterable[ContentBlock] | None) -> Content:
 
 def text_of(content: Content) -> str:
     """Return the text of content, without its images."""
-    return content if isinstance(content, str) else "".join([part["text"] for part in content if part["type"] == "text"])
+    return (
+        content if isinstance(content, str) else "".join([part["text"] for part in content if part["type"] == "text"])
+    )
 
 
 def tool_call(identifier: str, name: str, arguments: str) -> dict[str, Any]:
@@ -92,7 +94,11 @@ class MessageBuilder:
 
     def assistant(self) -> dict[str, Any]:
         """Return the last message if it is the model's, or else a new one."""
-        return self.messages[-1] if self.messages and self.messages[-1]["role"] == "assistant" else self.add("assistant", "")
+        return (
+            self.messages[-1]
+            if self.messages and self.messages[-1]["role"] == "assistant"
+            else self.add("assistant", "")
+        )
 
     def add_call(self, message: dict[str, Any], identifier: str, name: str, arguments: str, field: str) -> None:
         """Add a tool call to the message.
@@ -101,7 +107,9 @@ class MessageBuilder:
             RequestError: another pending call has this id.
         """
         if identifier in self._open:
-            raise RequestError(f"'{field}' is {identifier!r:.80}, the id of another pending tool call; give each a unique id", field)
+            raise RequestError(
+                f"'{field}' is {identifier!r:.80}, the id of another pending tool call; give each a unique id", field
+            )
         self._open.add(identifier)
         self._continued = False
         message.setdefault("tool_calls", []).append(tool_call(identifier, name, arguments))
@@ -118,7 +126,10 @@ class MessageBuilder:
             RequestError: no pending call has this id.
         """
         if identifier not in self._open and not self._continued:
-            raise RequestError(f"'{field}' is {identifier!r:.80}, but no pending tool call before it has this id; send the call too", field)
+            raise RequestError(
+                f"'{field}' is {identifier!r:.80}, but no pending tool call before it has this id; send the call too",
+                field,
+            )
         self._open.discard(identifier)
         message = self.add("tool", result)
         message["tool_call_id"] = identifier

@@ -11,7 +11,16 @@ from types import MappingProxyType
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols.fields import unsupported_error
 
-CONSTRAINTS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag", "regex", "ebnf")
+CONSTRAINTS = (
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structured_outputs",
+    "structural_tag",
+    "regex",
+    "ebnf",
+)
 TEMPLATE = "set it in chat_template_kwargs"
 FORMAT = "send response_format with a JSON schema"
 REQUEST: Mapping[str, tuple[object, ...]] = MappingProxyType(

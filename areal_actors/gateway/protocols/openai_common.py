@@ -11,7 +11,16 @@ import msgspec
 from areal_actors.core.config import Fraction, NonNegativeFloat
 from areal_actors.core.values import Constraint, Penalty
 from areal_actors.gateway.protocols.base import JSON
-from areal_actors.gateway.protocols.fields import Flag, LogitBias, RequestStruct, Seed, Stop, TopK, TopP, UnsupportedList
+from areal_actors.gateway.protocols.fields import (
+    Flag,
+    LogitBias,
+    RequestStruct,
+    Seed,
+    Stop,
+    TopK,
+    TopP,
+    UnsupportedList,
+)
 from areal_actors.messages import ModelResponsePart, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
@@ -82,7 +91,8 @@ def usage(finished: Sequence[ModelResponsePart]) -> dict[str, Any]:
 def logprobs(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
     """Return sampled tokens with their log-probabilities; a token with part of a character is exact in `bytes` only."""
     return [
-        {**_logprob(token.token, token.logprob), "top_logprobs": [_logprob(text, value) for text, value in token.top]} for token in tokens
+        {**_logprob(token.token, token.logprob), "top_logprobs": [_logprob(text, value) for text, value in token.top]}
+        for token in tokens
     ]
 
 
@@ -123,7 +133,13 @@ class ChoicesAnswer(ABC):
     def whole(self, parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
         """See `AnswerWriter`."""
         choices = [_choice(part, self.choice(part), many=len(parts) > 1) for part in parts]
-        return {**self._head, "id": parts[0].interaction, "object": self.kind, "choices": choices, "usage": usage(parts)}
+        return {
+            **self._head,
+            "id": parts[0].interaction,
+            "object": self.kind,
+            "choices": choices,
+            "usage": usage(parts),
+        }
 
     def part(self, part: ModelResponsePart) -> bytes:
         """See `AnswerWriter`."""

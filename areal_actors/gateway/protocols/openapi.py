@@ -22,7 +22,12 @@ DESCRIPTION = (
 )
 KEYS = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "The session's key, or the admin key."},
-    "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key, as Anthropic's clients send it."},
+    "api_key": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "x-api-key",
+        "description": "The same key, as Anthropic's clients send it.",
+    },
 }
 
 
@@ -95,7 +100,9 @@ def openapi(version: str, endpoints: Iterable[Endpoint] = (), unknown_fields: Un
     _relax_tags(components)
     if unknown_fields == "list":
         names = [str(reference["$ref"]).removeprefix(REFERENCE) for reference in schemas]
-        _, ours = msgspec.json.schema_components([dialect.request_type for dialect in DIALECTS], ref_template=f"{REFERENCE}{{name}}")
+        _, ours = msgspec.json.schema_components(
+            [dialect.request_type for dialect in DIALECTS], ref_template=f"{REFERENCE}{{name}}"
+        )
         allow_unknown({name: schema for name, schema in components.items() if name in ours}, names)
     references = dict(zip(requests, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -135,7 +142,10 @@ def _operation(endpoint: Endpoint, references: dict[type[msgspec.Struct], dict[s
             *[_parameter(name, "query", required=False) for name in endpoint.query],
         ],
         "responses": {
-            "200": {"description": "The answer", "content": {kind: answer_content.get(kind, {}) for kind in endpoint.answers}},
+            "200": {
+                "description": "The answer",
+                "content": {kind: answer_content.get(kind, {}) for kind in endpoint.answers},
+            },
             "4XX": {"description": "An error in the format of the called protocol", "content": error},
             "503": {"description": "Temporarily unavailable, in the same format", "content": {JSON_TYPE: {}}},
         },

@@ -16,16 +16,36 @@ from areal_actors.gateway.protocols.call_fields import (
     template_kwargs,
     tool_fields,
 )
-from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Text, TokenLimit, TopLogprobs, ignored_fields, unsupported_error
+from areal_actors.gateway.protocols.fields import (
+    Flag,
+    RequestStruct,
+    Text,
+    TokenLimit,
+    TopLogprobs,
+    ignored_fields,
+    unsupported_error,
+)
 from areal_actors.gateway.protocols.responses_answer import ResponseAnswer
 from areal_actors.gateway.protocols.responses_choice import Choice, choice_fields, ignored_choices
 from areal_actors.gateway.protocols.responses_input import input_fields, item_type
-from areal_actors.gateway.protocols.responses_tools import client_tools, declared_tools, definitions, ignored_parts, shown_tools, tool_type
+from areal_actors.gateway.protocols.responses_tools import (
+    client_tools,
+    declared_tools,
+    definitions,
+    ignored_parts,
+    shown_tools,
+    tool_type,
+)
 from areal_actors.messages import ModelRequest
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
-WIRE_NAMES = {"continues": "previous_response_id", "max_tokens": "max_output_tokens", "response_format": "text.format", "messages": "input"}
+WIRE_NAMES = {
+    "continues": "previous_response_id",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "messages": "input",
+}
 """Fields of `ModelRequest` that have another name in this dialect."""
 
 
@@ -74,7 +94,10 @@ class ResponseRequest(
     input: str | Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     instructions: str | None = None
     previous_response_id: Text | None = None
-    tools: Annotated[list[dict[str, Any]], msgspec.Meta(description="Functions, custom tools, namespaces, hosted tools.")] | None = None
+    tools: (
+        Annotated[list[dict[str, Any]], msgspec.Meta(description="Functions, custom tools, namespaces, hosted tools.")]
+        | None
+    ) = None
     tool_choice: Choice | None = None
     parallel_tool_calls: Flag = None
     text: ResponseText | None = None
@@ -104,8 +127,12 @@ def _call(request: ResponseRequest, session: str) -> ModelRequest:
         **tools,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         constraint=_constraint(request.text),
-        template_kwargs=template_kwargs(request.chat_template_kwargs, request.reasoning.effort if request.reasoning else None),
-        sampling=sampling(request, max_tokens=request.max_output_tokens, stop=request.stop, top_logprobs=request.top_logprobs),
+        template_kwargs=template_kwargs(
+            request.chat_template_kwargs, request.reasoning.effort if request.reasoning else None
+        ),
+        sampling=sampling(
+            request, max_tokens=request.max_output_tokens, stop=request.stop, top_logprobs=request.top_logprobs
+        ),
         logprobs=bool(request.top_logprobs) or LOGPROBS in (request.include or ()),
         stream=request.stream is True,
         store=request.store is not False,
@@ -135,8 +162,16 @@ def _summary(request: ResponseRequest) -> str | None:
 
 
 def _ignored_names(request: ResponseRequest) -> list[str]:
-    names = [*ignored_fields(request), *ignored_fields(request.reasoning, "reasoning"), *ignored_fields(request.text, "text")]
-    names += [f"include[] ({name})" for name in request.include or () if name not in (LOGPROBS, ENCRYPTED_REASONING) and name.isprintable()]
+    names = [
+        *ignored_fields(request),
+        *ignored_fields(request.reasoning, "reasoning"),
+        *ignored_fields(request.text, "text"),
+    ]
+    names += [
+        f"include[] ({name})"
+        for name in request.include or ()
+        if name not in (LOGPROBS, ENCRYPTED_REASONING) and name.isprintable()
+    ]
     if request.truncation == "auto":
         names.append("truncation")
     return [*names, *ignored_choices(request.tool_choice), *ignored_parts(declared_tools(request.tools, request.input))]

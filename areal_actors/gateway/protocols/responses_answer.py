@@ -26,7 +26,13 @@ class OutputItem:
     """An output item under construction: reasoning and a message have one content part, a tool call has arguments."""
 
     def __init__(
-        self, index: int, event: str, fields: dict[str, Any], part: dict[str, Any] | None = None, *, is_summary: bool = False
+        self,
+        index: int,
+        event: str,
+        fields: dict[str, Any],
+        part: dict[str, Any] | None = None,
+        *,
+        is_summary: bool = False,
     ) -> None:
         """`event` begins the names of its own events; `part` is the part of its content or summary, still empty."""
         self.fields = fields
@@ -35,7 +41,9 @@ class OutputItem:
         """False once its last events are sent."""
         self._index = index
         self._event = f"response.{event}"
-        self._parts, self._part_event = ("summary", "reasoning_summary_part") if is_summary else ("content", "content_part")
+        self._parts, self._part_event = (
+            ("summary", "reasoning_summary_part") if is_summary else ("content", "content_part")
+        )
         self._place: dict[str, Any] = {"item_id": fields["id"], "output_index": index}
         if part is not None:
             self._place[f"{self._parts}_index"] = 0
@@ -69,7 +77,10 @@ class OutputItem:
             yield f"{self._event}.done", {**self._place, **own}
             yield f"response.{self._part_event}.done", {**self._place, "part": self.part}
         else:
-            yield f"{self._event}.done", {**self._place, "name": self.fields["name"], "arguments": self.fields["arguments"]}
+            yield (
+                f"{self._event}.done",
+                {**self._place, "name": self.fields["name"], "arguments": self.fields["arguments"]},
+            )
         yield "response.output_item.done", self._item(status)
 
     def _item(self, status: str) -> dict[str, Any]:
@@ -120,7 +131,9 @@ class ProviderCall(OutputItem):
 class ResponseAnswer:
     """One answer; its events build the whole answer."""
 
-    def __init__(self, head: Mapping[str, Any], tools: Mapping[str, ClientTool], *, encrypted: bool, summarized: bool = False) -> None:
+    def __init__(
+        self, head: Mapping[str, Any], tools: Mapping[str, ClientTool], *, encrypted: bool, summarized: bool = False
+    ) -> None:
         """`tools` are those that the client knows otherwise than the model does; `summarized` shows the reasoning as its summary."""
         self._response = {**head, "output": []}
         self._tools = tools
@@ -172,7 +185,9 @@ class ResponseAnswer:
             return
         if tool.is_custom:
             yield from self._end("completed")
-            self._items[call.index] = item = CustomCall(len(self._items), {"type": "custom_tool_call", "id": f"ctc_{call.id}", **fields})
+            self._items[call.index] = item = CustomCall(
+                len(self._items), {"type": "custom_tool_call", "id": f"ctc_{call.id}", **fields}
+            )
             yield from item.opening_events()
             return
         fields = {"type": "function_call", "id": f"fc_{call.id}", **fields, "arguments": ""}
@@ -180,8 +195,15 @@ class ResponseAnswer:
 
     def _reasoning(self, part: ModelResponsePart) -> Iterator[Event]:
         if "reasoning" not in self._items:
-            fields: dict[str, Any] = {"id": f"rs_{part.interaction}", "summary": [], "content": [], "encrypted_content": None}
-            kind, event = ("summary_text", "reasoning_summary_text") if self._summarized else ("reasoning_text", "reasoning_text")
+            fields: dict[str, Any] = {
+                "id": f"rs_{part.interaction}",
+                "summary": [],
+                "content": [],
+                "encrypted_content": None,
+            }
+            kind, event = (
+                ("summary_text", "reasoning_summary_text") if self._summarized else ("reasoning_text", "reasoning_text")
+            )
             empty = {"type": kind, "text": ""}
             yield from self._add("reasoning", event, {"type": "reasoning", **fields}, empty)
         yield self._items["reasoning"].delta(part.reasoning)
@@ -197,7 +219,9 @@ class ResponseAnswer:
             logprobs, self._logprobs = openai.logprobs(self._logprobs), []
             yield self._items["message"].delta(part.text, logprobs=logprobs)
 
-    def _add(self, key: str | int, event: str, fields: dict[str, Any], part: dict[str, Any] | None = None) -> Iterator[Event]:
+    def _add(
+        self, key: str | int, event: str, fields: dict[str, Any], part: dict[str, Any] | None = None
+    ) -> Iterator[Event]:
         yield from self._end("completed")
         is_summary = key == "reasoning" and self._summarized
         self._items[key] = item = OutputItem(len(self._items), event, fields, part, is_summary=is_summary)

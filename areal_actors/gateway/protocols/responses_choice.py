@@ -75,7 +75,9 @@ class AllowedToolsChoice(RequestStruct, tag_field="type", tag="allowed_tools"):
     tools: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, description="Tools by type and name.")]
 
 
-Provided = ShellChoice | LocalShellChoice | ApplyPatchChoice | ComputerChoice | ComputerUseChoice | ComputerPreviewChoice
+Provided = (
+    ShellChoice | LocalShellChoice | ApplyPatchChoice | ComputerChoice | ComputerUseChoice | ComputerPreviewChoice
+)
 Choice = Literal["auto", "none", "required"] | ResponseToolChoice | ResponseCustomChoice | AllowedToolsChoice | Provided
 
 
@@ -87,9 +89,13 @@ def choice_fields(choice: Choice | None) -> tuple[str, Sequence[str] | None]:
     """
     match choice:
         case AllowedToolsChoice(mode=mode, tools=tools):
-            names = [name for index, tool in enumerate(tools) if (name := _name_of(tool, f"tool_choice.tools[{index}]"))]
+            names = [
+                name for index, tool in enumerate(tools) if (name := _name_of(tool, f"tool_choice.tools[{index}]"))
+            ]
             if not names and mode == "required":
-                raise RequestError("'tool_choice' requires a call of tools that the model cannot call; name others", "tool_choice")
+                raise RequestError(
+                    "'tool_choice' requires a call of tools that the model cannot call; name others", "tool_choice"
+                )
             return (mode, names) if names else ("none", None)
         case ResponseToolChoice(name=name) | ResponseCustomChoice(name=name):
             return NAMED_TOOL + name, None

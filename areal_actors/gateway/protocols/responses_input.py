@@ -37,7 +37,11 @@ class OutputText(TextContent, tag_field="type", tag="output_text", ignored=("ann
 
 
 class InputImage(
-    RequestStruct, tag_field="type", tag="input_image", ignored=("detail", "prompt_cache_breakpoint"), unsupported=("file_id",)
+    RequestStruct,
+    tag_field="type",
+    tag="input_image",
+    ignored=("detail", "prompt_cache_breakpoint"),
+    unsupported=("file_id",),
 ):
     """An image."""
 
@@ -87,7 +91,9 @@ class FunctionCallItem(InputItem, ignored=("async_", "caller", "parsed_arguments
 
     def add_to(self, builder: MessageBuilder, where: str) -> None:
         """See `Turn`."""
-        builder.add_call(builder.assistant(), self.call_id, join_name(self.name, self.namespace), self.arguments, f"{where}.call_id")
+        builder.add_call(
+            builder.assistant(), self.call_id, join_name(self.name, self.namespace), self.arguments, f"{where}.call_id"
+        )
 
 
 class CustomCallItem(InputItem, ignored=("caller",)):
@@ -105,7 +111,9 @@ class CustomCallItem(InputItem, ignored=("caller",)):
         builder.add_call(builder.assistant(), self.call_id, name, arguments, f"{where}.call_id")
 
 
-class ProviderCallItem(InputItem, ignored=("caller", "environment", "created_by", "max_output_length", "pending_safety_checks")):
+class ProviderCallItem(
+    InputItem, ignored=("caller", "environment", "created_by", "max_output_length", "pending_safety_checks")
+):
     """A call of a tool whose schema the provider knows."""
 
     call_id: Text
@@ -140,12 +148,20 @@ class ProviderOutputItem(RequestStruct, ignored=("caller", "max_output_length", 
         if not identifier:
             raise RequestError(f"'{where}.call_id' is missing; this item requires it", f"{where}.call_id")
         check_encodable(self.output, f"{where}.output")
-        text = self.output if isinstance(self.output, str) else JSON.encode(self.output or {"status": self.status}).decode()
+        text = (
+            self.output
+            if isinstance(self.output, str)
+            else JSON.encode(self.output or {"status": self.status}).decode()
+        )
         builder.add_result(identifier, text, f"{where}.call_id")
 
 
 class Screenshot(
-    RequestStruct, tag_field="type", tag="computer_screenshot", ignored=("detail", "prompt_cache_breakpoint"), unsupported=("file_id",)
+    RequestStruct,
+    tag_field="type",
+    tag="computer_screenshot",
+    ignored=("detail", "prompt_cache_breakpoint"),
+    unsupported=("file_id",),
 ):
     """An image of the screen."""
 
@@ -192,7 +208,9 @@ class ReferenceItem(RequestStruct):
         kind, _, identifier = self.id.partition("_")
         field = f"{where}.id"
         if not identifier or kind not in REFERENCES:
-            raise RequestError(f"'{field}' is {self.id!r:.80}, which is no id of an item of an answer; send the item itself", field)
+            raise RequestError(
+                f"'{field}' is {self.id!r:.80}, which is no id of an item of an answer; send the item itself", field
+            )
         if kind == "rs":
             builder.add("assistant", "")["reasoning_content"] = builder.refer(identifier, field)
         elif kind == "msg":
@@ -232,7 +250,9 @@ class ReasoningItem(InputItem):
                 return base64.b64decode(self.encrypted_content.removeprefix(ENCRYPTED_PREFIX), validate=True).decode()
             except (binascii.Error, UnicodeDecodeError):
                 field = f"{where}.encrypted_content"
-                raise RequestError(f"'{field}' is damaged; send it as it was received or leave the item out", field) from None
+                raise RequestError(
+                    f"'{field}' is damaged; send it as it was received or leave the item out", field
+                ) from None
         return "".join(part.text for part in self.summary or ())
 
 

@@ -72,7 +72,11 @@ class AdditionalTools(RequestStruct, ignored=("id", "status", "role")):
     type: Literal["additional_tools"]
 
 
-OF_TYPE: dict[str, type[RequestStruct]] = {"function": ResponseFunction, "custom": CustomTool, "namespace": NamespaceTool}
+OF_TYPE: dict[str, type[RequestStruct]] = {
+    "function": ResponseFunction,
+    "custom": CustomTool,
+    "namespace": NamespaceTool,
+}
 TOOLS: Mapping[str, type[RequestStruct]] = MappingProxyType(OF_TYPE | dict.fromkeys(RESPONSES_TOOLS, ItemTool))
 
 
@@ -124,7 +128,9 @@ def definitions(declared: ToolLists) -> Iterator[dict[str, Any]]:
         yield from _definitions(tools, where)
 
 
-def _definitions(tools: Sequence[dict[str, Any]], where: str, namespace: NamespaceTool | None = None) -> Iterator[dict[str, Any]]:
+def _definitions(
+    tools: Sequence[dict[str, Any]], where: str, namespace: NamespaceTool | None = None
+) -> Iterator[dict[str, Any]]:
     for index, tool in enumerate(tools):
         field = f"{where}[{index}]"
         match kind := tool.get("type", "function"):
@@ -149,7 +155,12 @@ def _custom(tool: CustomTool, namespace: NamespaceTool | None, *, first: bool) -
 
 
 def _definition(
-    name: str, description: str | None, parameters: dict[str, Any] | None, namespace: NamespaceTool | None, *, first: bool
+    name: str,
+    description: str | None,
+    parameters: dict[str, Any] | None,
+    namespace: NamespaceTool | None,
+    *,
+    first: bool,
 ) -> dict[str, Any]:
     """Return a definition; the first one of a namespace has the description of the namespace, too."""
     if namespace is None:
@@ -174,7 +185,9 @@ def _client_tools(tools: Sequence[dict[str, Any]], namespace: str = "") -> dict[
             tool = RESPONSES_TOOLS[kind]
             by_name[tool.name] = ClientTool(tool.name, provider=tool)
         elif kind == "custom" or (kind == "function" and namespace):
-            by_name[join_name(definition["name"], namespace)] = ClientTool(definition["name"], namespace, is_custom=kind == "custom")
+            by_name[join_name(definition["name"], namespace)] = ClientTool(
+                definition["name"], namespace, is_custom=kind == "custom"
+            )
     return by_name
 
 

@@ -103,11 +103,17 @@ def _number_error(body: bytes) -> RequestError | None:
         is_finite = math.isfinite(reward)
     except (TypeError, OverflowError):
         is_finite = False
-    return None if is_finite else RequestError(f"'reward' is {_format_number(reward)}; expected a finite number", "reward")
+    return (
+        None if is_finite else RequestError(f"'reward' is {_format_number(reward)}; expected a finite number", "reward")
+    )
 
 
 def _format_number(value: Any) -> str:
-    return f"a number of {value.bit_length()} bits" if isinstance(value, int) and value.bit_length() > 64 else f"{value!r:.60}"
+    return (
+        f"a number of {value.bit_length()} bits"
+        if isinstance(value, int) and value.bit_length() > 64
+        else f"{value!r:.60}"
+    )
 
 
 def base_url(origin: str, session: str) -> str:
@@ -116,13 +122,29 @@ def base_url(origin: str, session: str) -> str:
 
 
 ENDPOINTS = (
-    Endpoint("post", "/grant_capacity", "Reserve a slot for a session to be started (admin key)", EmptyRequest, needs_body=False),
+    Endpoint(
+        "post",
+        "/grant_capacity",
+        "Reserve a slot for a session to be started (admin key)",
+        EmptyRequest,
+        needs_body=False,
+    ),
     Endpoint("post", "/rl/start_session", "Start a session (admin key)", StartSessionRequest),
     Endpoint("post", "/rl/set_reward", "Set the reward of an interaction", SetRewardRequest),
-    Endpoint("get", "/rl/interaction", "Token ids, log-probabilities and weight versions of a completed call", query=("interaction_id",)),
+    Endpoint(
+        "get",
+        "/rl/interaction",
+        "Token ids, log-probabilities and weight versions of a completed call",
+        query=("interaction_id",),
+    ),
     Endpoint("post", "/rl/select_trained", "Train only these completed calls of the session", SelectTrainedRequest),
     Endpoint("post", "/rl/end_session", "End the session", EmptyRequest, needs_body=False),
-    Endpoint("get", "/rl/session", "Status of the session; with the admin key, `session_id` is required", query=("session_id",)),
+    Endpoint(
+        "get",
+        "/rl/session",
+        "Status of the session; with the admin key, `session_id` is required",
+        query=("session_id",),
+    ),
     Endpoint(
         "post",
         "/export_trajectories",

@@ -27,7 +27,9 @@ def name_of(request: ModelRequest) -> str:
     """The client's request id with a digest of the request, since some clients reuse one id; empty without an id."""
     if not request.request_id:
         return ""
-    return f"{request.request_id} {digest(msgspec.structs.replace(request, stream=False, body_bytes=0, ignored=())).hex()}"
+    return (
+        f"{request.request_id} {digest(msgspec.structs.replace(request, stream=False, body_bytes=0, ignored=())).hex()}"
+    )
 
 
 def digest_of(request: ModelRequest) -> bytes:

@@ -111,7 +111,9 @@ class ExternalCapacity:
         """Number of slots that can still be reserved."""
         self.reservations = [until for until in self.reservations if until > now]
         unfilled = sum(len(group.missing) for group in self.open.values())
-        return max((self.granted - self.first - len(self.begun)) * self.group_size + unfilled - len(self.reservations), 0)
+        return max(
+            (self.granted - self.first - len(self.begun)) * self.group_size + unfilled - len(self.reservations), 0
+        )
 
     def reserve(self, now: float, seconds: float) -> bool:
         """Reserve a slot for the next session to start; False if none is free."""
@@ -125,7 +127,9 @@ class ExternalCapacity:
         if not self.group_size:
             return None
         index = self.indexes.get(task, 0)
-        if (number := min((number for number, group in self.open.items() if group.task == task), default=None)) is not None:
+        if (
+            number := min((number for number, group in self.open.items() if group.task == task), default=None)
+        ) is not None:
             return GroupSlot(task=task, group=number, member=min(self.open[number].missing), index=index)
         return GroupSlot(task=task, group=self.first, member=0, index=index) if self.first < self.granted else None
 
@@ -161,7 +165,9 @@ class ExternalCapacity:
 
     def missing(self, now: float, seconds: float, left: AbstractSet[str] = frozenset()) -> list[GroupSlot]:
         """Slots not taken within `seconds` of their group's first session, and all of the tasks `left`."""
-        late = [(number, group) for number, group in self.open.items() if now - group.opened > seconds or group.task in left]
+        late = [
+            (number, group) for number, group in self.open.items() if now - group.opened > seconds or group.task in left
+        ]
         return [
             GroupSlot(task=group.task, group=number, member=member, index=self.indexes[group.task])
             for number, group in late

@@ -26,7 +26,9 @@ REPORTED_TOGETHER = 256
 """Maximum number of calls in one event."""
 NO_SCORE = "the reward worker is gone, hangs, or is overloaded (raise actors.reward_worker.count)"
 NO_REWARD = "the agent returned None and set no reward; return a number or text, or POST /rl/set_reward"
-NO_REWARD_EXTERNAL = "the session was ended without a reward, so there is nothing to train; POST /rl/set_reward before /rl/end_session"
+NO_REWARD_EXTERNAL = (
+    "the session was ended without a reward, so there is nothing to train; POST /rl/set_reward before /rl/end_session"
+)
 
 
 def outcome(session: Session, scored: EpisodeScored | None = None) -> Ending:
@@ -46,7 +48,9 @@ def outcome(session: Session, scored: EpisodeScored | None = None) -> Ending:
     unknown = sorted(set(by_id) - {turn.id for turn in turns})
     no_reward = NO_REWARD_EXTERNAL if session.external else NO_REWARD
     if work.purpose == "evaluate" and not turns and not unknown and scored.reward is not None:
-        return _evaluated_event(scored, scored.reward, turns)  # the agent answered without the model: that is its answer
+        return _evaluated_event(
+            scored, scored.reward, turns
+        )  # the agent answered without the model: that is its answer
     if problem := _not_trainable(turns, unknown, no_reward) or (work.purpose == "train" and _nothing_stored(turns)):
         return EpisodeAbandoned(work=work, reason="agent", detail=problem)
     final = next(turn.reward for turn in reversed(turns) if turn.reward is not None)
@@ -157,5 +161,7 @@ def _not_trainable(turns: Sequence[Interaction], unknown: Sequence[str], no_rewa
         return "the agent made no model call through its base_url, so there is nothing to train"
     if unknown:
         turn_ids = ", ".join(sorted(turn.id for turn in turns))
-        return f"the agent rewarded interactions {', '.join(unknown)} that this episode does not have; it has {turn_ids}"
+        return (
+            f"the agent rewarded interactions {', '.join(unknown)} that this episode does not have; it has {turn_ids}"
+        )
     return no_reward if all(turn.reward is None for turn in turns) else ""

@@ -26,7 +26,11 @@ def lost_sessions(slots: ExternalSlots, share: GatewayShare, registry: SessionRe
     The next session of the task takes the slot in the group; a served model has no groups.
     """
     left = 0 if slots.capacity.slots else 1
-    own = [started for started in slots.started.values() if share.owns_session(started.session) and not registry.find(started.session)]
+    own = [
+        started
+        for started in slots.started.values()
+        if share.owns_session(started.session) and not registry.find(started.session)
+    ]
     return [
         EpisodeAbandoned(
             work=msgspec.structs.replace(started.work, attempts_left=left),
@@ -43,7 +47,9 @@ def end_unstarted(
     """End the members for which no session was started in time; see `ExternalSlots.late`."""
     for slot in slots.late(now, idle_seconds, rejoin_seconds):
         work = work_of(slots, slot, sampling)
-        detail = f"no session was started within {idle_seconds:g} s of the first session of its group (task '{slot.task}')"
+        detail = (
+            f"no session was started within {idle_seconds:g} s of the first session of its group (task '{slot.task}')"
+        )
         if slot.task in slots.rejoining:
             lost = "its session" if work.attempt > 1 else "a session of its task"
             detail = f"{lost} was lost with its gateway, and no other session of task '{slot.task}' was started for {rejoin_seconds:g} s"

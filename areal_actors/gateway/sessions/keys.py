@@ -8,7 +8,18 @@ from areal_actors.core.local_hosts import is_loopback
 
 SHORTEST = 16
 WELL_KNOWN = frozenset(
-    {"admin", "areal-admin-key", "areal-admin", "sk-admin", "admin-key", "changeme", "password", "secret", "empty", "test"}
+    {
+        "admin",
+        "areal-admin-key",
+        "areal-admin",
+        "sk-admin",
+        "admin-key",
+        "changeme",
+        "password",
+        "secret",
+        "empty",
+        "test",
+    }
 )
 """Keys from examples and documentation; compared in lower case."""
 
@@ -34,4 +45,6 @@ def weakness(given: str, host: str) -> str:
         return ""
     if given.lower() in WELL_KNOWN:
         return f"a well-known key, on {host}, which other machines can reach"
-    return f"a key of {len(given)} characters, on {host}, which other machines can reach" if len(given) < SHORTEST else ""
+    return (
+        f"a key of {len(given)} characters, on {host}, which other machines can reach" if len(given) < SHORTEST else ""
+    )

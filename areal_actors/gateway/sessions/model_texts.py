@@ -22,14 +22,23 @@ def has_written(turns: Sequence[ConversationTurn], document: str | None) -> bool
     text = document.strip()
     if not text:
         return bool(turns) and any(not written.strip() for written in _texts(turns[-1].answer, reasoning=False))
-    return any(text in part for turn in turns for written in _texts(turn.answer) for part in (written, *_strings_of_json(written)))
+    return any(
+        text in part
+        for turn in turns
+        for written in _texts(turn.answer)
+        for part in (written, *_strings_of_json(written))
+    )
 
 
 def continues_model(turns: Sequence[ConversationTurn], request: ModelRequest) -> bool:
     """True if a prompt holds what the model wrote: an answer as such, or its text in another message."""
     if not turns:
         return False
-    if request.continues or request.has_references or any(message.get("role") == "assistant" for message in request.messages):
+    if (
+        request.continues
+        or request.has_references
+        or any(message.get("role") == "assistant" for message in request.messages)
+    ):
         return True
     if request.prompt_ids is not None:
         return any(turn.interaction.completion.token_ids in request.prompt_ids for turn in turns)

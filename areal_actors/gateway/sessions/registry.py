@@ -19,7 +19,9 @@ REMEMBERED_EPISODES = 8_192
 times the number of episodes in flight."""
 REMEMBERED_KEYS = 8_192
 """Number of keys of ended sessions kept, so that a late call gets "session is over" instead of "wrong key"."""
-IN_PATH = "or put it into the path in place of the session's name, as in /KEY/v1: then the key in the header is not read"
+IN_PATH = (
+    "or put it into the path in place of the session's name, as in /KEY/v1: then the key in the header is not read"
+)
 """Remedy for clients whose key cannot be chosen."""
 
 K = TypeVar("K")
@@ -69,7 +71,9 @@ class SessionRegistry:
 
     def snapshot(self) -> RegistryState:
         """The state for a successor gateway."""
-        return RegistryState(finished=tuple(self._finished), keys=tuple(self._of_old_key.items()), kept=tuple(self._kept.values()))
+        return RegistryState(
+            finished=tuple(self._finished), keys=tuple(self._of_old_key.items()), kept=tuple(self._kept.values())
+        )
 
     def restore(self, state: RegistryState) -> None:
         """Restore the state of a predecessor."""
@@ -202,14 +206,24 @@ class SessionRegistry:
         return entry
 
     def _session_of_key(self, api_key: str, session: str) -> str:
-        if session and session not in self._sessions and (named := self._session_of_digest(self.digest(session))) is not None:
+        if (
+            session
+            and session not in self._sessions
+            and (named := self._session_of_digest(self.digest(session))) is not None
+        ):
             return named
         if not api_key:
-            raise SessionError(f"no API key: send the session's key as 'Authorization: Bearer <key>' or 'x-api-key: <key>', {IN_PATH}")
+            raise SessionError(
+                f"no API key: send the session's key as 'Authorization: Bearer <key>' or 'x-api-key: <key>', {IN_PATH}"
+            )
         if (named := self._session_of_digest(self.digest(api_key))) is None:
-            raise SessionError(f"no session has this API key; send the key that came with the session's base_url, {IN_PATH}")
+            raise SessionError(
+                f"no session has this API key; send the key that came with the session's base_url, {IN_PATH}"
+            )
         if session and session != named:
-            raise SessionError(f"this API key does not open the session in the path; send the key that came with that base_url, {IN_PATH}")
+            raise SessionError(
+                f"this API key does not open the session in the path; send the key that came with that base_url, {IN_PATH}"
+            )
         return named
 
     def _session_of_digest(self, key: bytes) -> str | None:

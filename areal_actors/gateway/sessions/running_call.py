@@ -31,5 +31,10 @@ def running_call(registry: SessionRegistry, session: Session, context: Context) 
 def keep_overflow(registry: SessionRegistry, request: ModelRequest, error: RequestError) -> None:
     """Record a prompt that no longer fits the context, if it holds what the model wrote."""
     session = registry.find(request.session)
-    if session is not None and isinstance(error, PromptTooLong) and not request.count_only and continues_model(session.turns, request):
+    if (
+        session is not None
+        and isinstance(error, PromptTooLong)
+        and not request.count_only
+        and continues_model(session.turns, request)
+    ):
         registry.update(session.refuse_overflow(str(error)))

@@ -26,7 +26,14 @@ Action = Literal["call", "record", "reward", "end", "score", "export", "abandon"
 
 TRANSITIONS: dict[State, dict[Action, State]] = {
     "opened": {"call": "active", "end": "ended", "score": "scored", "abandon": "abandoned"},
-    "active": {"call": "active", "record": "active", "reward": "active", "end": "ended", "score": "scored", "abandon": "abandoned"},
+    "active": {
+        "call": "active",
+        "record": "active",
+        "reward": "active",
+        "end": "ended",
+        "score": "scored",
+        "abandon": "abandoned",
+    },
     "ended": {"end": "ended", "score": "scored", "abandon": "abandoned"},
     "scored": {"end": "scored", "export": "exported", "abandon": "abandoned"},
     "exported": {"end": "exported"},
@@ -104,17 +111,23 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
 
     def count_call(self, digest: bytes) -> Session:
         """Count a model call by its digest."""
-        return msgspec.structs.replace(self, call_counts={**self.call_counts, digest: self.call_counts.get(digest, 0) + 1})
+        return msgspec.structs.replace(
+            self, call_counts={**self.call_counts, digest: self.call_counts.get(digest, 0) + 1}
+        )
 
     def end_call(self, now: float, *, left: bool = False) -> Session:
         """End a model call, with or without an interaction; `left` if its client left."""
-        return msgspec.structs.replace(self, running=self.running - 1, left=self.left + left, expires=now + self.lease_seconds)
+        return msgspec.structs.replace(
+            self, running=self.running - 1, left=self.left + left, expires=now + self.lease_seconds
+        )
 
     def refuse_overflow(self, message: str) -> Session:
         """Record that a prompt with what the model wrote was too long."""
         return msgspec.structs.replace(self, overflow=message)
 
-    def record(self, turn: ConversationTurn, now: float, client_session: str = "", links: CreditLinks = NO_LINKS) -> Session:
+    def record(
+        self, turn: ConversationTurn, now: float, client_session: str = "", links: CreditLinks = NO_LINKS
+    ) -> Session:
         """Record a completed call, with its conversation's name at the client and the calls that it continues for credit.
 
         It replaces a cancelled call that it retries, in the credit links too.
@@ -128,7 +141,9 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
             kept = {one.interaction.id for one in earlier}
             follows = tuple(link for name in follows for link in retried.get(name, (name,)) if link in kept)
         if follows or links.role:
-            turn = msgspec.structs.replace(turn, interaction=msgspec.structs.replace(turn.interaction, follows=follows, role=links.role))
+            turn = msgspec.structs.replace(
+                turn, interaction=msgspec.structs.replace(turn.interaction, follows=follows, role=links.role)
+            )
         return msgspec.structs.replace(self.transition("record", now), turns=(*earlier, turn), overflow="")
 
     def with_answer(self, name: str, answer: Sequence[ModelResponsePart]) -> Session:
@@ -158,7 +173,9 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         call_ids = [turn.id for turn in interactions]
         named = interaction or (last_trained(interactions).id if interactions else "")
         if named not in call_ids:
-            raise SessionError(f"session {self.id} has no completed interaction '{interaction}'; it has {', '.join(call_ids) or 'none'}")
+            raise SessionError(
+                f"session {self.id} has no completed interaction '{interaction}'; it has {', '.join(call_ids) or 'none'}"
+            )
         after = msgspec.structs.replace(self.transition("reward", now), rewards={**self.rewards, named: reward})
         return after.with_role(interactions[call_ids.index(named)].role, role) if role else after
 
@@ -181,9 +198,13 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         chosen, trained = set(interactions), {turn.interaction.id for turn in self.turns if turn.interaction.trained}
         if unknown := sorted(chosen - trained):
             call_ids = ", ".join(sorted(trained)) or "none"
-            raise SessionError(f"session {self.id} has no completed interaction '{unknown[0]}' that is trained; it has {call_ids}")
+            raise SessionError(
+                f"session {self.id} has no completed interaction '{unknown[0]}' that is trained; it has {call_ids}"
+            )
         turns = tuple(
-            msgspec.structs.replace(turn, interaction=msgspec.structs.replace(turn.interaction, trained=turn.interaction.id in chosen))
+            msgspec.structs.replace(
+                turn, interaction=msgspec.structs.replace(turn.interaction, trained=turn.interaction.id in chosen)
+            )
             for turn in self.turns
         )
         return msgspec.structs.replace(self.transition("reward", now), turns=turns)
@@ -207,7 +228,10 @@ def _continued_calls(call: Interaction) -> tuple[str, ...]:
 
 def _is_retry(turn: ConversationTurn, earlier: ConversationTurn) -> bool:
     """True if a call retries an earlier streamed one that its client cancelled."""
-    same = (turn.prompt.request_digest, turn.prompt.settings) == (earlier.prompt.request_digest, earlier.prompt.settings)
+    same = (turn.prompt.request_digest, turn.prompt.settings) == (
+        earlier.prompt.request_digest,
+        earlier.prompt.settings,
+    )
     return earlier.interaction.finish_reason == CANCELLED and bool(turn.prompt.request_digest) and same
 
 

@@ -170,11 +170,15 @@ class ServerDialect(Protocol):
         """Prepare the server for parts of a version; nothing is being sampled."""
         ...
 
-    async def receive(self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float) -> Mapping[str, Any]:
+    async def receive(
+        self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float
+    ) -> Mapping[str, Any]:
         """Have the server take a part that is broadcast to a group; returns its report, with a `checksum` after the last part."""
         ...
 
-    async def receive_handles(self, server: ServerClient, handles: Sequence[str], weight_version: int, seconds: float) -> Mapping[str, Any]:
+    async def receive_handles(
+        self, server: ServerClient, handles: Sequence[str], weight_version: int, seconds: float
+    ) -> Mapping[str, Any]:
         """Have the server take a part in shared memory; returns its report, with a `checksum` after the last part."""
         ...
 
@@ -205,7 +209,9 @@ class ServerDialect(Protocol):
         ...
 
 
-def server_of(dialect: ServerDialect, model_folder: str, settings: GenerationSettings, place: EnginePlace) -> ServerClient:
+def server_of(
+    dialect: ServerDialect, model_folder: str, settings: GenerationSettings, place: EnginePlace
+) -> ServerClient:
     """Returns a client of the worker's server, which is started unless it was started elsewhere.
 
     Raises:

@@ -22,7 +22,15 @@ import structlog
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.model_config import route_shape_of, vocabulary_of
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
-from areal_actors.generation.engine import Arrival, BusyClock, EngineCounters, EnginePlace, PromptImages, TokenChunk, validate_prompt
+from areal_actors.generation.engine import (
+    Arrival,
+    BusyClock,
+    EngineCounters,
+    EnginePlace,
+    PromptImages,
+    TokenChunk,
+    validate_prompt,
+)
 from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect, adapter_lost, server_of
 from areal_actors.generation.servers.server_completion import RunningSegment, ServerCompletion
 from areal_actors.generation.servers.usage_watch import UsageWatch
@@ -31,7 +39,9 @@ from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 POLL_SECONDS = 0.5
-ABORT_SECONDS = 0.2  # between two orders to end the same segments: one that had not reached the server is ended by the next
+ABORT_SECONDS = (
+    0.2  # between two orders to end the same segments: one that had not reached the server is ended by the next
+)
 SHOWN_SECONDS = 10.0
 """Time between two lines about a server that is starting."""
 RESTARTING = ("constraint", "frequency_penalty", "presence_penalty")  # a server forgets their state between segments
@@ -46,7 +56,9 @@ logger = structlog.get_logger(__name__)
 class HttpEngine:
     """See `GenerationEngine` for the contract."""
 
-    def __init__(self, dialect: ServerDialect, model_folder: str, settings: GenerationSettings, place: EnginePlace) -> None:
+    def __init__(
+        self, dialect: ServerDialect, model_folder: str, settings: GenerationSettings, place: EnginePlace
+    ) -> None:
         """Start the server, or take one that was started elsewhere; `load_weights` waits until it is ready.
 
         Raises:
@@ -105,7 +117,13 @@ class HttpEngine:
         if images is not None:
             await asyncio.to_thread(images.verify)
         completion = ServerCompletion(
-            list(prompt_ids), sampling, self.tokenizer, resumed_tokens, images=images, routes=self._routes, routes_from=routes_from
+            list(prompt_ids),
+            sampling,
+            self.tokenizer,
+            resumed_tokens,
+            images=images,
+            routes=self._routes,
+            routes_from=routes_from,
         )
         if completion.has_ended():
             yield TokenChunk(columns=TokenColumns(), finish_reason=completion.finish_reason)
@@ -212,9 +230,13 @@ class HttpEngine:
             fault = f"'{altering[0]}': {title} reports exact log-probabilities beside it at temperature 1 only"
             raise RequestError(f"{fault}, and the temperature is {sampling.temperature:g}; leave it out", altering[0])
         if altering and sampling.top_logprobs:
-            raise RequestError(f"'top_logprobs': not supported by {title} beside '{altering[0]}'; leave one out", "top_logprobs")
+            raise RequestError(
+                f"'top_logprobs': not supported by {title} beside '{altering[0]}'; leave one out", "top_logprobs"
+            )
         if resumed_tokens and (restarting := _stated_names(sampling, RESTARTING)):
-            raise EngineError(f"{request_id}: {title} cannot continue a completion with '{restarting[0]}' that another worker began")
+            raise EngineError(
+                f"{request_id}: {title} cannot continue a completion with '{restarting[0]}' that another worker began"
+            )
 
     def _enter(self, running: RunningSegment) -> None:
         self._busy.start()
@@ -258,7 +280,9 @@ class HttpEngine:
                 if self._closed:
                     raise EngineError("the generation engine is closed")
                 if seconds > limit:
-                    raise SetupError(f"{self.phase()}; it was not ready within generation.server.start_seconds = {limit:g}")
+                    raise SetupError(
+                        f"{self.phase()}; it was not ready within generation.server.start_seconds = {limit:g}"
+                    )
                 if time.monotonic() - shown > SHOWN_SECONDS:
                     logger.info(self.phase(), seconds=round(seconds))
                     shown = time.monotonic()

@@ -62,7 +62,9 @@ class PlainServerEngine(HttpEngine):
     def __init__(self, described: DescribedServer, model_folder: str, context: int, place: EnginePlace) -> None:
         """`model_folder` has the tokenizer; `context` counts the tokens of a prompt and its completion."""
         dialect: ServerDialect = PlainVLLM(described.model) if described.kind == "vllm" else SGLang()
-        settings = GenerationSettings(engine=described.kind, max_model_len=context, server=ServerSettings(urls=(described.url,)))
+        settings = GenerationSettings(
+            engine=described.kind, max_model_len=context, server=ServerSettings(urls=(described.url,))
+        )
         super().__init__(dialect, model_folder, settings, place)
 
     async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:  # noqa: ARG002 - the server has its weights
@@ -88,16 +90,24 @@ async def describe_server(url: str, kind: str = "") -> DescribedServer:
         await server.close()
     models = answer.get("data") if isinstance(answer, dict) else None
     if status != OK or not models:
-        raise SetupError(f"--engine: {server.url}/v1/models answered {status} without a model; give the address of a vLLM or SGLang server")
+        raise SetupError(
+            f"--engine: {server.url}/v1/models answered {status} without a model; give the address of a vLLM or SGLang server"
+        )
     return _described(server.url, models[0], kind)
 
 
 def _described(url: str, model: dict[str, Any], kind: str) -> DescribedServer:
     owner = kind or str(model.get("owned_by", ""))
     if owner not in {"vllm", "sglang"}:
-        raise SetupError(f"--engine: {url} is served by '{owner}'; write --kind vllm or --kind sglang if it speaks the protocol of one")
+        raise SetupError(
+            f"--engine: {url} is served by '{owner}'; write --kind vllm or --kind sglang if it speaks the protocol of one"
+        )
     name = str(model["id"])
     known: Kind = "vllm" if owner == "vllm" else "sglang"
     return DescribedServer(
-        url=url, kind=known, model=name, folder=str(model.get("root") or name), context=int(model.get("max_model_len") or 0)
+        url=url,
+        kind=known,
+        model=name,
+        folder=str(model.get("root") or name),
+        context=int(model.get("max_model_len") or 0),
     )

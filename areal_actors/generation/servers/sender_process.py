@@ -51,15 +51,21 @@ class SenderProcess:
             except BaseException as error:
                 self.kill()
                 if isinstance(error, OSError):
-                    raise WeightTransferFailed(f"the sender of weights is gone ({error}); its output is {self._log}") from error
+                    raise WeightTransferFailed(
+                        f"the sender of weights is gone ({error}); its output is {self._log}"
+                    ) from error
                 raise
         if not line:
             self.kill()
-            raise WeightTransferFailed(f"the sender of weights ended in `{type(request).__name__}`; its output is {self._log}")
+            raise WeightTransferFailed(
+                f"the sender of weights ended in `{type(request).__name__}`; its output is {self._log}"
+            )
         answer = msgspec.json.decode(line, type=Answer)
         if isinstance(answer, expected):
             return answer
-        raise WeightTransferFailed(answer.reason if isinstance(answer, SenderFailed) else f"the sender of weights answered {answer}")
+        raise WeightTransferFailed(
+            answer.reason if isinstance(answer, SenderFailed) else f"the sender of weights answered {answer}"
+        )
 
     async def _start(self) -> asyncio.subprocess.Process:
         command = module_command("areal_actors.weights.sender", self._device)
@@ -83,7 +89,9 @@ class SenderProcess:
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)  # the process's own `kill` takes its exit status, for which the event loop waits
+                os.kill(
+                    process.pid, signal.SIGKILL
+                )  # the process's own `kill` takes its exit status, for which the event loop waits
             ending = asyncio.get_running_loop().create_task(process.wait())
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)

@@ -53,7 +53,9 @@ class ServerCompletion:
         self._shape, self._routes = routes, b""
         self.token_ids = prompt_ids
         """Prompt, and all tokens sampled so far."""
-        self.sampling = replace(sampling, constraint=sampling.constraint and resolve_delimiters(sampling.constraint, tokenizer.special_id))
+        self.sampling = replace(
+            sampling, constraint=sampling.constraint and resolve_delimiters(sampling.constraint, tokenizer.special_id)
+        )
         self.finish_reason = ""
         self.logprobs: list[float] = []
         self.aborts = 0
@@ -106,7 +108,9 @@ class ServerCompletion:
             EngineError: there are not as many as tokens.
         """
         if len(logprobs) != len(self.logprobs):
-            raise EngineError(f"the server reports {len(logprobs)} log-probabilities of {len(self.logprobs)} tokens that were scored again")
+            raise EngineError(
+                f"the server reports {len(logprobs)} log-probabilities of {len(self.logprobs)} tokens that were scored again"
+            )
         self.logprobs = logprobs
 
     def check_abort(self, running: RunningSegment, title: str) -> None:

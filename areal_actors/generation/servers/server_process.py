@@ -137,10 +137,14 @@ class ServerClient:
         """
         return await self._request("GET", path, None, seconds)
 
-    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float | None) -> tuple[int, Any]:
+    async def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float | None
+    ) -> tuple[int, Any]:
         try:
             timeout = aiohttp.ClientTimeout(total=seconds)
-            async with self._http().request(method, self.url + path, data=_encode_body(body), headers=JSON, timeout=timeout) as answer:
+            async with self._http().request(
+                method, self.url + path, data=_encode_body(body), headers=JSON, timeout=timeout
+            ) as answer:
                 return answer.status, _decode_content(await answer.read())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self.unavailable(error) from error
@@ -155,7 +159,9 @@ class ServerClient:
         """
         try:
             timeout = aiohttp.ClientTimeout(total=None)
-            async with self._http().post(self.url + path, data=_encode_body(body), headers=JSON, timeout=timeout) as answer:
+            async with self._http().post(
+                self.url + path, data=_encode_body(body), headers=JSON, timeout=timeout
+            ) as answer:
                 if answer.status != OK:
                     raise self.refusal_error(answer.status, _decode_content(await answer.read()))
                 async for line in answer.content:

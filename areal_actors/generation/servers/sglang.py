@@ -15,8 +15,23 @@ from areal_actors.core.model_config import route_shape_of
 from areal_actors.core.values import SamplingParams
 from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import NO_SLEEP, EnginePlace
-from areal_actors.generation.servers.dialect import USAGE_SECONDS, Group, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
-from areal_actors.generation.servers.server_process import IDLE_SECONDS, OK, SERVER_SIDE, ServerClient, flags, message_of
+from areal_actors.generation.servers.dialect import (
+    USAGE_SECONDS,
+    Group,
+    Segment,
+    SegmentPart,
+    ServerUsage,
+    merged_flags,
+    on_cpu,
+)
+from areal_actors.generation.servers.server_process import (
+    IDLE_SECONDS,
+    OK,
+    SERVER_SIDE,
+    ServerClient,
+    flags,
+    message_of,
+)
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.weights.sending import Part
 
@@ -87,7 +102,10 @@ class SGLang:
         on_gpu = [str(WITH_CHANNELS)] if settings.server.weights != "folder" else on_gpu
         program = [python, *([str(ON_CPU)] if cpu_only else on_gpu)]
         routes = place.routes != "off" and route_shape_of(model_folder) is not None
-        more = {**_adapter_flags(place, cpu_only=cpu_only), **({"enable-return-routed-experts": True} if routes else {})}
+        more = {
+            **_adapter_flags(place, cpu_only=cpu_only),
+            **({"enable-return-routed-experts": True} if routes else {}),
+        }
         chosen = merged_flags({**common, **(cpu if cpu_only else gpu), **more}, settings.options)
         environment = {
             "HF_HUB_OFFLINE": "1",
@@ -97,7 +115,10 @@ class SGLang:
         }
         if settings.server.weights != "folder":
             environment["AREAL_WEIGHTS_SECONDS"] = str(settings.server.weights_seconds)
-        return [*program, *flags(chosen)], {**environment, **({"OMP_NUM_THREADS": str(settings.threads)} if cpu_only else {})}
+        return [*program, *flags(chosen)], {
+            **environment,
+            **({"OMP_NUM_THREADS": str(settings.threads)} if cpu_only else {}),
+        }
 
     async def is_ready(self, server: ServerClient) -> bool:
         """True if the server samples; raises EngineUnavailable if it does not answer."""
@@ -162,7 +183,9 @@ class SGLang:
         if status != OK:
             raise server.refusal_error(status, answer)
         if not (routes := _part(server, answer, segment._replace(token_ids=token_ids)).routes):
-            raise EngineError(f"SGLang at {server.url} does not report experts: start it with --enable-return-routed-experts")
+            raise EngineError(
+                f"SGLang at {server.url} does not report experts: start it with --enable-return-routed-experts"
+            )
         return routes
 
     async def abort(self, server: ServerClient, request_ids: Sequence[str]) -> None:
@@ -174,16 +197,25 @@ class SGLang:
         # An order to end all requests may end one that arrives after the weights, so it is not given: none is running.
         # The cache has an order of its own: SGLang answers the last token of a request before the request has left its batch, and at
         # that moment it ends with an assertion if the order to load weights also drops the cache.
-        body = {"model_path": folder, "weight_version": str(weight_version), "abort_all_requests": False, "flush_cache": False}
+        body = {
+            "model_path": folder,
+            "weight_version": str(weight_version),
+            "abort_all_requests": False,
+            "flush_cache": False,
+        }
         status, answer = await server.post("/update_weights_from_disk", body, seconds=seconds)
         if status != OK or not answer.get("success"):
-            raise EngineUnavailable(f"SGLang at {server.url} refused weight version {weight_version} ({status}): {message_of(answer)}")
+            raise EngineUnavailable(
+                f"SGLang at {server.url} refused weight version {weight_version} ({status}): {message_of(answer)}"
+            )
         await self._drop_cache(server, seconds, f"for weight version {weight_version}")
 
     async def _drop_cache(self, server: ServerClient, seconds: float, purpose: str) -> None:
         status, answer = await server.post(f"/flush_cache?timeout={IDLE_WAIT_SECONDS}", {}, seconds=seconds)
         if status != OK:
-            raise EngineUnavailable(f"SGLang at {server.url} did not drop its prefix cache {purpose} ({status}): {message_of(answer)}")
+            raise EngineUnavailable(
+                f"SGLang at {server.url} did not drop its prefix cache {purpose} ({status}): {message_of(answer)}"
+            )
 
     async def load_adapter(self, server: ServerClient, folder: str, name: str, replaced: str, seconds: float) -> None:
         """Load an adapter under a new name and unload the one that it replaces; each adapter has a prefix cache of its own."""
@@ -191,7 +223,9 @@ class SGLang:
         for path, body in (*steps, ("/load_lora_adapter", {"lora_name": name, "lora_path": folder})):
             status, answer = await server.post(path, body, seconds=seconds)
             if status != OK or not answer.get("success"):
-                raise EngineUnavailable(f"SGLang at {server.url} refused the adapter {name} ({status}): {message_of(answer)}")
+                raise EngineUnavailable(
+                    f"SGLang at {server.url} refused the adapter {name} ({status}): {message_of(answer)}"
+                )
 
     async def join_group(self, server: ServerClient, group: Group, seconds: float) -> Mapping[str, Any]:
         """Have the processes of the server join a group."""
@@ -212,7 +246,9 @@ class SGLang:
     async def begin_update(self, server: ServerClient, seconds: float) -> None:
         """SGLang 0.5.20 needs no preparation."""
 
-    async def receive(self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float) -> Mapping[str, Any]:
+    async def receive(
+        self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float
+    ) -> Mapping[str, Any]:
         """Have the server take a part that is broadcast to a group."""
         body = {
             **_part_body(weight_version),
@@ -224,7 +260,9 @@ class SGLang:
         }
         return await self._update(server, "/update_weights_from_distributed", body, seconds)
 
-    async def receive_handles(self, server: ServerClient, handles: Sequence[str], weight_version: int, seconds: float) -> Mapping[str, Any]:
+    async def receive_handles(
+        self, server: ServerClient, handles: Sequence[str], weight_version: int, seconds: float
+    ) -> Mapping[str, Any]:
         """Have the server take a part in shared memory."""
         body = {**_part_body(weight_version), "serialized_named_tensors": list(handles)}
         return await self._update(server, "/update_weights_from_tensor", body, seconds)
@@ -233,7 +271,9 @@ class SGLang:
         """Drop the prefix cache."""
         await self._drop_cache(server, seconds, f"for weight version {weight_version}")
 
-    async def _update(self, server: ServerClient, path: str, body: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
+    async def _update(
+        self, server: ServerClient, path: str, body: Mapping[str, Any], seconds: float
+    ) -> Mapping[str, Any]:
         """Returns the report in the answer's message; empty if there is none."""
         status, answer = await server.post(path, body, seconds=seconds)
         if status != OK or not answer.get("success"):
@@ -246,13 +286,17 @@ class SGLang:
         await self._drop_cache(server, seconds, "before an optimizer step")
         status, answer = await server.post("/release_memory_occupation", {"tags": RELEASED}, seconds=seconds)
         if status != OK:
-            raise EngineError(f"SGLang at {server.url} did not release its memory ({status}): {message_of(answer)}; {NO_SLEEP}")
+            raise EngineError(
+                f"SGLang at {server.url} did not release its memory ({status}): {message_of(answer)}; {NO_SLEEP}"
+            )
 
     async def wake(self, server: ServerClient, seconds: float) -> None:
         """Allocate the memory again."""
         status, answer = await server.post("/resume_memory_occupation", {"tags": RELEASED}, seconds=seconds)
         if status != OK:
-            raise EngineUnavailable(f"SGLang at {server.url} did not allocate its memory again ({status}): {message_of(answer)}")
+            raise EngineUnavailable(
+                f"SGLang at {server.url} did not allocate its memory again ({status}): {message_of(answer)}"
+            )
 
 
 def _part_body(weight_version: int) -> dict[str, Any]:
@@ -333,7 +377,11 @@ def _part(server: ServerClient, answer: Any, segment: Segment) -> SegmentPart:
     if not isinstance(answer, dict) or "meta_info" not in answer:
         raise server.refusal_error(500, answer)
     meta = answer["meta_info"]
-    if segment.images is not None and (prompt_tokens := meta.get("prompt_tokens")) not in (None, 0, len(segment.token_ids)):
+    if segment.images is not None and (prompt_tokens := meta.get("prompt_tokens")) not in (
+        None,
+        0,
+        len(segment.token_ids),
+    ):
         expected = f"{len(segment.token_ids)} tokens with images"
         raise EngineError(
             f"SGLang at {server.url} has made {prompt_tokens} tokens of a prompt of {expected}; its image processor is another one"

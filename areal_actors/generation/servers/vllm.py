@@ -13,8 +13,23 @@ from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTrans
 from areal_actors.core.values import Constraint
 from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import NO_SLEEP, EnginePlace
-from areal_actors.generation.servers.dialect import USAGE_SECONDS, Group, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
-from areal_actors.generation.servers.server_process import IDLE_SECONDS, OK, SERVER_SIDE, ServerClient, flags, message_of
+from areal_actors.generation.servers.dialect import (
+    USAGE_SECONDS,
+    Group,
+    Segment,
+    SegmentPart,
+    ServerUsage,
+    merged_flags,
+    on_cpu,
+)
+from areal_actors.generation.servers.server_process import (
+    IDLE_SECONDS,
+    OK,
+    SERVER_SIDE,
+    ServerClient,
+    flags,
+    message_of,
+)
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.weights.sending import Part
 
@@ -36,7 +51,9 @@ class VLLM:
         """Returns the fields after which log-probabilities are reported; see `_logprobs_mode`."""
         if _logprobs_mode(place) == "raw_logprobs":
             return frozenset({"constraint"})
-        return frozenset({"constraint", "frequency_penalty", "logit_bias", "min_p", "presence_penalty", "top_k", "top_p"})
+        return frozenset(
+            {"constraint", "frequency_penalty", "logit_bias", "min_p", "presence_penalty", "top_k", "top_p"}
+        )
 
     def command(
         self, python: str, model_folder: str, settings: GenerationSettings, place: EnginePlace, port: int
@@ -63,7 +80,12 @@ class VLLM:
             **({"enable-lora": True, "max-lora-rank": _rank(place.adapter_rank)} if place.adapter_rank else {}),
         }
         python_path = os.pathsep.join(filter(None, (str(SERVER_SIDE), os.environ.get("PYTHONPATH"))))
-        environment = {"VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": python_path}
+        environment = {
+            "VLLM_SERVER_DEV_MODE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "PYTHONPATH": python_path,
+        }
         environment["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = IDLE_SECONDS
         if place.adapter_rank:
             environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
@@ -74,7 +96,10 @@ class VLLM:
             "TORCH_COMPILE_DISABLE": "1",  # compiling the log-probabilities takes 16 s of the first request
         }
         words = flags(merged_flags(defaults, settings.options))
-        return [python, "-m", "vllm.entrypoints.openai.api_server", *words], {**environment, **(on_cpu_only if cpu_only else {})}
+        return [python, "-m", "vllm.entrypoints.openai.api_server", *words], {
+            **environment,
+            **(on_cpu_only if cpu_only else {}),
+        }
 
     async def is_ready(self, server: ServerClient) -> bool:
         """True if the server samples; raises EngineUnavailable if it does not answer."""
@@ -89,7 +114,8 @@ class VLLM:
         if status != OK:
             raise EngineError(f"vLLM at {server.url} has no /metrics ({status}): {message_of(text)}")
         return ServerUsage(
-            int(sum(_gauges(text, "vllm:num_requests_waiting"))), max(_gauges(text, "vllm:kv_cache_usage_perc"), default=0.0)
+            int(sum(_gauges(text, "vllm:num_requests_waiting"))),
+            max(_gauges(text, "vllm:kv_cache_usage_perc"), default=0.0),
         )
 
     async def sample(self, server: ServerClient, segment: Segment) -> AsyncGenerator[SegmentPart, None]:
@@ -140,7 +166,9 @@ class VLLM:
         for path, body in steps:
             status, answer = await server.post(path, body, seconds=seconds)
             if status != OK:
-                raise EngineUnavailable(f"vLLM at {server.url} refused weight version {weight_version} ({status}): {message_of(answer)}")
+                raise EngineUnavailable(
+                    f"vLLM at {server.url} refused weight version {weight_version} ({status}): {message_of(answer)}"
+                )
 
     async def load_adapter(self, server: ServerClient, folder: str, name: str, replaced: str, seconds: float) -> None:
         """Load an adapter under a new name and unload the one that it replaces; each adapter has a prefix cache of its own."""
@@ -148,7 +176,9 @@ class VLLM:
         for path, body in (*steps, ("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})):
             status, answer = await server.post(path, body, seconds=seconds)
             if status != OK:
-                raise EngineUnavailable(f"vLLM at {server.url} refused the adapter {name} ({status}): {message_of(answer)}")
+                raise EngineUnavailable(
+                    f"vLLM at {server.url} refused the adapter {name} ({status}): {message_of(answer)}"
+                )
 
     async def join_group(self, server: ServerClient, group: Group, seconds: float) -> Mapping[str, Any]:
         """Have the workers of the server join a group."""
@@ -162,7 +192,9 @@ class VLLM:
         """Pause the server."""
         await self._order(server, "/pause?mode=abort", {}, seconds)
 
-    async def receive(self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float) -> Mapping[str, Any]:  # noqa: ARG002
+    async def receive(
+        self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float
+    ) -> Mapping[str, Any]:  # noqa: ARG002
         """Have the workers take a part that is broadcast to a group."""
         return await self._call(server, "areal_receive", {"group": group, **msgspec.structs.asdict(part)}, seconds)
 
@@ -187,7 +219,9 @@ class VLLM:
             raise WeightTransferFailed(f"vLLM answered {status} to {path}: {message_of(answer)}")
         return answer
 
-    async def _call(self, server: ServerClient, method: str, named: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
+    async def _call(
+        self, server: ServerClient, method: str, named: Mapping[str, Any], seconds: float
+    ) -> Mapping[str, Any]:
         """Returns the report of the first worker; every one has to succeed.
 
         The workers have a time limit of their own. With that of vLLM the answer of a late worker would be taken for that of its next order.
@@ -202,13 +236,17 @@ class VLLM:
         """Release the memory of KV cache and weights: level 1 keeps the weights in the host's memory, level 2 does not."""
         status, answer = await server.post(f"/sleep?level={1 if keeps_weights else 2}&mode=abort", {}, seconds=seconds)
         if status != OK:
-            raise EngineError(f"vLLM at {server.url} did not release its memory ({status}): {message_of(answer)}; {NO_SLEEP}")
+            raise EngineError(
+                f"vLLM at {server.url} did not release its memory ({status}): {message_of(answer)}; {NO_SLEEP}"
+            )
 
     async def wake(self, server: ServerClient, seconds: float) -> None:
         """Allocate the memory again."""
         status, answer = await server.post("/wake_up", {}, seconds=seconds)
         if status != OK:
-            raise EngineUnavailable(f"vLLM at {server.url} did not allocate its memory again ({status}): {message_of(answer)}")
+            raise EngineUnavailable(
+                f"vLLM at {server.url} did not allocate its memory again ({status}): {message_of(answer)}"
+            )
 
 
 def _gauges(text: str, name: str) -> list[float]:

@@ -47,7 +47,12 @@ class WeightChannel:
     """The way of weights to one server."""
 
     def __init__(
-        self, dialect: ServerDialect, server: ServerClient, model_folder: str, settings: GenerationSettings, place: EnginePlace
+        self,
+        dialect: ServerDialect,
+        server: ServerClient,
+        model_folder: str,
+        settings: GenerationSettings,
+        place: EnginePlace,
     ) -> None:
         self.arrival: Arrival | None = None
         self._dialect, self._server, self._model_folder, self._place = dialect, server, model_folder, place
@@ -56,7 +61,9 @@ class WeightChannel:
         # NCCL has one rank on a GPU, and those of this host are the server's.
         far = not on_cpu(settings) and not is_here(server.url)
         self._backend = "nccl" if far and self._settings.weights != "tensors" else "gloo"
-        self._sender = SenderProcess("cuda" if self._backend == "nccl" else "cpu", place.logs / f"sender-{place.number}.log")
+        self._sender = SenderProcess(
+            "cuda" if self._backend == "nccl" else "cpu", place.logs / f"sender-{place.number}.log"
+        )
         self._life = secrets.token_hex(4)
         self._numbers = count(1)
         self._group = ""
@@ -77,7 +84,9 @@ class WeightChannel:
             EngineError: the folder is incomplete, the checksum differs, or the tensors do not fit the model.
         """
         if holds_adapter(location.folder):
-            await asyncio.to_thread(verify_adapter, location, self._shapes, self._model_folder, self._place.adapter_rank)
+            await asyncio.to_thread(
+                verify_adapter, location, self._shapes, self._model_folder, self._place.adapter_rank
+            )
             return None
         await asyncio.to_thread(verify_weights, location, self._shapes)
         if self._settings.weights == "folder":
@@ -87,14 +96,20 @@ class WeightChannel:
         deltas = self._settings.weights == "delta"
         try:
             async with asyncio.timeout(self._settings.weights_seconds):
-                return await self._sender.ask(Prepare(location, deltas, self._held if deltas else "", PART_BYTES), PreparedVersion)
+                return await self._sender.ask(
+                    Prepare(location, deltas, self._held if deltas else "", PART_BYTES), PreparedVersion
+                )
         except (TimeoutError, WeightTransferFailed) as error:
             self._drop_group()
             late = f"the sender of weights did not map {location.folder} within {self._limit()}"
             return WeightTransferFailed(late) if isinstance(error, TimeoutError) else error
 
     async def load(
-        self, location: WeightsLocation, weight_version: int, prepared: PreparedVersion | WeightTransferFailed | None, replaced: str
+        self,
+        location: WeightsLocation,
+        weight_version: int,
+        prepared: PreparedVersion | WeightTransferFailed | None,
+        replaced: str,
     ) -> str:
         """Have the server load a version that `prepare` accepted; nothing is being sampled. Returns the name of its adapter, if it is one.
 
@@ -132,7 +147,11 @@ class WeightChannel:
     async def _load_folder(self, location: WeightsLocation, weight_version: int, failure: object) -> None:
         if failure:
             self._failures += 1
-            logger.warning("weights did not arrive over their channel; the folder is loaded", version=weight_version, cause=str(failure))
+            logger.warning(
+                "weights did not arrive over their channel; the folder is loaded",
+                version=weight_version,
+                cause=str(failure),
+            )
         self._held = ""
         await self._dialect.load(self._server, str(Path(location.folder)), weight_version, LOAD_SECONDS)
         self.arrival = Arrival("folder", location.checksum, failure=str(failure or ""))
@@ -157,7 +176,9 @@ class WeightChannel:
                 await self._leave(group)
                 raise WeightTransferFailed(f"{what} failed: {error}") from error
             raise
-        channel = "broadcast" if self._settings.weights == "delta" and prepared.kind == "whole" else self._settings.weights
+        channel = (
+            "broadcast" if self._settings.weights == "delta" and prepared.kind == "whole" else self._settings.weights
+        )
         return Arrival(channel, location.checksum, prepared.sent_bytes, prepared.whole_bytes)
 
     async def _transfer(self, location: WeightsLocation, weight_version: int, prepared: PreparedVersion) -> None:
@@ -187,11 +208,17 @@ class WeightChannel:
     async def _join(self) -> None:
         """Open a process group with the server."""
         group = Group(
-            f"areal-{self._life}-{next(self._numbers)}", own_address(self._server.url), free_port(), 1 + self._ranks, self._backend
+            f"areal-{self._life}-{next(self._numbers)}",
+            own_address(self._server.url),
+            free_port(),
+            1 + self._ranks,
+            self._backend,
         )
         seconds = self._settings.weights_seconds
         joining = self._dialect.join_group(self._server, group, seconds)
-        await _both(joining, self._sender.ask(Join(group.address, group.port, group.name, group.ranks, group.backend, seconds)))
+        await _both(
+            joining, self._sender.ask(Join(group.address, group.port, group.name, group.ranks, group.backend, seconds))
+        )
         self._group = group.name
 
     def _drop_group(self) -> str:
@@ -209,7 +236,9 @@ class WeightChannel:
         return f"generation.server.weights_seconds = {self._settings.weights_seconds:g}"
 
 
-async def _both(receiving: Coroutine[Any, Any, Mapping[str, Any]], sending: Coroutine[Any, Any, object]) -> Mapping[str, Any]:
+async def _both(
+    receiving: Coroutine[Any, Any, Mapping[str, Any]], sending: Coroutine[Any, Any, object]
+) -> Mapping[str, Any]:
     """Returns the report of the receiver; if one of them fails, the other is cancelled.
 
     A server that is gone is the cause of both failures, and a sender that is gone that of what the server answers.

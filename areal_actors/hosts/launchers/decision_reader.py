@@ -55,7 +55,9 @@ class DecisionReader:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stopped.set()
         if self._monitor is not None:
             self._monitor.terminate()
@@ -67,7 +69,9 @@ class DecisionReader:
             if not self._address.exists():  # the run has not started yet, which may take minutes
                 self._stopped.wait(RETRY_SECONDS)
                 continue
-            with subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as monitor:
+            with subprocess.Popen(
+                self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+            ) as monitor:
                 self._monitor = monitor
                 if self._stopped.is_set():
                     monitor.terminate()

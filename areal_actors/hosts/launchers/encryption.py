@@ -37,10 +37,14 @@ def with_certificate(plan: LaunchPlan, folder: Path, *, write: bool) -> LaunchPl
         try:
             certificate = make_certificate(place) if write else None
         except OSError as error:
-            raise SetupError(f"--output: the certificate of the run cannot be written ({error}); name another folder") from error
+            raise SetupError(
+                f"--output: the certificate of the run cannot be written ({error}); name another folder"
+            ) from error
     return msgspec.structs.replace(
         plan,
         recipe=msgspec.structs.replace(plan.recipe, bus=bus),
-        run=msgspec.structs.replace(plan.run, words=(*plan.run.words, *(f"bus.{name}={file}" for name, file in files.items()))),
+        run=msgspec.structs.replace(
+            plan.run, words=(*plan.run.words, *(f"bus.{name}={file}" for name, file in files.items()))
+        ),
         fingerprint=certificate.fingerprint if certificate is not None else UNKNOWN,
     )

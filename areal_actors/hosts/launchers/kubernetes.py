@@ -37,23 +37,37 @@ def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path, *, shown: b
     """
     recipe = plan.recipe
     if not recipe.hosts.image:
-        raise RecipeError("`hosts.image`: found none; name an image for Kubernetes, as `docker build --tag REGISTRY/areal .` makes it")
+        raise RecipeError(
+            "`hosts.image`: found none; name an image for Kubernetes, as `docker build --tag REGISTRY/areal .` makes it"
+        )
     if len(recipe.run) > LONGEST_RUN:
-        raise RecipeError(f"`run`: found {len(recipe.run)} characters; Kubernetes takes at most {LONGEST_RUN} for the names of its objects")
+        raise RecipeError(
+            f"`run`: found {len(recipe.run)} characters; Kubernetes takes at most {LONGEST_RUN} for the names of its objects"
+        )
     name, bus = f"areal-{recipe.run}", recipe.bus
     ports = {
         "bus": bus.port or BUS_PORT,
         "objects": bus.objects_port or OBJECTS_PORT,
         "gateway": recipe.gateway.port or GATEWAY_PORT,
     }
-    ports |= {f"gateway-{number}": ports["gateway"] + number for number in range(1, recipe.actors.session_manager.count)}
+    ports |= {
+        f"gateway-{number}": ports["gateway"] + number for number in range(1, recipe.actors.session_manager.count)
+    }
     certificates = secret_files(recipe, shown=shown)
     contents = _contents(without_certificates(recipe), files, folder)
     words = [_inside(file, folder) for file in files]
     after = plan.run.words[1 + len(files) :]
-    addresses = ("bus.host=0.0.0.0", *(f"bus.{key}={ports[name]}" for key, name in (("port", "bus"), ("objects_port", "objects"))))
+    addresses = (
+        "bus.host=0.0.0.0",
+        *(f"bus.{key}={ports[name]}" for key, name in (("port", "bus"), ("objects_port", "objects"))),
+    )
     advertised = recipe.gateway.advertise or f"{name}-run"
-    gateway = ("gateway.host=0.0.0.0", f"gateway.port={ports['gateway']}", f"gateway.advertise={advertised}", *words_for(certificates))
+    gateway = (
+        "gateway.host=0.0.0.0",
+        f"gateway.port={ports['gateway']}",
+        f"gateway.advertise={advertised}",
+        *words_for(certificates),
+    )
     address = plan.address(f"{name}-run", ports["bus"])
     return render_template(
         "kubernetes.yaml.jinja",
@@ -74,13 +88,19 @@ def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path, *, shown: b
 def _contents(recipe: Recipe, files: Sequence[Path], folder: Path) -> Mapping[str, str]:
     """Returns the recipe's files and those of its agent, by their path below the folder; the package's own are in the image."""
     agent = PortableRecipe(recipe, folder).files.values()
-    paths = {path.absolute() for path in (*files, *agent, *_named_files(msgspec.to_builtins(recipe))) if not _is_shipped(path, folder)}
+    paths = {
+        path.absolute()
+        for path in (*files, *agent, *_named_files(msgspec.to_builtins(recipe)))
+        if not _is_shipped(path, folder)
+    }
     contents: dict[str, str] = {}
     for path in sorted(paths):
         try:
             contents[_inside(path, folder)] = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            raise SetupError(f"{path}: a ConfigMap has text only; move it out of the folder of the agent, and into the image") from None
+            raise SetupError(
+                f"{path}: a ConfigMap has text only; move it out of the folder of the agent, and into the image"
+            ) from None
     if (size := sum(len(content.encode()) for content in contents.values())) > MOST_BYTES:
         largest = max(contents, key=lambda name: len(contents[name]))
         raise SetupError(
@@ -106,7 +126,9 @@ def _inside(file: Path, folder: Path) -> str:
         return file.stem
     path = Path.cwd() / file
     if not path.is_relative_to(folder):
-        raise SetupError(f"{file} is not below {folder}: start `{COMMAND} launch` in a folder with the recipe and its agent")
+        raise SetupError(
+            f"{file} is not below {folder}: start `{COMMAND} launch` in a folder with the recipe and its agent"
+        )
     return path.relative_to(folder).as_posix()
 
 

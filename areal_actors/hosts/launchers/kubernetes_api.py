@@ -98,9 +98,13 @@ class JobsApi:
         Raises:
             SetupError: it runs in no pod of the manifests.
         """
-        host, port, account = (os.environ.get(name) for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", ACCOUNT))
+        host, port, account = (
+            os.environ.get(name) for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", ACCOUNT)
+        )
         if not host or not port or not account:
-            raise SetupError(f"--follow: {ACCOUNT} is not set; the manifests of `--on kubernetes` start this command, leave --follow out")
+            raise SetupError(
+                f"--follow: {ACCOUNT} is not set; the manifests of `--on kubernetes` start this command, leave --follow out"
+            )
         return cls(host, int(port), Path(account))
 
     def read(self, name: str) -> KubernetesJob:
@@ -117,7 +121,11 @@ class JobsApi:
         Raises:
             SetupError: as for `read`.
         """
-        self._ask("PATCH", name, {"metadata": {"annotations": {FOLLOWED: repr(followed)}}, "spec": {"parallelism": parallelism}})
+        self._ask(
+            "PATCH",
+            name,
+            {"metadata": {"annotations": {FOLLOWED: repr(followed)}}, "spec": {"parallelism": parallelism}},
+        )
 
     def _ask(self, method: str, name: str, change: Mapping[str, Any] | None = None) -> KubernetesJob:
         token, namespace, context = self._identity()
@@ -132,7 +140,9 @@ class JobsApi:
             status, text = answer.status, answer.read()
         except (OSError, HTTPException) as error:
             fault = f"{type(error).__name__}: {error}"
-            raise SetupError(f"the API server {self._host}:{self._port} does not answer ({fault}); {ASKED_AGAIN}") from error
+            raise SetupError(
+                f"the API server {self._host}:{self._port} does not answer ({fault}); {ASKED_AGAIN}"
+            ) from error
         finally:
             connection.close()
         try:
@@ -143,7 +153,8 @@ class JobsApi:
             reason = text.decode(errors="replace")[:200]
         asked = "reading" if change is None else "changing"
         raise JobRequestRefused(
-            f"{asked} Job {name}: the API server answered {status}, {reason}; {REMEDIES.get(status, ASKED_AGAIN)}", status
+            f"{asked} Job {name}: the API server answered {status}, {reason}; {REMEDIES.get(status, ASKED_AGAIN)}",
+            status,
         )
 
     def _identity(self) -> tuple[str, str, ssl.SSLContext]:

@@ -68,7 +68,9 @@ class ScaledJobs:
 
     def __init__(self, plan: LaunchPlan, jobs: Jobs, now: Callable[[], float] = time.monotonic) -> None:
         self._recipe, self._jobs, self._now = plan.recipe, jobs, now
-        names = {place.name: f"areal-{self._recipe.run}-added-{place.name.removesuffix('_worker')}" for place in plan.added}
+        names = {
+            place.name: f"areal-{self._recipe.run}-added-{place.name.removesuffix('_worker')}" for place in plan.added
+        }
         self._roles = {place.name: _Role(job=names[place.name], most=place.count) for place in plan.added}
         self._written: dict[str, str] = {}
         """The last report on each Job, which is not repeated."""
@@ -100,7 +102,9 @@ class ScaledJobs:
         while left := [role for role in left if not self._settle_job(role, leaving=True)]:
             if self._now() >= until:
                 names = ", ".join(role.job for role in left)
-                self._write(f"{names}: pods were not asked to leave within {DISMISS_SECONDS:g} s; they end as the run is over")
+                self._write(
+                    f"{names}: pods were not asked to leave within {DISMISS_SECONDS:g} s; they end as the run is over"
+                )
                 return
             sleep(RETRY_SECONDS)
 

@@ -51,10 +51,18 @@ def local_commands(plan: LaunchPlan, cuda: CudaDevices) -> list[LocalCommand]:
     joined = [(place, number) for place in plan.joined for number in range(place.count)]
     return [
         LocalCommand(
-            name="run", words=(*plan.run.words, f"bus.host={LOOPBACK}", f"bus.port={port}"), gpus=take(plan.run.gpus), address=address
+            name="run",
+            words=(*plan.run.words, f"bus.host={LOOPBACK}", f"bus.port={port}"),
+            gpus=take(plan.run.gpus),
+            address=address,
         ),
         *(
-            LocalCommand(name=f"{place.name}-{number}", words=("join", address, *place.words), gpus=take(place.gpus), role=place.name)
+            LocalCommand(
+                name=f"{place.name}-{number}",
+                words=("join", address, *place.words),
+                gpus=take(place.gpus),
+                role=place.name,
+            )
             for place, number in joined
         ),
     ]
@@ -96,14 +104,19 @@ def launch_here(plan: LaunchPlan, commands: Sequence[LocalCommand], cuda: CudaDe
 
 @contextmanager
 def _follow_decisions(
-    plan: LaunchPlan, commands: Sequence[LocalCommand], cuda: CudaDevices, start: Callable[[LocalCommand], subprocess.Popen[bytes]]
+    plan: LaunchPlan,
+    commands: Sequence[LocalCommand],
+    cuda: CudaDevices,
+    start: Callable[[LocalCommand], subprocess.Popen[bytes]],
 ) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """Follow the decisions of the run; yields the workers that are started for them."""
     if not plan.added:
         yield {}
         return
     taken = {number for command in commands for number in command.gpus}
-    workers = LocalWorkers(plan, commands[0].address, [number for number in range(cuda.count) if number not in taken], start)
+    workers = LocalWorkers(
+        plan, commands[0].address, [number for number in range(cuda.count) if number not in taken], start
+    )
     stopped = threading.Event()
     hosts = ScaledHosts(plan, workers, killed=workers.killed)
     following = threading.Thread(target=hosts.follow, args=(stopped,), name="autoscale", daemon=True)

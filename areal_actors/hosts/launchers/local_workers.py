@@ -22,7 +22,11 @@ class LocalWorkers:
     """The processes of added workers, and the GPUs of this machine."""
 
     def __init__(
-        self, plan: LaunchPlan, address: str, gpus: Sequence[int], start: Callable[[LocalCommand], subprocess.Popen[bytes]]
+        self,
+        plan: LaunchPlan,
+        address: str,
+        gpus: Sequence[int],
+        start: Callable[[LocalCommand], subprocess.Popen[bytes]],
     ) -> None:
         """`gpus` are those of this machine that no other process has; `start` starts a command."""
         self._places = {place.name: place for place in plan.added}
@@ -48,7 +52,9 @@ class LocalWorkers:
         name = f"{role}-added-{next(self._numbers)}"
         if gpus:
             self._held[name] = gpus
-        self.processes[name] = self._start(LocalCommand(name=name, role=role, words=("join", self._address, *place.words), gpus=gpus))
+        self.processes[name] = self._start(
+            LocalCommand(name=name, role=role, words=("join", self._address, *place.words), gpus=gpus)
+        )
         return name
 
     def leave(self, name: str) -> None:

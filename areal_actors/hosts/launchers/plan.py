@@ -34,7 +34,11 @@ class Place(Value):
 
     def describe(self) -> str:
         """Returns number and size in words, without the command."""
-        parts = (f"{self.cpus} CPU cores", f"{self.gpus} GPUs" if self.gpus else "", f"{self.memory_gb} GiB" if self.memory_gb else "")
+        parts = (
+            f"{self.cpus} CPU cores",
+            f"{self.gpus} GPUs" if self.gpus else "",
+            f"{self.memory_gb} GiB" if self.memory_gb else "",
+        )
         return f"{self.count} × {self.name}: {', '.join(filter(None, parts))}"
 
 
@@ -101,7 +105,9 @@ def launch_plan(recipe: Recipe, words: Sequence[str], profile: str) -> LaunchPla
         )
         for role, place in hosts.joined_hosts().items()
     )
-    return LaunchPlan(recipe=recipe, run=run, joined=joined, added=tuple(_addable_places(recipe)) if recipe.autoscale.enabled else ())
+    return LaunchPlan(
+        recipe=recipe, run=run, joined=joined, added=tuple(_addable_places(recipe)) if recipe.autoscale.enabled else ()
+    )
 
 
 def _addable_places(recipe: Recipe) -> Iterator[Place]:

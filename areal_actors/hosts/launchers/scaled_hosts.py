@@ -131,7 +131,9 @@ class ScaledHosts:
         for name in self._killed([*self.hosts]):
             role, now = self.hosts.pop(name), time.monotonic()
             if len(self._deaths) == MAX_KILLED and now - self._deaths[0] < WINDOW_SECONDS:
-                self._report(role, f"{name} was killed, as {MAX_KILLED} others within {WINDOW_SECONDS:g} s; none takes its place")
+                self._report(
+                    role, f"{name} was killed, as {MAX_KILLED} others within {WINDOW_SECONDS:g} s; none takes its place"
+                )
                 continue
             self._deaths.append(now)
             self._report(role, f"{name} was killed; another {role} takes its place")

@@ -19,7 +19,9 @@ def batch_script(plan: LaunchPlan, folder: Path) -> str:
         SetupError: sbatch cannot read the name of the folder.
     """
     if any(character in str(folder) for character in '"\\\n%'):
-        raise SetupError(f"{folder}: sbatch does not read this name; start from a folder without quotes, backslashes, line breaks and %")
+        raise SetupError(
+            f"{folder}: sbatch does not read this name; start from a folder without quotes, backslashes, line breaks and %"
+        )
     return render_template(
         "slurm.sh.jinja",
         plan=plan,

@@ -36,7 +36,9 @@ class SlurmHosts:
         self._leaving_seconds = plan.ending_seconds()
         self._address = os.environ.get(ADDRESS, "")
         if not self._address:
-            raise SetupError(f"--follow: {ADDRESS} is not set; the batch script of `--on slurm` starts this command, leave --follow out")
+            raise SetupError(
+                f"--follow: {ADDRESS} is not set; the batch script of `--on slurm` starts this command, leave --follow out"
+            )
         self._numbers = count()
         self._jobs: dict[str, str] = {}
         """Number of each job, by the name of its host."""
@@ -51,7 +53,9 @@ class SlurmHosts:
             return {}
         ours = [(name.fullmatch(line[1]), line[0]) for line in lines if line[2:] == [self._address]]
         jobs = sorted(
-            (int(match["number"]), match[1], match["role"], job) for match, job in ours if match and match["role"] in self._places
+            (int(match["number"]), match[1], match["role"], job)
+            for match, job in ours
+            if match and match["role"] in self._places
         )
         self._numbers = count(jobs[-1][0] + 1 if jobs else 0)
         self._jobs = {host: job for _, host, _, job in jobs}
@@ -66,7 +70,13 @@ class SlurmHosts:
         place, name = self._places[role], f"{role}-added-{next(self._numbers)}"
         command = shlex.join((*PROGRAM, "join", self._address, *place.words))
         options = (
-            *("--parsable", "--export=ALL", "--ntasks=1", f"--signal=B:TERM@{self._leaving_seconds}", "--open-mode=append"),
+            *(
+                "--parsable",
+                "--export=ALL",
+                "--ntasks=1",
+                f"--signal=B:TERM@{self._leaving_seconds}",
+                "--open-mode=append",
+            ),
             *(
                 f"--job-name=areal-{self._recipe.run}-{name}",
                 f"--comment={self._address}",
@@ -100,11 +110,15 @@ def _run(*command: str) -> str:
     """
     outside = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name == SITE}
     try:
-        done = subprocess.run(command, env=outside, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
+        done = subprocess.run(
+            command, env=outside, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
+        )
     except FileNotFoundError as error:
         raise SetupError(f"{command[0]} is not on the PATH of the node where the batch script runs") from error
     except subprocess.TimeoutExpired as error:
         raise SetupError(f"{command[0]} has not ended within {TIMEOUT_SECONDS:g} s") from error
     if done.returncode:
-        raise SetupError(f"{command[0]} failed with status {done.returncode}: {done.stderr.strip() or 'it printed no reason'}")
+        raise SetupError(
+            f"{command[0]} failed with status {done.returncode}: {done.stderr.strip() or 'it printed no reason'}"
+        )
     return done.stdout

@@ -56,12 +56,16 @@ def in_process(builders: Mapping[str, Builder] = TORCH_ACTORS) -> Backend:
     async def open_host(recipe: Recipe) -> AsyncIterator[ActorHost]:
         with _folder(recipe) as folder:
             workers = _instances(recipe, "inference_worker")
-            host = ActorHost(MemoryBus(recipe.run, lease_seconds=LEASE_SECONDS), recipe, folder, inference_workers=workers)
+            host = ActorHost(
+                MemoryBus(recipe.run, lease_seconds=LEASE_SECONDS), recipe, folder, inference_workers=workers
+            )
             try:
                 await host.publish(_started_event(recipe, folder))
                 for kind in ("inference_worker", "session_manager"):
                     for instance in _instances(recipe, kind):
-                        await host.serve(instance, builders[kind](BuildContext(recipe=recipe, folder=folder, instance=instance)))
+                        await host.serve(
+                            instance, builders[kind](BuildContext(recipe=recipe, folder=folder, instance=instance))
+                        )
                 yield host
             finally:
                 await host.stop()
@@ -77,7 +81,9 @@ async def processes(recipe: Recipe) -> AsyncIterator[ActorHost]:
         folder = stack.enter_context(_folder(recipe))
         server = await stack.enter_async_context(run_server(recipe, folder))
         addresses, owner = server.addresses, server.addresses.owner
-        bus = await NatsBus.connect(owner.url, recipe.run, name=PROCESS, kinds=KINDS, replicas=recipe.bus.replicas, blobs=folder.blobs)
+        bus = await NatsBus.connect(
+            owner.url, recipe.run, name=PROCESS, kinds=KINDS, replicas=recipe.bus.replicas, blobs=folder.blobs
+        )
         stack.push_async_callback(bus.close)
         await refuse_old_log(bus, owner)
         folder.announce(owner, monitor=addresses.monitor)
@@ -131,7 +137,9 @@ def joined_folder(folder: Path | str) -> Backend:
     try:
         server = place.server()
     except OSError as error:
-        raise SetupError(f"{place.path} has no bus.json: no `{COMMAND} serve` is running there; start `{COMMAND} serve RECIPE`") from error
+        raise SetupError(
+            f"{place.path} has no bus.json: no `{COMMAND} serve` is running there; start `{COMMAND} serve RECIPE`"
+        ) from error
     return joined(server.url, server.run, token=server.token, blobs=place.blobs)
 
 
@@ -158,7 +166,9 @@ async def _gateway(bus: Bus, where: str) -> None:
     until = time.monotonic() + GATEWAY_SECONDS
     while True:
         try:
-            await bus.request(DescribeGateway(), Stamp(id=uuid.uuid4().hex, sender=PROCESS, time=time.time()), timeout=GATEWAY_SECONDS)
+            await bus.request(
+                DescribeGateway(), Stamp(id=uuid.uuid4().hex, sender=PROCESS, time=time.time()), timeout=GATEWAY_SECONDS
+            )
         except NoResponder as error:
             if time.monotonic() > until:
                 raise SetupError(f"{where} has no gateway now; is `{COMMAND} serve` still running?") from error

@@ -92,4 +92,7 @@ def batch_sequences(
     if run_folder is None:
         return sequences
     folder = str(ImageFolder.of_run(run_folder).path)
-    return [msgspec.structs.replace(sequence, image_folder=folder) if sequence.images else sequence for sequence in sequences]
+    return [
+        msgspec.structs.replace(sequence, image_folder=folder) if sequence.images else sequence
+        for sequence in sequences
+    ]

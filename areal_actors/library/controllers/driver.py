@@ -143,7 +143,9 @@ class Driver:
             try:
                 await asyncio.wait_for(caught_up.wait(), START_SECONDS)
             except TimeoutError as error:
-                raise RolloutTimeout(f"start: {WORKER} did not start within {START_SECONDS:g} s; is the bus overloaded?") from error
+                raise RolloutTimeout(
+                    f"start: {WORKER} did not start within {START_SECONDS:g} s; is the bus overloaded?"
+                ) from error
             self._stack = stack.pop_all()
         self._closed = ""
         return self
@@ -151,7 +153,9 @@ class Driver:
     async def _serve_workers(self, host: ActorHost) -> None:
         task = self.recipe.task
         acceptance = Acceptance(self._workflows.accepts, self._root, retry=task.retry_rejected)
-        reward_worker = TORCH_ACTORS["reward_worker"](BuildContext(recipe=self.recipe, folder=host.folder, instance="reward_worker-0"))
+        reward_worker = TORCH_ACTORS["reward_worker"](
+            BuildContext(recipe=self.recipe, folder=host.folder, instance="reward_worker-0")
+        )
         assert isinstance(reward_worker, RewardWorker)
         reward_worker.acceptance = acceptance
         await host.serve("reward_worker-0", reward_worker)
@@ -185,7 +189,11 @@ class Driver:
         return self._scheduler.ledger.weight_version
 
     async def update_weights(
-        self, weights: WeightsPublished | WeightsLocation | Path | str, version: int | None = None, *, timeout: float = LOAD_SECONDS
+        self,
+        weights: WeightsPublished | WeightsLocation | Path | str,
+        version: int | None = None,
+        *,
+        timeout: float = LOAD_SECONDS,
     ) -> int:
         """Load these weights into every inference worker; completions in flight continue with them at their next token.
 
@@ -206,7 +214,9 @@ class Driver:
         if version is None:
             version = weights.weight_version if isinstance(weights, WeightsPublished) else self.weight_version + 1
         if version <= self.weight_version:
-            raise RolloutError(f"update_weights: version {version} is not newer than {self.weight_version}, which is already served")
+            raise RolloutError(
+                f"update_weights: version {version} is not newer than {self.weight_version}, which is already served"
+            )
         if isinstance(weights, WeightsPublished):
             weights = weights.location
         elif not isinstance(weights, WeightsLocation):
@@ -254,7 +264,9 @@ class Driver:
         """
         while self._held and not self.paused and len(self._in_flight) < self._slots:
             await self._publish_episode(self._held.popleft())
-        while self._held_out and len(self._evaluating) < (self.recipe.evaluation.max_concurrent if self._in_flight else self._slots):
+        while self._held_out and len(self._evaluating) < (
+            self.recipe.evaluation.max_concurrent if self._in_flight else self._slots
+        ):
             await self._publish_episode(self._held_out.popleft())
 
     async def _publish_episode(self, work: RunEpisode) -> None:
@@ -338,7 +350,11 @@ class Driver:
         changed.set()
 
     async def _until(
-        self, name: str, reached: Callable[[], Awaitable[T | None]], timeout: float, describe: Callable[[], str] | None = None
+        self,
+        name: str,
+        reached: Callable[[], Awaitable[T | None]],
+        timeout: float,
+        describe: Callable[[], str] | None = None,
     ) -> T:
         """Wait until `reached` returns a value; it is called after every state change."""
         try:
@@ -350,7 +366,9 @@ class Driver:
                         return result
                     await changed.wait()
         except TimeoutError as error:
-            raise RolloutTimeout(f"{name}: not within {timeout:g} s: {(describe or self._describe_progress)()}") from error
+            raise RolloutTimeout(
+                f"{name}: not within {timeout:g} s: {(describe or self._describe_progress)()}"
+            ) from error
 
     def _check_running(self, name: str) -> None:
         """Raise if the controller is closed or has failed."""
@@ -360,7 +378,9 @@ class Driver:
             raise RolloutError(f"{name}: {self._host.failed.result()}")
         if self._in_a_row >= self.recipe.watchdog.max_failures_in_a_row:
             failures, self._in_a_row = self._in_a_row, 0
-            raise RolloutError(f"{name}: {failures} episodes failed in a row; the last: {_describe_failure(self.abandoned[-1])}")
+            raise RolloutError(
+                f"{name}: {failures} episodes failed in a row; the last: {_describe_failure(self.abandoned[-1])}"
+            )
         if problem := self._scheduler.filter_error():
             raise RolloutError(f"{name}: {problem}")
 
@@ -368,7 +388,9 @@ class Driver:
         """Raise if waiting cannot succeed."""
         self._check_running(name)
         if self.weight_version < 0:
-            raise RolloutError(f"{name}: there are no weights yet; first call update_weights with the result of upload_weights")
+            raise RolloutError(
+                f"{name}: there are no weights yet; first call update_weights with the result of upload_weights"
+            )
         most = (self.recipe.staleness_gate.max_staleness + 1) * self.recipe.trainer.batch_size
         if count > most:
             raise RolloutError(
@@ -383,7 +405,9 @@ class Driver:
         """Describes the state of groups in a sentence."""
         bound = self._scheduler.room()[1]
         running, waiting = len(self._scheduler.ledger.running), self._scheduler.waiting()
-        progress = f"{len(self._scheduler.assembler.complete)} groups are complete, {running} run, {waiting} wait to start"
+        progress = (
+            f"{len(self._scheduler.assembler.complete)} groups are complete, {running} run, {waiting} wait to start"
+        )
         if self.paused:
             progress += " (the controller is paused: call resume)"
         elif waiting and bound != "none":

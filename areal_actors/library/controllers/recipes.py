@@ -20,8 +20,14 @@ def recipe(*words: str | Path) -> Recipe:
     Raises:
         RecipeError: no file is named, or the recipe is invalid; the message lists all errors.
     """
-    files = [word if isinstance(word, Path) else find_recipe(word) for word in words if isinstance(word, Path) or is_file(word)]
+    files = [
+        word if isinstance(word, Path) else find_recipe(word)
+        for word in words
+        if isinstance(word, Path) or is_file(word)
+    ]
     if not files:
-        raise RecipeError("found no recipe among the arguments; name a TOML file, as in recipe('recipes/gsm8k_grpo.toml', 'steps=20')")
+        raise RecipeError(
+            "found no recipe among the arguments; name a TOML file, as in recipe('recipes/gsm8k_grpo.toml', 'steps=20')"
+        )
     settings = [word for word in words if not isinstance(word, Path) and not is_file(word)]
     return load(files, settings, detect_cuda()).recipe

@@ -28,7 +28,12 @@ class AsyncRolloutController(Driver):
     # ------------------------------------------------------------ tasks and batches
 
     async def submit(
-        self, task: TaskLike, workflow: Any = None, *, options: Mapping[str, Any] | None = None, should_accept: Accept = None
+        self,
+        task: TaskLike,
+        workflow: Any = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        should_accept: Accept = None,
     ) -> int:
         """Run a group of episodes on a task as soon as no limit is reached.
 

@@ -73,7 +73,9 @@ class LogReader:
         try:
             server = folder.monitor()
         except OSError as error:
-            raise SetupError(f"{folder.path} has no monitor.json: start RolloutController(recipe, processes) on rank 0 first") from error
+            raise SetupError(
+                f"{folder.path} has no monitor.json: start RolloutController(recipe, processes) on rank 0 first"
+            ) from error
         return cls(server.url, server.run, token=server.token, blobs=folder.blobs)
 
     def trajectories(self, batch: RolloutBatch) -> list[Trajectory]:

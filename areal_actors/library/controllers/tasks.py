@@ -23,7 +23,9 @@ def as_task(given: Any, number: int) -> Task:
         return given
     if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
         return Task(id=str(given.get("id", number)), data=dict(given))
-    raise RolloutError(f"a task is {type(given).__name__} {given!r:.100}; pass a mapping such as {{'question': …}}, or a Task")
+    raise RolloutError(
+        f"a task is {type(given).__name__} {given!r:.100}; pass a mapping such as {{'question': …}}, or a Task"
+    )
 
 
 class Feed:

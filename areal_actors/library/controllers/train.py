@@ -87,7 +87,9 @@ class TrainController:
     def _engine(self, ranks: Ranks | None) -> Any:
         recipe = msgspec.structs.replace(self.recipe, model=self._model_folder)
         if ranks is None:
-            return EngineBuilder(BuildContext(recipe=recipe, folder=self._folder, instance="trainer-0"))(lambda *_: None)
+            return EngineBuilder(BuildContext(recipe=recipe, folder=self._folder, instance="trainer-0"))(
+                lambda *_: None
+            )
         return TorchTrainer(
             self._model_folder,
             recipe.algorithm,
@@ -124,7 +126,9 @@ class TrainController:
     def forward(self, batch: Data) -> list[Tensor]:
         """Returns float32 `[tokens of the sequence]` for each sequence's trained tokens: log-probabilities, or values of a scalar head."""
         sequences = self.sequences(batch)
-        outputs = self.engine.values(sequences) if self.recipe.algorithm.head == "value" else self.engine.logp(sequences)
+        outputs = (
+            self.engine.values(sequences) if self.recipe.algorithm.head == "value" else self.engine.logp(sequences)
+        )
         return list(outputs.split_with_sizes([int(sequence.loss_mask[1:].sum()) for sequence in sequences]))
 
     def compute_logp(self, batch: Data) -> Tensor:
@@ -178,7 +182,9 @@ class TrainController:
                 "a RolloutBatch has only references to its trajectories; construct TrainController(recipe, rollouts) to fetch them"
             )
         if not batch.groups:
-            raise RolloutError("the batch has no group: all its episodes were abandoned; see `abandoned` of the RolloutController")
+            raise RolloutError(
+                "the batch has no group: all its episodes were abandoned; see `abandoned` of the RolloutController"
+            )
         return batch_sequences(batch, self.trajectories.trajectories(batch), self._credit, self._folder.path)
 
     # ------------------------------------------------------------ weights

@@ -58,7 +58,9 @@ class Workflows:
         """Runners of dropped workflow objects, which are still to be closed."""
         self._start_lock = asyncio.Lock()
 
-    async def ready(self, workflow: Any, options: Mapping[str, Any], accept: Accept, *, held_out: bool = False) -> WorkflowSpec:
+    async def ready(
+        self, workflow: Any, options: Mapping[str, Any], accept: Accept, *, held_out: bool = False
+    ) -> WorkflowSpec:
         """Start the runner of a group's episodes; returns its specification.
 
         Args:
@@ -114,9 +116,13 @@ class Workflows:
 
     def _task(self, workflow: str | None, options: Mapping[str, Any]) -> TaskSettings:
         if workflow is not None:
-            return msgspec.structs.replace(self.task, agent=workflow, command=(), agent_options=dict(options), environment="")
+            return msgspec.structs.replace(
+                self.task, agent=workflow, command=(), agent_options=dict(options), environment=""
+            )
         if not self.task.agent and not self.task.command and not self.task.environment:
-            raise AgentError("no workflow was given, and the recipe has no `task.agent`: pass one to submit, or set `task.agent`")
+            raise AgentError(
+                "no workflow was given, and the recipe has no `task.agent`: pass one to submit, or set `task.agent`"
+            )
         return msgspec.structs.replace(self.task, agent_options={**self.task.agent_options, **options})
 
     # ------------------------------------------------------------ used by the actors

@@ -94,7 +94,9 @@ class ArgumentTags(NamedTuple):
             head = _head_for(self.heads, of_key)
             start = grammar.text(f"{head.opening}{key}{head.end}")
             between = f"({grammar.literal(self.separator)})?" if self.separator else ""
-            return " ".join(filter(None, (between, start, self._value_grammar(grammar, of_key, root, self.closing_of(key)))))
+            return " ".join(
+                filter(None, (between, start, self._value_grammar(grammar, of_key, root, self.closing_of(key))))
+            )
 
         return arguments_grammar(schema, argument)
 
@@ -136,13 +138,18 @@ class _Reader(NamedTuple):
             closing = self.tags.closing_of(name)
             members[name], position = self._value(position, head, argument_schemas(schema).get(name), closing, depth)
             position = skip_space(self.text, position)
-        return "{" + ", ".join([f"{json.dumps(name, ensure_ascii=False)}: {value}" for name, value in members.items()]) + "}", position
+        return "{" + ", ".join(
+            [f"{json.dumps(name, ensure_ascii=False)}: {value}" for name, value in members.items()]
+        ) + "}", position
 
     def _name(self, at: int) -> tuple[str, int, ValueHead]:
         places = []
         for head in self.tags.heads:
             start = at + len(head.opening.strip())
-            if self.text.startswith(head.opening.strip(), at) and (place := self.text.find(head.end.strip(), start)) >= 0:
+            if (
+                self.text.startswith(head.opening.strip(), at)
+                and (place := self.text.find(head.end.strip(), start)) >= 0
+            ):
                 places.append((place, -len(head.end.strip()), start, head))
         if not places:
             for opening in self.tags.openings:
@@ -169,7 +176,10 @@ class _Reader(NamedTuple):
             end = self.text.find(CDATA_END, start)
             if end < 0:
                 raise IncompleteCall
-            value, position = self.text[start:end], expect(self.text, skip_space(self.text, end + len(CDATA_END)), closing.strip())
+            value, position = (
+                self.text[start:end],
+                expect(self.text, skip_space(self.text, end + len(CDATA_END)), closing.strip()),
+            )
             is_text = is_text or not types
         else:
             value, position = self._plain_text(at, head, closing)
@@ -238,7 +248,9 @@ def _head_for(heads: Sequence[ValueHead], schema: object) -> ValueHead:
 def _resolve(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the schema that a reference names, or the schema itself; empty if there is none."""
     reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-    resolved = resolve_reference(reference, root) if isinstance(reference, str) and reference.startswith("#/") else schema
+    resolved = (
+        resolve_reference(reference, root) if isinstance(reference, str) and reference.startswith("#/") else schema
+    )
     return resolved if isinstance(resolved, Mapping) else {}
 
 

@@ -105,7 +105,12 @@ class AnswerFormat(ABC):
     """Delimiters before and after reasoning."""
 
     def parse(
-        self, text: str, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False, withheld: frozenset[str] = frozenset()
+        self,
+        text: str,
+        tools: Sequence[ToolDefinition],
+        *,
+        in_reasoning: bool = False,
+        withheld: frozenset[str] = frozenset(),
     ) -> Answer:
         """Parse a whole completion; with `in_reasoning` the prompt has already opened the reasoning. Calls of `withheld` tools are text."""
         if not in_reasoning and self._is_plain(text, tools):
@@ -118,7 +123,11 @@ class AnswerFormat(ABC):
             reasoning="".join([delta.reasoning for delta in deltas]),
             text="".join([delta.text for delta in deltas]),
             tool_calls=tuple(
-                [ToolCall(name=delta.name, arguments=delta.arguments, id=delta.id) for delta in deltas if delta.call is not None]
+                [
+                    ToolCall(name=delta.name, arguments=delta.arguments, id=delta.id)
+                    for delta in deltas
+                    if delta.call is not None
+                ]
             ),
             tool_call_error=problem,
         )
@@ -132,9 +141,13 @@ class AnswerFormat(ABC):
             RequestError: there are no tools, or the format has no syntax for calls.
         """
         if not tools:
-            raise RequestError("a tool call is required but there are no tools: add tools, or set tool_choice to auto", field="tools")
+            raise RequestError(
+                "a tool call is required but there are no tools: add tools, or set tool_choice to auto", field="tools"
+            )
         grammar = Grammar()
-        return grammar.constraint(self._grammar(grammar, declared_tools(tools), parallel=parallel, in_reasoning=in_reasoning))
+        return grammar.constraint(
+            self._grammar(grammar, declared_tools(tools), parallel=parallel, in_reasoning=in_reasoning)
+        )
 
     def opens_reasoning(self, prompt: str) -> bool:
         """True if a prompt ends with the delimiter that opens reasoning."""

@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 from areal_actors.tokenization.tool_parsers.argument_tags import ArgumentTags
 from areal_actors.tokenization.tool_parsers.base import DeclaredTools, ToolCall
 from areal_actors.tokenization.tool_parsers.grammar import Grammar
-from areal_actors.tokenization.tool_parsers.json_calls import CallKeys, check_name, expect, read_arguments, read_call, skip_space
+from areal_actors.tokenization.tool_parsers.json_calls import (
+    CallKeys,
+    check_name,
+    expect,
+    read_arguments,
+    read_call,
+    skip_space,
+)
 from areal_actors.tokenization.tool_parsers.quoted_values import QuotedValues
 from areal_actors.tokenization.tool_parsers.syntax import CallSyntax, IncompleteCall, MalformedCall, ParsedCalls
 
@@ -106,7 +113,11 @@ class CallPattern(NamedTuple):
             identifier, at = _up_to(text, at, (self.id_end,))
             at += len(self.id_end.strip())
         tags = self.arguments if isinstance(self.arguments, ArgumentTags) else None
-        ends = (self.name_end, *tags.openings, self.call[1] or self.section[1]) if tags else (self.name_end.strip() or "{",)
+        ends = (
+            (self.name_end, *tags.openings, self.call[1] or self.section[1])
+            if tags
+            else (self.name_end.strip() or "{",)
+        )
         name, position = _up_to(text, at, ends)
         if self.named_ids:
             identifier, match = name, NAMED_ID.fullmatch(name)
@@ -146,7 +157,14 @@ class CallPattern(NamedTuple):
         else:
             arguments = grammar.arguments(parameters)
         number = ["/[0-9]{1,3}/", grammar.text(self.name_number)] if self.name_number else []
-        parts = (grammar.text(self.call[0]), *identifier, grammar.literal(head), *digits, grammar.text(self.name_end), *number)
+        parts = (
+            grammar.text(self.call[0]),
+            *identifier,
+            grammar.literal(head),
+            *digits,
+            grammar.text(self.name_end),
+            *number,
+        )
         return " ".join(filter(None, (*parts, arguments, grammar.text(end + self.call[1]))))
 
     def syntax(self, newlines: int = 0) -> CallSyntax:

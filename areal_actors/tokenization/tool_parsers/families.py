@@ -9,7 +9,14 @@ from areal_actors.core.installed_parts import installed_parts
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
 from areal_actors.tokenization.tool_parsers.frames import frame_of
 from areal_actors.tokenization.tool_parsers.gpt_oss import GptOss
-from areal_actors.tokenization.tool_parsers.json_formats import DEEPSEEK, DEEPSEEK_V3, GENERIC_JSON, HERMES, LLAMA3, MISTRAL
+from areal_actors.tokenization.tool_parsers.json_formats import (
+    DEEPSEEK,
+    DEEPSEEK_V3,
+    GENERIC_JSON,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+)
 from areal_actors.tokenization.tool_parsers.pythonic import PYTHON_LINES, PYTHONIC
 from areal_actors.tokenization.tool_parsers.stream_parser import DelimitedFormat
 from areal_actors.tokenization.tool_parsers.syntax import KNOWN_REASONING, CallSyntax, ReasoningDelimiters
@@ -80,4 +87,8 @@ def format_of(name: str, chat_template: str, syntax: CallSyntax | None = None) -
 def reasoning_of(chat_template: str) -> tuple[ReasoningDelimiters, ...]:
     """Return the known delimiters of reasoning that a template contains."""
     frame = frame_of(chat_template)
-    return (frame.reasoning,) if frame else tuple(delimiters for delimiters in KNOWN_REASONING if delimiters.closing in chat_template)
+    return (
+        (frame.reasoning,)
+        if frame
+        else tuple(delimiters for delimiters in KNOWN_REASONING if delimiters.closing in chat_template)
+    )

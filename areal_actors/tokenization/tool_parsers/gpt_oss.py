@@ -58,7 +58,10 @@ class GptOss(AnswerFormat):
     def _grammar(self, grammar: Grammar, declared: DeclaredTools, *, parallel: bool, in_reasoning: bool) -> str:  # noqa: ARG002 - the models make no parallel calls
         literal, delimiter = grammar.literal, grammar.delimiter
         head = f"{delimiter(CHANNEL)} {literal('commentary json')} {delimiter(MESSAGE)}"
-        calls = [f"{literal(f' to={FUNCTIONS}{name}')} {head} {grammar.arguments(parameters)}" for name, parameters in declared.items()]
+        calls = [
+            f"{literal(f' to={FUNCTIONS}{name}')} {head} {grammar.arguments(parameters)}"
+            for name, parameters in declared.items()
+        ]
         rest = f"{grammar.until('<|end|>')} {delimiter(START)} {literal('assistant')}"
         if in_reasoning:
             return f"{rest} {alternatives(calls)}"
@@ -103,7 +106,9 @@ class HarmonyStreamParser(StreamParser):
         self._header, self._pending = header[0], self._pending[header.end() :]
         recipient = RECIPIENT.search(header["before"] or "") or RECIPIENT.search(header["after"])
         self._recipient = recipient[1] if recipient else ""
-        self._begin_message("call" if recipient else "reasoning" if header["channel"] == "analysis" else "text", on_new_line=True)
+        self._begin_message(
+            "call" if recipient else "reasoning" if header["channel"] == "analysis" else "text", on_new_line=True
+        )
         return True
 
     def _read_body(self, *, final: bool) -> bool:

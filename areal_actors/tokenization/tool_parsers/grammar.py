@@ -121,7 +121,11 @@ def resolve_delimiters(constraint: Constraint, token_id: Callable[[str], int | N
         number = token_id(json.loads(rule[1]))
         return rule[0] if number is None else rule[2].replace(ID_PLACEHOLDER, f"<[{number}]>")
 
-    return Constraint(kind=constraint.kind, text=TOKEN_RULE.sub(choose_rule, constraint.text)) if constraint.kind == "lark" else constraint
+    return (
+        Constraint(kind=constraint.kind, text=TOKEN_RULE.sub(choose_rule, constraint.text))
+        if constraint.kind == "lark"
+        else constraint
+    )
 
 
 def alternatives(expressions: Sequence[str]) -> str:

@@ -169,7 +169,9 @@ def _call_members(members: dict[str, JsonMember], keys: CallKeys, end: int) -> t
         if stated is None or not isinstance(stated.value, str):
             raise MalformedCall("its name is missing" if stated is None else "its name is not a string", end)
         if len(values) != 1:
-            raise MalformedCall(f"{keys.arguments[0]!r} is missing" if not values else "it has several arguments objects", end)
+            raise MalformedCall(
+                f"{keys.arguments[0]!r} is missing" if not values else "it has several arguments objects", end
+            )
         name, arguments = stated.value, values[0]
     if not isinstance(arguments.value, dict):
         raise MalformedCall("its arguments are not an object", end)

@@ -25,7 +25,9 @@ PARTIAL_KEY = re.compile(r'\{[ \t\n\r]*(?:"[^"]{0,12})?\Z')
 """An object whose first key is incomplete; no key of a call is longer."""
 
 
-def call_body(before: str = "", delimiter: str = "", head: str = "", after: str = "") -> Callable[[Grammar, str, Mapping[str, Any]], str]:
+def call_body(
+    before: str = "", delimiter: str = "", head: str = "", after: str = ""
+) -> Callable[[Grammar, str, Mapping[str, Any]], str]:
     """Return the grammar of a call: text, a delimiter, more text, its arguments, and text; empty ones are left out.
 
     `before` and `head` may refer to the tool as `{name}`, or in quotes as `{quoted}`.
@@ -127,7 +129,10 @@ def read_mistral(text: str, at: int, declared: DeclaredTools) -> ParsedCalls:
     return ParsedCalls(end, (ToolCall(name=head[1], arguments=arguments),))
 
 
-DEEPSEEK_CALLS, DEEPSEEK_CALL = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"), ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
+DEEPSEEK_CALLS, DEEPSEEK_CALL = (
+    ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
+)
 DEEPSEEK_SEPARATOR, DEEPSEEK_KIND = "<｜tool▁sep｜>", "function"
 
 
@@ -197,7 +202,11 @@ GENERIC_JSON = CallSyntax(
 )
 """Templates that list tools without a call syntax."""
 MISTRAL = CallSyntax(
-    read_mistral, (MISTRAL_CALLS,), special_tokens=True, body=call_body("{name}", MISTRAL_ARGUMENTS), around_call=(MISTRAL_CALLS, "")
+    read_mistral,
+    (MISTRAL_CALLS,),
+    special_tokens=True,
+    body=call_body("{name}", MISTRAL_ARGUMENTS),
+    around_call=(MISTRAL_CALLS, ""),
 )
 """A name and arguments, since 2025; the older list of objects is read, too."""
 DEEPSEEK = CallSyntax(

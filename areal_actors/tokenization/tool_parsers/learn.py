@@ -170,7 +170,9 @@ def _named_call(texts: _Texts, name: str, *, named: bool) -> CallPattern | None:
     if not named and IDS[0] in call[0]:
         opening, _, identifier = call[0].partition(IDS[0])
         call = (opening, call[1])
-    return CallPattern(section, call, separator, id_end=identifier, named_ids=named, name_end=name_end, arguments=arguments)
+    return CallPattern(
+        section, call, separator, id_end=identifier, named_ids=named, name_end=name_end, arguments=arguments
+    )
 
 
 def _start_of_arguments(rest: str) -> int | None:
@@ -219,12 +221,18 @@ def _tagged_call(texts: _Texts, before: str, rest: str) -> CallPattern | None:
 def _number_calls(pattern: CallPattern, after_second_name: str) -> CallPattern:
     """Return the pattern with the number of a call in the delimiter after its name, if the second call has another one."""
     start, number, rest = pattern.name_end.rpartition("1")
-    if number and not after_second_name.startswith(pattern.name_end) and after_second_name.startswith(f"{start}2{rest}"):
+    if (
+        number
+        and not after_second_name.startswith(pattern.name_end)
+        and after_second_name.startswith(f"{start}2{rest}")
+    ):
         return pattern._replace(name_end=start, name_number=rest)
     return pattern
 
 
-def _split_section(before: str, after: str, two_calls: str, end: int, second: int) -> tuple[tuple[str, str], tuple[str, str], str]:
+def _split_section(
+    before: str, after: str, two_calls: str, end: int, second: int
+) -> tuple[tuple[str, str], tuple[str, str], str]:
     """Return the delimiters of each call, those of the section, and the text between two calls.
 
     Args:
@@ -240,7 +248,11 @@ def _split_section(before: str, after: str, two_calls: str, end: int, second: in
     opening = _delimiter_end(_common_suffix(between, before))
     closing = common_prefix(between[: len(between) - len(opening)], after)
     separator = between[len(closing) : len(between) - len(opening)]
-    return (opening, closing.rstrip()), (before[: len(before) - len(opening)].lstrip(), after[len(closing.rstrip()) :].rstrip()), separator
+    return (
+        (opening, closing.rstrip()),
+        (before[: len(before) - len(opening)].lstrip(), after[len(closing.rstrip()) :].rstrip()),
+        separator,
+    )
 
 
 def _delimiter_end(text: str) -> str:

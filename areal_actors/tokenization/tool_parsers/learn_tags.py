@@ -54,7 +54,9 @@ def learn_types(frame: Frame, render: Render) -> ArgumentTags:
         head = _head_of(frame, kind, render({KEY: value}))
         if head is not None:
             heads[kind] = head
-    return tags._replace(heads=_merge(heads), cdata=CDATA in render({KEY: TEXT_WITH_MARKS}), items=_items_of(frame, heads, render))
+    return tags._replace(
+        heads=_merge(heads), cdata=CDATA in render({KEY: TEXT_WITH_MARKS}), items=_items_of(frame, heads, render)
+    )
 
 
 def _head_of(frame: Frame, kind: str, text: str) -> ValueHead | None:
@@ -80,7 +82,10 @@ def _merge(heads: Mapping[str, ValueHead]) -> tuple[ValueHead, ...]:
         types.setdefault(head, set()).add(kind)
     if len(types) == 1:
         return tuple(types)
-    return tuple(head._replace(types=frozenset(kinds | ({"integer"} if "number" in kinds else set()))) for head, kinds in types.items())
+    return tuple(
+        head._replace(types=frozenset(kinds | ({"integer"} if "number" in kinds else set())))
+        for head, kinds in types.items()
+    )
 
 
 def _items_of(frame: Frame, heads: Mapping[str, ValueHead], render: Render) -> ItemTags | None:
@@ -94,7 +99,11 @@ def _items_of(frame: Frame, heads: Mapping[str, ValueHead], render: Render) -> I
 
     single = inside([VALUE])
     opening = single.partition(VALUE)[0]
-    if VALUE not in single or not opening.lstrip().startswith(("<", "]<")) or INNER not in _after_head(frame, heads, render):
+    if (
+        VALUE not in single
+        or not opening.lstrip().startswith(("<", "]<"))
+        or INNER not in _after_head(frame, heads, render)
+    ):
         return None
     two = inside([VALUE, OTHER_VALUE]).partition(VALUE)[2].partition(OTHER_VALUE)[0]
     if not two.endswith(opening):

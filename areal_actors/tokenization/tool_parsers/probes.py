@@ -30,7 +30,15 @@ class ProbeCall(NamedTuple):
 
 def probe_tools(calls: Sequence[ProbeCall]) -> list[ToolDefinition]:
     """Return declarations of the called tools."""
-    kinds = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object", type(None): "null"}
+    kinds = {
+        str: "string",
+        int: "integer",
+        float: "number",
+        bool: "boolean",
+        list: "array",
+        dict: "object",
+        type(None): "null",
+    }
     declared: dict[str, dict[str, Any]] = {}
     for call in calls:
         properties: dict[str, Any] = {
@@ -38,7 +46,9 @@ def probe_tools(calls: Sequence[ProbeCall]) -> list[ToolDefinition]:
         }
         for schema in properties.values():
             if schema["type"] == "object":
-                schema["additionalProperties"] = {}  # a few templates render no tool with an object of which nothing is known
+                schema[
+                    "additionalProperties"
+                ] = {}  # a few templates render no tool with an object of which nothing is known
         known_properties = declared.get(call.name, {})
         declared[call.name] = {**known_properties, **properties}
     return [
@@ -75,7 +85,9 @@ class Probe:
     def _ends_of_turn(self) -> list[str]:
         """Delimiters that the template writes right after an answer."""
         try:
-            plain = self.template.render([USER, {"role": "assistant", "content": TEXT}, NEXT], self.tools, add_generation_prompt=False)
+            plain = self.template.render(
+                [USER, {"role": "assistant", "content": TEXT}, NEXT], self.tools, add_generation_prompt=False
+            )
         except RequestError:
             return []
         tail = plain.rpartition(TEXT)[2].partition(NEXT["content"])[0] if TEXT in plain else ""
@@ -90,7 +102,11 @@ class Probe:
         Raises:
             RequestError: the template rejects the messages.
         """
-        message: Message = {"role": "assistant", "content": content, "tool_calls": [_message_call(call) for call in calls]}
+        message: Message = {
+            "role": "assistant",
+            "content": content,
+            "tool_calls": [_message_call(call) for call in calls],
+        }
         results = [{"role": "tool", "tool_call_id": call.id, "name": call.name, "content": RESULT} for call in calls]
         rendered, error = [], None
         for after in (results, []):
@@ -143,7 +159,12 @@ def without_open_mark(text: str) -> str:
 
 def _last_place(text: str, calls: Sequence[ProbeCall]) -> int:
     """Return the position behind the names, ids and plain values of these calls, where they first occur."""
-    values = [str(value) for call in calls for value in call.arguments.values() if isinstance(value, str) or type(value) is int]
+    values = [
+        str(value)
+        for call in calls
+        for value in call.arguments.values()
+        if isinstance(value, str) or type(value) is int
+    ]
     lines = [line for value in values for line in value.splitlines()[-1:]]
     named = [call.name for call in calls if call.name in text]
     # Where a call has its name, its id may stand behind the end, in the result.

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 
 from areal_actors.tokenization.tool_parsers.base import DeclaredTools
 from areal_actors.tokenization.tool_parsers.pythonic import DELIMITERS, PYTHONIC, pythonic_calls, write_call
-from areal_actors.tokenization.tool_parsers.syntax import CallSyntax, IncompleteCall, MalformedCall, ParsedCalls, enclosed_text
+from areal_actors.tokenization.tool_parsers.syntax import (
+    CallSyntax,
+    IncompleteCall,
+    MalformedCall,
+    ParsedCalls,
+    enclosed_text,
+)
 
 START = re.compile(r"\[\s*[A-Za-z_][\w.\-]*\(")
 PARTIAL_START = re.compile(r"\[\s*(?:[A-Za-z_][\w.\-]*)?\Z")

@@ -37,7 +37,9 @@ def _read_enclosed(text: str, at: int, delimiters: tuple[str, str], declared: De
     return ParsedCalls(end, pythonic_calls(written.strip(), start, declared, as_lines=delimiters is LINE_DELIMITERS))
 
 
-def pythonic_calls(text: str, position: int, declared: DeclaredTools, *, as_lines: bool = False) -> tuple[ToolCall, ...]:
+def pythonic_calls(
+    text: str, position: int, declared: DeclaredTools, *, as_lines: bool = False
+) -> tuple[ToolCall, ...]:
     """Return the calls of a list, or of separate lines.
 
     Raises:
@@ -61,7 +63,11 @@ def _parse_calls(text: str, position: int, *, as_lines: bool) -> list[ast.Call]:
         raise MalformedCall("it is not a list of Python calls", position) from error
     if not isinstance(tree, ast.List) or not tree.elts:
         raise MalformedCall("expected a list of Python calls between its delimiters", position)
-    calls = [item for item in tree.elts if isinstance(item, ast.Call) and isinstance(item.func, ast.Name | ast.Attribute) and not item.args]
+    calls = [
+        item
+        for item in tree.elts
+        if isinstance(item, ast.Call) and isinstance(item.func, ast.Name | ast.Attribute) and not item.args
+    ]
     if len(calls) < len(tree.elts):
         raise MalformedCall("expected calls with keyword arguments only", position)
     return calls
@@ -96,7 +102,9 @@ def _literal_value(node: ast.expr | None, depth: int = 0) -> Any:
                 return JSON_NAMES[name]
             case ast.Constant(value=str() | int() | float() | None as value):
                 return value
-            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)) if not isinstance(number, bool):
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)) if not isinstance(
+                number, bool
+            ):
                 return -number
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return [_literal_value(item, depth + 1) for item in items]
@@ -132,8 +140,13 @@ def _keywords_grammar(grammar: Grammar, parameters: Mapping[str, Any]) -> str:
     required = [key for key in parameters.get("required") or () if key in written]
     optional = [written[key] for key in written if key not in required]
     if required:
-        return " ".join([f" {comma} ".join(written[key] for key in required), *[f"({comma} {other})?" for other in optional]])
-    starts = [" ".join([first, *[f"({comma} {later})?" for later in optional[number:]]]) for number, first in enumerate(optional, 1)]
+        return " ".join(
+            [f" {comma} ".join(written[key] for key in required), *[f"({comma} {other})?" for other in optional]]
+        )
+    starts = [
+        " ".join([first, *[f"({comma} {later})?" for later in optional[number:]]])
+        for number, first in enumerate(optional, 1)
+    ]
     return f"({' | '.join(starts)})?" if starts else ""
 
 
@@ -149,7 +162,12 @@ PYTHONIC = CallSyntax(
 )
 """LFM2."""
 PYTHON_LINES = PYTHONIC._replace(
-    read=read_lines, openings=LINE_DELIMITERS[:1], closing=LINE_DELIMITERS[1], around_calls=LINE_DELIMITERS, brackets="", separator="\n"
+    read=read_lines,
+    openings=LINE_DELIMITERS[:1],
+    closing=LINE_DELIMITERS[1],
+    around_calls=LINE_DELIMITERS,
+    brackets="",
+    separator="\n",
 )
 """Olmo 3."""
 

@@ -99,13 +99,20 @@ class QuotedValues(NamedTuple):
         needed = parameters.get("required")
         required = [key for key in schemas if isinstance(needed, list) and key in needed]
         optional = [key for key in schemas if key not in required]
-        pairs = {key: f"{grammar.literal(f'{key}:')} {self._value_grammar(grammar, schema)}" for key, schema in schemas.items()}
+        pairs = {
+            key: f"{grammar.literal(f'{key}:')} {self._value_grammar(grammar, schema)}"
+            for key, schema in schemas.items()
+        }
         comma = grammar.literal(",")
         if required:
-            body = [f" {comma} ".join(pairs[key] for key in required), *[f"({comma} {pairs[key]})?" for key in optional]]
+            body = [
+                f" {comma} ".join(pairs[key] for key in required),
+                *[f"({comma} {pairs[key]})?" for key in optional],
+            ]
             return f'"{{" {" ".join(body)} "}}"'
         starts = [
-            " ".join([pairs[key], *[f"({comma} {pairs[later]})?" for later in optional[place:]]]) for place, key in enumerate(optional, 1)
+            " ".join([pairs[key], *[f"({comma} {pairs[later]})?" for later in optional[place:]]])
+            for place, key in enumerate(optional, 1)
         ]
         return f'"{{" ({" | ".join(starts)})? "}}"' if starts else '"{}"'
 

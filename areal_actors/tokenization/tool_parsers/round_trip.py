@@ -70,7 +70,9 @@ def tool_support(template: ChatTemplate, stops: Sequence[str], name: str = AUTO)
     template.dialect = ToolDialect()
     first = format_of(detect_format(template.source) if name in (AUTO, LEARNED) else name, template.source)
     if not template.source or name == NONE:
-        return first, ToolSupport(format=NONE, error="gateway.tool_format is none" if name == NONE else "there is no chat template")
+        return first, ToolSupport(
+            format=NONE, error="gateway.tool_format is none" if name == NONE else "there is no chat template"
+        )
     problems: list[str] = []
     for dialect, form in _candidates(template, stops, name, first):
         template.dialect = dialect
@@ -87,7 +89,9 @@ def tool_support(template: ChatTemplate, stops: Sequence[str], name: str = AUTO)
     return first, ToolSupport(format=first.name, error=problems[0] if problems else _why_none(template))
 
 
-def _candidates(template: ChatTemplate, stops: Sequence[str], name: str, first: AnswerFormat) -> Iterator[tuple[ToolDialect, AnswerFormat]]:
+def _candidates(
+    template: ChatTemplate, stops: Sequence[str], name: str, first: AnswerFormat
+) -> Iterator[tuple[ToolDialect, AnswerFormat]]:
     """Yield formats to test, with the form in which the template takes calls, the most likely one first."""
     taken = find_dialect(template)
     for null_content, text_arguments in ((False, False), (False, True), (True, False), (True, True)):
@@ -165,7 +169,12 @@ def _problem(template: ChatTemplate, form: AnswerFormat, stops: Sequence[str]) -
 
 
 def _case_problem(
-    template: ChatTemplate, form: AnswerFormat, stops: Sequence[str], case: str, content: str, calls: Sequence[ProbeCall]
+    template: ChatTemplate,
+    form: AnswerFormat,
+    stops: Sequence[str],
+    case: str,
+    content: str,
+    calls: Sequence[ProbeCall],
 ) -> str:
     tools = probe_tools([SEARCH, WORD, PING])
     try:

@@ -30,7 +30,13 @@ from areal_actors.tokenization.tool_parsers.base import (
 )
 from areal_actors.tokenization.tool_parsers.frames import NAME, AnswerFrame
 from areal_actors.tokenization.tool_parsers.grammar import MARK, Grammar
-from areal_actors.tokenization.tool_parsers.syntax import CallSyntax, IncompleteCall, MalformedCall, ParsedCalls, ReasoningDelimiters
+from areal_actors.tokenization.tool_parsers.syntax import (
+    CallSyntax,
+    IncompleteCall,
+    MalformedCall,
+    ParsedCalls,
+    ReasoningDelimiters,
+)
 
 RESCAN_THRESHOLD = 256
 """Length of a held call, in characters, from which it is parsed again only when a new character may end it."""
@@ -45,7 +51,9 @@ START, REASONING, TEXT = range(3)
 class DelimitedFormat(AnswerFormat):
     """An answer format built from a call syntax."""
 
-    def __init__(self, name: str, syntax: CallSyntax, reasoning: Sequence[ReasoningDelimiters], frame: AnswerFrame | None = None) -> None:
+    def __init__(
+        self, name: str, syntax: CallSyntax, reasoning: Sequence[ReasoningDelimiters], frame: AnswerFrame | None = None
+    ) -> None:
         self.name = name
         self.frame = frame
         """Delimiters around the text of answers."""
@@ -69,7 +77,10 @@ class DelimitedFormat(AnswerFormat):
         thoughts = [_until_closing(grammar, closing) + r" /\n{0,2}/" for _, closing in self.reasoning]
         if in_reasoning and thoughts:
             return f"({' | '.join(thoughts)}) {calls}"
-        opened = [f"{grammar.text(opening)} {thought}" for opening, thought in zip(self._reasoning_openings, thoughts, strict=True)]
+        opened = [
+            f"{grammar.text(opening)} {thought}"
+            for opening, thought in zip(self._reasoning_openings, thoughts, strict=True)
+        ]
         return f"({' | '.join(opened)})? {calls}" if opened else calls
 
     def _framed_calls(self, grammar: Grammar, declared: DeclaredTools, *, parallel: bool) -> str:
@@ -87,15 +98,23 @@ class DelimitedFormat(AnswerFormat):
 
     def _is_plain(self, text: str, tools: Sequence[ToolDefinition]) -> bool:
         start = text.lstrip()
-        if self.frame is not None or start.startswith(self._reasoning_openings) or (self.syntax.leading_newlines and text.startswith("\n")):
+        if (
+            self.frame is not None
+            or start.startswith(self._reasoning_openings)
+            or (self.syntax.leading_newlines and text.startswith("\n"))
+        ):
             return False
-        return not tools or not ((self.openings and self.openings.search(text)) or (start and start[0] in self.syntax.bare))
+        return not tools or not (
+            (self.openings and self.openings.search(text)) or (start and start[0] in self.syntax.bare)
+        )
 
 
 class DelimitedStreamParser(StreamParser):
     """Parses a completion of a delimited format while it is sampled."""
 
-    def __init__(self, of: DelimitedFormat, declared: DeclaredTools, withheld: frozenset[str], *, in_reasoning: bool) -> None:
+    def __init__(
+        self, of: DelimitedFormat, declared: DeclaredTools, withheld: frozenset[str], *, in_reasoning: bool
+    ) -> None:
         super().__init__(declared, withheld)
         self._syntax = of.syntax if declared else of.syntax._replace(openings=(), bare="", newlines=0)
         self._openings = of.openings if declared else None
@@ -157,7 +176,9 @@ class DelimitedStreamParser(StreamParser):
             self._phase, self._skip = TEXT, NEWLINES_AFTER_REASONING
             return True
         openings = self._syntax.openings if self._opens_in_reasoning else ()
-        cut = len(self._pending) if final else partial_delimiter_start(self._pending, (*self._closings, *openings), 0, 1)
+        cut = (
+            len(self._pending) if final else partial_delimiter_start(self._pending, (*self._closings, *openings), 0, 1)
+        )
         self._emit_reasoning(self._pending[:cut])
         self._pending = self._pending[cut:]
         return False

@@ -14,13 +14,27 @@ from typing import Any, NamedTuple
 from areal_actors.tokenization.tool_parsers.base import DeclaredTools, ToolCall
 from areal_actors.tokenization.tool_parsers.grammar import Grammar, alternatives
 from areal_actors.tokenization.tool_parsers.json_calls import DECODER, check_depth, check_name
-from areal_actors.tokenization.tool_parsers.syntax import CallSyntax, IncompleteCall, MalformedCall, ParsedCalls, enclosed_text
+from areal_actors.tokenization.tool_parsers.syntax import (
+    CallSyntax,
+    IncompleteCall,
+    MalformedCall,
+    ParsedCalls,
+    enclosed_text,
+)
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,299})")
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,299})(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-TYPE_OF_VALUE = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
+TYPE_OF_VALUE = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
 MAX_SCHEMA_DEPTH = 20
 """Maximum depth of references and alternatives to follow; a schema may refer to itself."""
 
@@ -171,7 +185,11 @@ def value_json(text: str, types: frozenset[str]) -> str:
         return value.lower()
     if types & {"integer", "number"} and (NUMBER if "number" in types else INTEGER).fullmatch(value):
         return value
-    if value[:1] in ("{", "[") and is_json(value) and ("object" if value[0] == "{" else "array") in (types or {"object", "array"}):
+    if (
+        value[:1] in ("{", "[")
+        and is_json(value)
+        and ("object" if value[0] == "{" else "array") in (types or {"object", "array"})
+    ):
         return value
     return json.dumps(text, ensure_ascii=False)
 
@@ -195,7 +213,9 @@ def arguments_json(written: Mapping[str, str], parameters: Mapping[str, Any]) ->
     return "{" + ", ".join(members) + "}"
 
 
-def value_grammar(grammar: Grammar, schema: object, root: Mapping[str, Any], closing: str, before: str, without: str) -> str:
+def value_grammar(
+    grammar: Grammar, schema: object, root: Mapping[str, Any], closing: str, before: str, without: str
+) -> str:
     """Return an expression for a value, then `before` and the closing delimiter; text never contains `without`."""
     types = json_types(schema, root)
     end = f"{grammar.literal(before)} {grammar.delimiter(closing)}" if before else grammar.delimiter(closing)

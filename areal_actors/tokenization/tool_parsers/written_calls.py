@@ -11,7 +11,13 @@ from typing import NamedTuple
 from areal_actors.tokenization.tool_parsers.call_pattern import CallPattern
 from areal_actors.tokenization.tool_parsers.json_calls import CallKeys
 from areal_actors.tokenization.tool_parsers.python_forms import PYTHON_FENCE, PYTHON_LIST, write_fence, write_list
-from areal_actors.tokenization.tool_parsers.pythonic import LINE_DELIMITERS, PYTHON_LINES, PYTHONIC, write_lines, write_pythonic
+from areal_actors.tokenization.tool_parsers.pythonic import (
+    LINE_DELIMITERS,
+    PYTHON_LINES,
+    PYTHONIC,
+    write_lines,
+    write_pythonic,
+)
 from areal_actors.tokenization.tool_parsers.syntax import CallSyntax
 
 LIST_TAG, LIST_END = "<|tool_call|>", "<|/tool_call|>"
@@ -46,9 +52,17 @@ JSON_CALLS: tuple[tuple[tuple[str, ...], CallPattern], ...] = (
     (("<extra_id_1>", "<tool> "), CallPattern(("", ""), ("<toolcall> ", " </toolcall>"), separator="\n", keys=KEYS)),
     (  # Command R+
         ("Action:", '"tool_name"', "```json"),
-        CallPattern(("Action:\n```json\n", "\n```"), ("", ""), listed=True, keys=CallKeys(name="tool_name", arguments=("parameters",))),
+        CallPattern(
+            ("Action:\n```json\n", "\n```"),
+            ("", ""),
+            listed=True,
+            keys=CallKeys(name="tool_name", arguments=("parameters",)),
+        ),
     ),
-    (("<tool_call>", "</tool_call>"), CallPattern(("", ""), ("<tool_call>\n", "\n</tool_call>"), separator="\n", keys=KEYS)),
+    (
+        ("<tool_call>", "</tool_call>"),
+        CallPattern(("", ""), ("<tool_call>\n", "\n</tool_call>"), separator="\n", keys=KEYS),
+    ),
 )
 """The same for calls that are JSON objects."""
 OTHER_CALLS = ("<function=", "<arg_key>")

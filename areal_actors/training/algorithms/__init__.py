@@ -5,7 +5,15 @@
 
 from __future__ import annotations
 
-from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, CriticSettings, Need, StepTokens, TokenLosses
+from areal_actors.training.algorithms.base import (
+    Advantages,
+    Algorithm,
+    Batch,
+    CriticSettings,
+    Need,
+    StepTokens,
+    TokenLosses,
+)
 from areal_actors.training.algorithms.cispo import Cispo
 from areal_actors.training.algorithms.custom import CustomAlgorithm
 from areal_actors.training.algorithms.dapo import Dapo

@@ -28,7 +28,13 @@ from typing import TYPE_CHECKING, Literal
 
 from areal_actors.core.config import Config, NonNegativeFloat
 from areal_actors.training.algorithms.base import Batch, Need, Problem, require
-from areal_actors.training.algorithms.importance import Aggregation, ImportanceSampling, Level, bound_weights, importance_weights
+from areal_actors.training.algorithms.importance import (
+    Aggregation,
+    ImportanceSampling,
+    Level,
+    bound_weights,
+    importance_weights,
+)
 from areal_actors.training.algorithms.veto import Corrected, Veto
 
 if TYPE_CHECKING:
@@ -126,7 +132,9 @@ class Correction(Veto):
             if table.importance_sampling == "off":
                 continue
             raw = importance_weights(log_weights, batch.sequences, table.level, table.aggregation, plain.vetoed)
-            own, outside = bound_weights(raw, table.importance_sampling, table.lowest, table.highest or math.inf, batch.advantages)
+            own, outside = bound_weights(
+                raw, table.importance_sampling, table.lowest, table.highest or math.inf, batch.advantages
+            )
             measures |= {f"{prefix}_{OUTSIDE[table.importance_sampling]}_frac": outside}
             weight = own if weight is None else weight * own
         if weight is not None:
@@ -153,7 +161,10 @@ class SequenceCorrection(Correction):
 def _bound_problems(path: tuple[str, ...], table: Correction | Mismatch) -> Iterator[Problem]:
     """Yields contradictory bounds, and an aggregation without a sequence."""
     if table.lowest > (table.highest or math.inf):
-        yield (*path, "lowest"), f"found {table.lowest}, above `highest` = {table.highest}; write at most {table.highest}"
+        yield (
+            (*path, "lowest"),
+            f"found {table.lowest}, above `highest` = {table.highest}; write at most {table.highest}",
+        )
     if table.aggregation != "geometric" and table.level == "token":
         message = f'found "{table.aggregation}", but token weights are not aggregated; write level = "sequence", or leave it out'
         yield (*path, "aggregation"), message

@@ -40,9 +40,13 @@ class CustomAlgorithm(Algorithm, tag="custom", dict=True):
         """
         custom = load_part("algorithm", self.path, Path.cwd())
         if not (isinstance(custom, type) and issubclass(custom, Algorithm)):
-            raise RecipeError(f"`{self.path}` is not a subclass of areal_actors.training.algorithms.Algorithm; derive it from one")
+            raise RecipeError(
+                f"`{self.path}` is not a subclass of areal_actors.training.algorithms.Algorithm; derive it from one"
+            )
         if custom.head != "tokens" or custom.learns_from != "episodes":
-            raise RecipeError(f'`{self.path}` has head = "{custom.head}" and learns_from = "{custom.learns_from}"; derive one for episodes')
+            raise RecipeError(
+                f'`{self.path}` has head = "{custom.head}" and learns_from = "{custom.learns_from}"; derive one for episodes'
+            )
         general = {name: getattr(self, name) for name in GENERAL}
         algorithm: Algorithm = msgspec.convert({**self.options, **general}, custom)
         return algorithm
@@ -65,7 +69,10 @@ class CustomAlgorithm(Algorithm, tag="custom", dict=True):
         """Yields what is wrong with the class or its settings, else its own contradictions."""
         for name in GENERAL:
             if name in self.options:
-                yield ("options", name), f"found {self.options[name]}, which is a setting of every algorithm; write it under [algorithm]"
+                yield (
+                    ("options", name),
+                    f"found {self.options[name]}, which is a setting of every algorithm; write it under [algorithm]",
+                )
         try:
             algorithm = self.loaded
         except RecipeError as error:
@@ -75,7 +82,10 @@ class CustomAlgorithm(Algorithm, tag="custom", dict=True):
             fields = ", ".join(name for name in _fields(self.path) if name not in GENERAL)
             yield ("options", *re.findall(r"\w+", place)), f"{complaint}; the fields of {self.path} are {fields}"
         else:
-            yield from ((("options", *key) if key[0] not in GENERAL else key, complaint) for key, complaint in algorithm.problems())
+            yield from (
+                (("options", *key) if key[0] not in GENERAL else key, complaint)
+                for key, complaint in algorithm.problems()
+            )
 
 
 def _fields(path: str) -> tuple[str, ...]:

@@ -59,7 +59,10 @@ class Dapo(ClippedPolicy, tag="dapo"):
         yield from super().problems()
         if self.overlong is not None and self.overlong.buffer > self.overlong.longest:
             longest = self.overlong.longest
-            yield ("overlong", "buffer"), f"found {self.overlong.buffer}, above `longest` = {longest}; write at most {longest}"
+            yield (
+                ("overlong", "buffer"),
+                f"found {self.overlong.buffer}, above `longest` = {longest}; write at most {longest}",
+            )
 
     def advantages(self, step: StepTokens) -> Advantages:
         """Subtracts penalties and normalizes rewards within their group."""

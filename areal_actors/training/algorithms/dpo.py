@@ -52,7 +52,10 @@ class Dpo(PairAlgorithm, tag="dpo"):
         """Yields also label smoothing without an effect."""
         yield from super().problems()
         if self.variant == "ipo" and self.label_smoothing:
-            yield ("label_smoothing",), f'found {self.label_smoothing:g}, which variant = "ipo" does not use; leave it out'
+            yield (
+                ("label_smoothing",),
+                f'found {self.label_smoothing:g}, which variant = "ipo" does not use; leave it out',
+            )
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
         """Returns the loss of the pair at each of its tokens: float64 `[tokens]`."""
@@ -65,5 +68,7 @@ class Dpo(PairAlgorithm, tag="dpo"):
             losses = (mean_chosen - mean_rejected - 1 / (2 * self.beta)).square()
         else:
             margin = self.beta * (chosen - rejected)
-            losses = (1 - self.label_smoothing) * negative_log_sigmoid(margin) + self.label_smoothing * negative_log_sigmoid(-margin)
+            losses = (1 - self.label_smoothing) * negative_log_sigmoid(
+                margin
+            ) + self.label_smoothing * negative_log_sigmoid(-margin)
         return pair_losses(losses, chosen, rejected, batch, "reward", self.beta)

@@ -56,7 +56,12 @@ def token_rewards(rewards: Tensor, penalties: Tensor, calls: Tensor, sequences: 
 
 
 def generalized_advantages(
-    rewards: Tensor, values: Tensor, sequences: Tensor, discount: float, gae_lambda: float, last_values: Tensor | None = None
+    rewards: Tensor,
+    values: Tensor,
+    sequences: Tensor,
+    discount: float,
+    gae_lambda: float,
+    last_values: Tensor | None = None,
 ) -> Tensor:
     """Returns generalized advantage estimates (equations 11 and 16): Σ_j (γλ)^j δ_{t+j}, δ_t = r_t + γ V_{t+1} - V_t.
 

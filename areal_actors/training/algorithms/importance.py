@@ -21,7 +21,9 @@ Level = Literal["token", "sequence"]
 Aggregation = Literal["geometric", "product"]
 
 
-def importance_weights(log_weights: Tensor, sequences: Tensor, level: Level, aggregation: Aggregation, vetoed: Tensor | None) -> Tensor:
+def importance_weights(
+    log_weights: Tensor, sequences: Tensor, level: Level, aggregation: Aggregation, vetoed: Tensor | None
+) -> Tensor:
     """Returns importance weights before clipping.
 
     Args:

@@ -20,7 +20,17 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from areal_actors.core.config import NonNegativeFloat
-from areal_actors.training.algorithms.base import INITIAL, Batch, Component, FrozenModel, Need, Problem, StepTokens, TokenLosses, require
+from areal_actors.training.algorithms.base import (
+    INITIAL,
+    Batch,
+    Component,
+    FrozenModel,
+    Need,
+    Problem,
+    StepTokens,
+    TokenLosses,
+    require,
+)
 from areal_actors.training.algorithms.groups import sum_by
 from areal_actors.training.algorithms.pieces import Estimator, estimate, ratio
 

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 def kl_estimates(differences: Tensor, name: str) -> dict[str, float]:
     """Returns `name_k1`, `_k2` and `_k3` of d, float64 `[tokens]`: means over tokens that are not catastrophic."""
     sound = -differences[~is_catastrophic(differences, VETO_THRESHOLD)]
-    return {f"{name}_{estimator}": float(estimate(estimator, sound).mean()) if len(sound) else 0.0 for estimator in get_args(Estimator)}
+    return {
+        f"{name}_{estimator}": float(estimate(estimator, sound).mean()) if len(sound) else 0.0
+        for estimator in get_args(Estimator)
+    }
 
 
 def weight_metrics(sequences: Tensor, behaviour: Tensor, proximal: Tensor, rescored: Tensor | None) -> dict[str, float]:
@@ -54,7 +57,9 @@ def weight_metrics(sequences: Tensor, behaviour: Tensor, proximal: Tensor, resco
     sound = ~catastrophic
     if sound.any():
         weights = log_weights[sound].exp()
-        of_sequence = sum_by(log_weights[sound], sequences[sound])[sum_by(weights.new_ones(len(weights)), sequences[sound]) > 0]
+        of_sequence = sum_by(log_weights[sound], sequences[sound])[
+            sum_by(weights.new_ones(len(weights)), sequences[sound]) > 0
+        ]
         squares = float(weights.square().mean())
         metrics |= {
             "importance_weight_mean": float(weights.mean()),

@@ -80,7 +80,9 @@ def pair_sums(column: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     return chosen[batch.groups], rejected[batch.groups]
 
 
-def pair_losses(losses: Tensor, chosen: Tensor, rejected: Tensor, batch: Batch, name: str, scale: float = 1.0) -> TokenLosses:
+def pair_losses(
+    losses: Tensor, chosen: Tensor, rejected: Tensor, batch: Batch, name: str, scale: float = 1.0
+) -> TokenLosses:
     """Returns token losses with measures of the pairs, which are reported as means over pairs.
 
     Args:
@@ -97,7 +99,9 @@ def pair_losses(losses: Tensor, chosen: Tensor, rejected: Tensor, batch: Batch, 
         f"chosen_{name}": scale * chosen,
         f"rejected_{name}": scale * rejected,
     }
-    return TokenLosses(losses=losses, measures={key: column.detach() * batch.advantages for key, column in measures.items()})
+    return TokenLosses(
+        losses=losses, measures={key: column.detach() * batch.advantages for key, column in measures.items()}
+    )
 
 
 def negative_log_sigmoid(difference: Tensor) -> Tensor:

@@ -53,7 +53,10 @@ class PolicyGradient(Algorithm):
     def problems(self) -> Iterator[Problem]:
         """Yields also the problem of groups of one."""
         if self.compares_groups and self.group_size == 1:
-            yield ("group_size",), "found 1, but an advantage compares an episode with the others of its group; write at least 2"
+            yield (
+                ("group_size",),
+                "found 1, but an advantage compares an episode with the others of its group; write at least 2",
+            )
         yield from super().problems()
 
     def compare(self, rewards: Tensor, samples: Tensor, groups: Tensor) -> Tensor:
@@ -70,7 +73,9 @@ class PolicyGradient(Algorithm):
         tokens = whiten(advantages, step.samples[step.calls]) if self.normalize_advantages else advantages
         kept = self.shaping.loss_mask(step)
         masked = {} if kept is None or not len(kept) else {"truncated_masked_frac": float((~kept).double().mean())}
-        return Advantages(tokens=tokens.to(step.behaviour.dtype), kept=kept, metrics={**self.kl.metrics(step), **masked})
+        return Advantages(
+            tokens=tokens.to(step.behaviour.dtype), kept=kept, metrics={**self.kl.metrics(step), **masked}
+        )
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """Returns the weights of `loss_aggregation`."""
@@ -106,4 +111,6 @@ class ClippedPolicy(PolicyGradient):
 
     def surrogate(self, batch: Batch, logp: Tensor, corrected: Corrected) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the clipped surrogate."""
-        return clipped_surrogate(self.ratios(batch, logp, corrected), batch.advantages, self.clip, self.clip_higher, self.dual_clip)
+        return clipped_surrogate(
+            self.ratios(batch, logp, corrected), batch.advantages, self.clip, self.clip_higher, self.dual_clip
+        )

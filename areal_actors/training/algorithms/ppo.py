@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from areal_actors.core.config import Fraction
-from areal_actors.training.algorithms.base import Advantages, Batch, CriticSettings, Need, StepTokens, TokenLosses, require
+from areal_actors.training.algorithms.base import (
+    Advantages,
+    Batch,
+    CriticSettings,
+    Need,
+    StepTokens,
+    TokenLosses,
+    require,
+)
 from areal_actors.training.algorithms.gae import generalized_advantages, token_rewards
 from areal_actors.training.algorithms.groups import std_of
 from areal_actors.training.algorithms.kl import RewardKl
@@ -60,10 +68,14 @@ class Ppo(ClippedPolicy, tag="ppo"):
 
     def advantages(self, step: StepTokens) -> Advantages:
         """Returns generalized advantage estimates, and the returns that the critic learns."""
-        rewards = token_rewards(self.shaping.apply(step.rewards), self.kl.kl_penalties(step), step.calls, step.sequences)
+        rewards = token_rewards(
+            self.shaping.apply(step.rewards), self.kl.kl_penalties(step), step.calls, step.sequences
+        )
         values = require(step.values, "values").to(rewards.dtype)
         last_values = require(step.last_values, "last_values").to(rewards.dtype) if self.bootstrap_truncated else None
-        advantages = generalized_advantages(rewards, values, step.sequences, self.discount, self.gae_lambda, last_values)
+        advantages = generalized_advantages(
+            rewards, values, step.sequences, self.discount, self.gae_lambda, last_values
+        )
         returns = advantages + values
         finalized = self.finalize(step, advantages)
         metrics = finalized.metrics | critic_metrics(values, returns)

@@ -43,4 +43,6 @@ class ReinforcePlusPlus(ClippedPolicy, tag="reinforce_plus_plus"):
         rewards = self.shaping.apply(step.rewards)
         if self.baseline == "group":
             rewards = group_centered(rewards, step.samples, step.groups)
-        return self.finalize(step, rewards[step.calls] - discounted_sums(self.kl.kl_penalties(step), step.sequences, 1.0))
+        return self.finalize(
+            step, rewards[step.calls] - discounted_sums(self.kl.kl_penalties(step), step.sequences, 1.0)
+        )

@@ -38,6 +38,9 @@ class Sapo(PolicyGradient, tag="sapo"):
     def surrogate(self, batch: Batch, logp: Tensor, corrected: Corrected) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss of the soft gate."""
         positive = batch.advantages > 0
-        temperature = positive.to(logp.dtype) * (self.temperature_positive - self.temperature_negative) + self.temperature_negative
+        temperature = (
+            positive.to(logp.dtype) * (self.temperature_positive - self.temperature_negative)
+            + self.temperature_negative
+        )
         gate = 4.0 / temperature * (temperature * (ratio(logp, corrected.anchor) - 1.0)).sigmoid()
         return -gate * batch.advantages, {"gate_mean": gate}

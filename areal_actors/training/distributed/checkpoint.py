@@ -89,7 +89,9 @@ def _load_pieces(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Op
             load_pieces(wanted, checkpoint_id=folder)
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1]
-        raise CheckpointError(f"{folder} cannot be loaded into this model: {reason}; resume from an earlier checkpoint") from error
+        raise CheckpointError(
+            f"{folder} cannot be loaded into this model: {reason}; resume from an earlier checkpoint"
+        ) from error
     set_model_state_dict(model, wanted["model"], options=TRAINED)
     if begun:
         set_optimizer_state_dict(model, optimizer, wanted["optimizer"], options=TRAINED)
@@ -114,7 +116,8 @@ def _load_whole(folder: Path, model: Any, optimizer: torch.optim.Optimizer, stat
     named: dict[str, Any] = {
         "state": {names[number]: entry for number, entry in whole["state"].items() if names[number] in own},
         "param_groups": [
-            {**group, "params": [names[number] for number in group["params"] if names[number] in own]} for group in whole["param_groups"]
+            {**group, "params": [names[number] for number in group["params"] if names[number] in own]}
+            for group in whole["param_groups"]
         ],
     }
     set_optimizer_state_dict(model, optimizer, named, options=WHOLE)
@@ -124,13 +127,21 @@ def _whole_weights(folder: Path, model: torch.nn.Module, adapter: Mapping[str, T
     """Trained tensors from the checkpoint of a single process, under all their names in the model."""
     try:
         files = sorted(folder.glob("*.safetensors"))
-        saved = adapter or model_tensors(model, {name: tensor for file in files for name, tensor in load_file(file).items()})
+        saved = adapter or model_tensors(
+            model, {name: tensor for file in files for name, tensor in load_file(file).items()}
+        )
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{folder} does not contain weights of this model: {error}; resume from an earlier checkpoint") from error
+        raise CheckpointError(
+            f"{folder} does not contain weights of this model: {error}; resume from an earlier checkpoint"
+        ) from error
     named = list(model.named_parameters(remove_duplicate=False))
     by_tensor = {id(parameter): saved[name] for name, parameter in named if name in saved}
     missing = [name for name, parameter in named if parameter.requires_grad and id(parameter) not in by_tensor]
-    shaped = [name for name, parameter in named if id(parameter) in by_tensor and by_tensor[id(parameter)].shape != parameter.shape]
+    shaped = [
+        name
+        for name, parameter in named
+        if id(parameter) in by_tensor and by_tensor[id(parameter)].shape != parameter.shape
+    ]
     if missing or shaped:
         raise CheckpointError(
             f"{folder} does not contain weights of this model: missing or of another shape: {', '.join((missing + shaped)[:3])}; "

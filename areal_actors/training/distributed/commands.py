@@ -108,7 +108,9 @@ class Frames:
     def send(self, message: msgspec.Struct | bytes) -> None:
         """Send one message; bytes are sent as they are."""
         body = message if isinstance(message, bytes) else encode(message)
-        self.connection.sendall(LENGTH.pack(len(body)) + body if len(body) < MAX_HELLO_BYTES else LENGTH.pack(len(body)))
+        self.connection.sendall(
+            LENGTH.pack(len(body)) + body if len(body) < MAX_HELLO_BYTES else LENGTH.pack(len(body))
+        )
         if len(body) >= MAX_HELLO_BYTES:
             self.connection.sendall(body)
 

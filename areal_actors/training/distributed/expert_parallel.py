@@ -68,11 +68,15 @@ class OwnExperts:
 
 def _share_input(value: Tensor, mesh: DeviceMesh) -> Tensor:
     """An input that every rank has: its gradient is the sum over the ranks."""
-    local: Tensor = DTensor.from_local(value, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
+    local: Tensor = DTensor.from_local(value, mesh, [Replicate()], run_check=False).to_local(
+        grad_placements=[Partial()]
+    )
     return local
 
 
 def _sum_output(value: Tensor, mesh: DeviceMesh) -> Tensor:
     """The sum of an output over the ranks."""
-    total: Tensor = DTensor.from_local(value, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()]).to_local()
+    total: Tensor = (
+        DTensor.from_local(value, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()]).to_local()
+    )
     return total

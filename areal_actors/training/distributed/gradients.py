@@ -15,7 +15,9 @@ SAFETY = 1e-6
 
 
 @torch.no_grad()
-def clip(parameters: Iterable[torch.nn.Parameter], max_norm: float, device: torch.device, stages: int, shared: Container[int]) -> float:
+def clip(
+    parameters: Iterable[torch.nn.Parameter], max_norm: float, device: torch.device, stages: int, shared: Container[int]
+) -> float:
     """Scale gradients to a global norm of at most `max_norm`; returns the global norm before, the same on every rank.
 
     `torch.nn.utils.clip_grad_norm_` stacks norms, which fails for different meshes. Here each rank adds up the squares of its
@@ -28,10 +30,14 @@ def clip(parameters: Iterable[torch.nn.Parameter], max_norm: float, device: torc
         stages: number of pipeline stages.
         shared: `id` of parameters that two stages share.
     """
-    trained = [(parameter.grad, 2 if id(parameter) in shared else 1) for parameter in parameters if parameter.grad is not None]
+    trained = [
+        (parameter.grad, 2 if id(parameter) in shared else 1) for parameter in parameters if parameter.grad is not None
+    ]
     squares = torch.zeros((), dtype=torch.float64, device=device)
     for gradient, times in trained:
-        squares += _local(gradient).double().square().sum() / (_copies(gradient, dist.get_world_size() // stages) * times)
+        squares += _local(gradient).double().square().sum() / (
+            _copies(gradient, dist.get_world_size() // stages) * times
+        )
     dist.all_reduce(squares)
     norm = math.sqrt(float(squares))
     if math.isfinite(norm) and norm + SAFETY > max_norm:

@@ -112,7 +112,9 @@ class RankGroup:
         self._processes = processes
         return processes
 
-    def _call(self, what: str, method: str, sequences: Sequence[TrainingSequence] | None = None, folder: str | None = None) -> Any:
+    def _call(
+        self, what: str, method: str, sequences: Sequence[TrainingSequence] | None = None, folder: str | None = None
+    ) -> Any:
         """Call a method on all ranks; returns the value of the first."""
         processes = self._running()
         command = MethodCall(method=method, sequences=None if sequences is None else list(sequences), folder=folder)

@@ -33,18 +33,34 @@ class Layout(msgspec.Struct, frozen=True):
     def of(cls, settings: TrainerSettings) -> Layout:
         """Layout of settings that `layout_problem` accepts."""
         per_replica = settings.pipeline_parallel * settings.sequence_parallel * settings.tensor_parallel
-        return cls(settings.ranks // per_replica, settings.sequence_parallel, settings.tensor_parallel, settings.pipeline_parallel)
+        return cls(
+            settings.ranks // per_replica,
+            settings.sequence_parallel,
+            settings.tensor_parallel,
+            settings.pipeline_parallel,
+        )
 
 
 def layout_problem(settings: TrainerSettings) -> tuple[str, str] | None:
     """Returns the invalid setting of `[trainer]` and a description of the problem with its remedy; None if the layout is valid."""
-    ranks, tensor, sequence, pipeline = settings.ranks, settings.tensor_parallel, settings.sequence_parallel, settings.pipeline_parallel
+    ranks, tensor, sequence, pipeline = (
+        settings.ranks,
+        settings.tensor_parallel,
+        settings.sequence_parallel,
+        settings.pipeline_parallel,
+    )
     if ranks % (tensor * sequence * pipeline):
         product = f"tensor_parallel = {tensor} times sequence_parallel = {sequence}"
         product += f" times pipeline_parallel = {pipeline}" if pipeline > 1 else ""
-        return "ranks", f"found {ranks}, which {product} does not divide; write a multiple of {tensor * sequence * pipeline}"
+        return (
+            "ranks",
+            f"found {ranks}, which {product} does not divide; write a multiple of {tensor * sequence * pipeline}",
+        )
     if ranks > 1 and settings.optimizer.name == "adafactor":
-        return "ranks", f"found {ranks}, but torch's Adafactor does not support sharded weights; write 1, or another trainer.optimizer.name"
+        return (
+            "ranks",
+            f"found {ranks}, but torch's Adafactor does not support sharded weights; write 1, or another trainer.optimizer.name",
+        )
     if settings.compile and tensor * sequence > 1:
         problem = f"found true, but blocks split by tensor_parallel = {tensor} times sequence_parallel = {sequence} are not compiled"
         return "compile", f"{problem}; leave it out, or write 1 for both"

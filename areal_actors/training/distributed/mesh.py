@@ -40,7 +40,9 @@ def join_process_group(device: torch.device, seconds: float) -> None:
 
 def broadcast_bytes(body: bytes | None, length: int) -> bytes:
     """The bytes of the first rank, on every rank; the others pass None and the length. Call on every rank."""
-    column = torch.empty(length, dtype=torch.uint8) if body is None else torch.frombuffer(bytearray(body), dtype=torch.uint8)
+    column = (
+        torch.empty(length, dtype=torch.uint8) if body is None else torch.frombuffer(bytearray(body), dtype=torch.uint8)
+    )
     dist.broadcast(column, src=0)
     return body or column.numpy().tobytes()
 
@@ -55,7 +57,9 @@ class Mesh:
             SetupError: the number of ranks differs from the layout.
         """
         if dist.get_world_size() != layout.ranks:
-            raise SetupError(f"{dist.get_world_size()} ranks joined, but trainer.ranks = {layout.ranks}; start the same number")
+            raise SetupError(
+                f"{dist.get_world_size()} ranks joined, but trainer.ranks = {layout.ranks}; start the same number"
+            )
         self.layout = layout
         self.device = device
         shape = (layout.pipeline, layout.replicas, layout.sequence, layout.tensor)

@@ -46,7 +46,9 @@ def distribute(sizes: list[int], replicas: int) -> list[list[int | None]]:
 
 def filler(like: MicroBatch) -> MicroBatch:
     """Makes a micro-batch of one token and none selected, for a replica that would otherwise block the others."""
-    return without_scores(msgspec.structs.replace(like, token_ids=like.token_ids[:1, :1], sequence_tokens=0, chains=None, routes=None))
+    return without_scores(
+        msgspec.structs.replace(like, token_ids=like.token_ids[:1, :1], sequence_tokens=0, chains=None, routes=None)
+    )
 
 
 def without_scores(part: MicroBatch) -> MicroBatch:

@@ -53,13 +53,17 @@ class Pipeline:
 
     # ------------------------------------------------------------ the passes
 
-    def run_micro_batches(self, parts: Sequence[Part], forward: Callable[[Part], Output], backward: Callable[[Part, Output], None]) -> None:
+    def run_micro_batches(
+        self, parts: Sequence[Part], forward: Callable[[Part], Output], backward: Callable[[Part, Output], None]
+    ) -> None:
         """See `Ranks.run_micro_batches`."""
         one_forward_one_backward(parts, self.stages - 1 - self.stage, forward, backward)
         while self._in_flight:
             self._in_flight.popleft()[0].wait()
 
-    def run(self, plain: Callable[..., Any], input_ids: Tensor, width: int, dtype: torch.dtype, named: Mapping[str, Any]) -> Any:
+    def run(
+        self, plain: Callable[..., Any], input_ids: Tensor, width: int, dtype: torch.dtype, named: Mapping[str, Any]
+    ) -> Any:
         """Run this stage's blocks on token ids, or on the hidden states of the previous stage.
 
         Args:
@@ -123,7 +127,9 @@ class Pipeline:
         """Sum the gradients of shared parameters (those with these `id`) over both stages; bit-identical on both."""
         counterpart = self.stages - 1 - self.stage
         ours, counterpart_group = (
-            (self._forward_group, self._backward_group) if self.is_first else (self._backward_group, self._forward_group)
+            (self._forward_group, self._backward_group)
+            if self.is_first
+            else (self._backward_group, self._forward_group)
         )
         for parameter in self._shared:
             if parameter.grad is None or id(parameter) not in parameters:

@@ -106,12 +106,16 @@ def _decode_command(body: bytes, ranks: int) -> Start | MethodCall:
 def _start(command: Start) -> TorchTrainer:
     settings = msgspec.json.decode(command.settings, type=TrainerSettings)
     algorithm = msgspec.json.decode(command.algorithm, type=AnyAlgorithm)
-    return TorchTrainer(command.model_folder, algorithm, settings, ranks=ShardedRanks.meet(settings), **command.arguments)
+    return TorchTrainer(
+        command.model_folder, algorithm, settings, ranks=ShardedRanks.meet(settings), **command.arguments
+    )
 
 
 def _run(trainer: TorchTrainer, call: MethodCall, *, first: bool) -> Done:
     """Call the method; only the first rank returns the value."""
-    value = getattr(trainer, call.method)(*(argument for argument in (call.sequences, call.folder) if argument is not None))
+    value = getattr(trainer, call.method)(
+        *(argument for argument in (call.sequences, call.folder) if argument is not None)
+    )
     return Done(weight_version=trainer.weight_version, value=_plain(value) if first else None)
 
 

@@ -71,7 +71,9 @@ class RankProcesses:
         self._store: TCPStore | None = None
         key = os.environ.get(KEY, "") if address else secrets.token_hex()
         if address and not key:
-            raise SetupError(f"trainer.ranks_address = {address!r}: set {KEY} to a long random text, here and for torchrun")
+            raise SetupError(
+                f"trainer.ranks_address = {address!r}: set {KEY} to a long random text, here and for torchrun"
+            )
         with _listener(address) as listener:
             try:
                 if not address:
@@ -159,10 +161,14 @@ class RankProcesses:
         while len(self._frames) < self._ranks:
             for rank, child in enumerate(self._children):
                 if child.poll() is not None:
-                    raise EngineError(f"rank {rank} of {self._ranks} {self._exit_description(rank)} before it connected")
+                    raise EngineError(
+                        f"rank {rank} of {self._ranks} {self._exit_description(rank)} before it connected"
+                    )
             if time.monotonic() > until:
                 missing = ", ".join(str(rank) for rank in range(self._ranks) if rank not in self._frames)
-                raise EngineError(f"ranks {missing} of {self._ranks} did not connect within trainer.rank_timeout_seconds = {seconds:g} s")
+                raise EngineError(
+                    f"ranks {missing} of {self._ranks} did not connect within trainer.rank_timeout_seconds = {seconds:g} s"
+                )
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
@@ -174,7 +180,9 @@ class RankProcesses:
             connection.settimeout(None)
             frames, hello = admitted
             if hello.ranks != self._ranks:
-                raise SetupError(f"{hello.ranks} ranks were started, but trainer.ranks = {self._ranks}; use the same number")
+                raise SetupError(
+                    f"{hello.ranks} ranks were started, but trainer.ranks = {self._ranks}; use the same number"
+                )
             if any(rank_hello.rendezvous != hello.rendezvous for rank_hello in self._hellos.values()):
                 self._disconnect()  # ranks of an earlier attempt of the torchrun agent
             self._frames[hello.rank], self._hellos[hello.rank] = frames, hello
@@ -199,14 +207,18 @@ class RankProcesses:
         if len(failed) == self._ranks and len(distinct) == 1:
             ((kind, text),) = distinct
             error_kind = getattr(errors, kind, EngineError)
-            return (error_kind if isinstance(error_kind, type) and issubclass(error_kind, ArealError) else EngineError)(text)
+            return (error_kind if isinstance(error_kind, type) and issubclass(error_kind, ArealError) else EngineError)(
+                text
+            )
         dead = [rank for rank, reply in replies.items() if reply is None]
         if dead:
             message = f"rank {dead[0]} of {self._ranks} {self._exit_description(dead[0])} in {what}"
         elif failed:
             rank, first = next(iter(failed.items()))
             self.end()
-            return RankFailed(f"rank {rank} of {self._ranks} failed in {what}: {first.kind}: {first.text}\n{first.trace}")
+            return RankFailed(
+                f"rank {rank} of {self._ranks} failed in {what}: {first.kind}: {first.text}\n{first.trace}"
+            )
         else:
             silent = ", ".join(str(rank) for rank in range(self._ranks) if rank not in replies)
             message = f"ranks {silent} of {self._ranks} did not complete {what} within trainer.rank_timeout_seconds = {seconds:g} s"
@@ -225,7 +237,11 @@ class RankProcesses:
             return "closed its connection"
         how = f"was ended by signal {-status}" if status < 0 else f"exited with status {status}"
         output = self._outputs[rank].fileno()
-        text = os.pread(output, OUTPUT_CHARACTERS, max(0, os.fstat(output).st_size - OUTPUT_CHARACTERS)).decode(errors="replace").strip()
+        text = (
+            os.pread(output, OUTPUT_CHARACTERS, max(0, os.fstat(output).st_size - OUTPUT_CHARACTERS))
+            .decode(errors="replace")
+            .strip()
+        )
         return f"{how} (output: {text or 'none'})"
 
 
@@ -234,4 +250,6 @@ def _listener(address: str) -> socket.socket:
     try:
         return socket.create_server((host, int(port)))
     except (OSError, ValueError) as error:
-        raise SetupError(f"cannot listen at trainer.ranks_address = {address!r}: {error}; write another `host:port`") from error
+        raise SetupError(
+            f"cannot listen at trainer.ranks_address = {address!r}: {error}; write another `host:port`"
+        ) from error

@@ -70,7 +70,9 @@ def use_all_to_all(base_model: Any, group: ProcessGroup) -> None:
     if "sliding_attention" in kinds or getattr(config, "sliding_window", None):
         raise SetupError("trainer.sequence_parallel: models with sliding-window attention are not supported; write 1")
     if unsupported := sorted(kinds - {"full_attention", "attention"}):
-        raise SetupError(f"trainer.sequence_parallel: models with layers of kind {', '.join(unsupported)} are not supported; write 1")
+        raise SetupError(
+            f"trainer.sequence_parallel: models with layers of kind {', '.join(unsupported)} are not supported; write 1"
+        )
     AttentionInterface.register(NAME, _with_all_to_all(ALL_ATTENTION_FUNCTIONS[config._attn_implementation], group))  # noqa: SLF001 - set below too
     config._attn_implementation = NAME  # noqa: SLF001
 
@@ -101,7 +103,9 @@ def shard_positions(plain: Forward, group: ProcessGroup, *, joined: bool) -> For
 
     def forward(input_ids: Tensor, routes: Tensor | None = None, **named: Any) -> Any:
         if given := {name for name, value in named.items() if value is not None and value is not False}:
-            raise EngineError(f"trainer.sequence_parallel: only rows of token ids are supported, without {', '.join(sorted(given))}")
+            raise EngineError(
+                f"trainer.sequence_parallel: only rows of token ids are supported, without {', '.join(sorted(given))}"
+            )
         rows, width = input_ids.shape
         padded = functional.pad(input_ids, (0, -width % group.size()))
         positions = torch.arange(padded.shape[1], device=input_ids.device).expand(rows, -1)

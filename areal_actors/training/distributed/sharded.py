@@ -75,7 +75,10 @@ class ShardedRanks(Ranks):
         return shared if self._pipeline.is_last else [without_scores(part) for part in shared]
 
     def run_micro_batches(
-        self, parts: Sequence[MicroBatch], forward: Callable[[MicroBatch], Output], backward: Callable[[MicroBatch, Output], None]
+        self,
+        parts: Sequence[MicroBatch],
+        forward: Callable[[MicroBatch], Output],
+        backward: Callable[[MicroBatch, Output], None],
     ) -> None:
         """See `Ranks.run_micro_batches`."""
         self._pipeline.run_micro_batches(parts, forward, backward)
@@ -92,7 +95,9 @@ class ShardedRanks(Ranks):
         dist.all_reduce(summed)
         return summed
 
-    def merge_metrics(self, sums: dict[str, float], largest: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    def merge_metrics(
+        self, sums: dict[str, float], largest: dict[str, float]
+    ) -> tuple[dict[str, float], dict[str, float]]:
         """See `Ranks.merge_metrics`."""
         every: list[Any] = [None] * self._mesh.across.size()
         dist.all_gather_object(every, (sums, largest), group=self._mesh.across)
@@ -134,7 +139,9 @@ class ShardedRanks(Ranks):
                 whole[name] = whole[names[id(tensor)]]
         return self._pipeline.collect(whole) if self._mesh.leads_stage else whole
 
-    def save_state(self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rest: dict[str, Any]) -> None:
+    def save_state(
+        self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rest: dict[str, Any]
+    ) -> None:
         """See `checkpoint.save`."""
         _reshard(model)
         checkpoint.save(folder, model, optimizer, rest)

@@ -40,10 +40,16 @@ def shard(model: Any, mesh: Mesh, dtype: torch.dtype, pipeline: Pipeline) -> Any
     """
     base, layout = model.base_model, mesh.layout
     if not hasattr(base, "layers"):
-        raise SetupError(f"trainer.ranks = {layout.ranks}: {type(model).__name__} has no list of blocks to shard; write 1")
-    if layout.parts > 1 and (problem := head_problem(layout, base.config.num_attention_heads, base.config.num_key_value_heads)):
+        raise SetupError(
+            f"trainer.ranks = {layout.ranks}: {type(model).__name__} has no list of blocks to shard; write 1"
+        )
+    if layout.parts > 1 and (
+        problem := head_problem(layout, base.config.num_attention_heads, base.config.num_key_value_heads)
+    ):
         raise SetupError(problem)
-    weights: dict[str, Any] = {name: tensor.detach() for name, tensor in model.state_dict().items()} if dist.get_rank() == 0 else {}
+    weights: dict[str, Any] = (
+        {name: tensor.detach() for name, tensor in model.state_dict().items()} if dist.get_rank() == 0 else {}
+    )
     buffers = _non_persistent_buffers(model)
     trained = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
     model.to("meta")
@@ -118,7 +124,9 @@ def _gather_before_forward(model: Any, base: Any, forward: Forward) -> None:
     # A separate class, so that code for the original class (the fused forward) does not match it; its module stays that of
     # transformers, which converts tensors between model and checkpoint for its own models only.
     base.__class__ = type(f"Sharded{type(base).__name__}", (type(base),), {"__module__": type(base).__module__})
-    model.__class__ = type(type(model).__name__, (type(model),), {"__module__": type(model).__module__, "named_parameters": _named_pieces})
+    model.__class__ = type(
+        type(model).__name__, (type(model),), {"__module__": type(model).__module__, "named_parameters": _named_pieces}
+    )
 
 
 def _named_pieces(model: Any, *arguments: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:

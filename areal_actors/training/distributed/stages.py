@@ -45,9 +45,15 @@ def blocks_of(stage: int, stages: int, blocks: int) -> range:
 def idle_stage(model: Any, layout: Layout) -> int | None:
     """First stage without a trained parameter in its blocks although others have some; None if there is none."""
     blocks = model.base_model.layers
-    busy = {number for number, block in enumerate(blocks) if any(parameter.requires_grad for parameter in block.parameters())}
+    busy = {
+        number
+        for number, block in enumerate(blocks)
+        if any(parameter.requires_grad for parameter in block.parameters())
+    }
     stages = range(layout.pipeline) if busy else ()
-    return next((stage for stage in stages if not busy.intersection(blocks_of(stage, layout.pipeline, len(blocks)))), None)
+    return next(
+        (stage for stage in stages if not busy.intersection(blocks_of(stage, layout.pipeline, len(blocks)))), None
+    )
 
 
 def keep_stage(model: Any, layout: Layout, stage: int) -> bool:

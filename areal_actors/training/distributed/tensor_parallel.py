@@ -66,7 +66,9 @@ class ReplicatedLinear(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def take(_: nn.Module, inputs: tuple[Tensor], mesh: DeviceMesh) -> Tensor:
             (given,) = inputs
-            return given if isinstance(given, DTensor) else DTensor.from_local(given, mesh, [Replicate()], run_check=False)
+            return (
+                given if isinstance(given, DTensor) else DTensor.from_local(given, mesh, [Replicate()], run_check=False)
+            )
 
         def give(_: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:  # noqa: ARG001 - torch passes it
             return output.to_local() if self._local else output
@@ -78,7 +80,8 @@ def _plan(block: Any) -> dict[str, ParallelStyle]:
     # One conversion of a block's input for all its consumers: its gradient is then summed over the ranks once, not once for each.
     plan: dict[str, ParallelStyle] = {
         "self_attn": PrepareModuleInput(
-            input_kwarg_layouts={"hidden_states": Replicate()}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
+            input_kwarg_layouts={"hidden_states": Replicate()},
+            desired_input_kwarg_layouts={"hidden_states": Replicate()},
         ),
     }
     mixture = hasattr(block.mlp, EXPERTS)
@@ -87,10 +90,16 @@ def _plan(block: Any) -> dict[str, ParallelStyle]:
     else:
         plan["mlp"] = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
     for name in _matrices(BY_COLUMN, mixture=mixture):
-        plan |= _linear(block, name, ColwiseParallel(), before=ReplicatedLinear(use_local_output=False), after=ColwiseParallel())
+        plan |= _linear(
+            block, name, ColwiseParallel(), before=ReplicatedLinear(use_local_output=False), after=ColwiseParallel()
+        )
     for name in _matrices(BY_ROW, mixture=mixture):
         plan |= _linear(
-            block, name, RowwiseParallel(), before=RowwiseParallel(use_local_output=False), after=ReplicatedLinear(use_local_output=True)
+            block,
+            name,
+            RowwiseParallel(),
+            before=RowwiseParallel(use_local_output=False),
+            after=ReplicatedLinear(use_local_output=True),
         )
     attention = block.self_attn
     plan |= {
@@ -105,7 +114,9 @@ def _matrices(names: tuple[str, ...], *, mixture: bool) -> list[str]:
     return [name for name in names if not (mixture and name.startswith("mlp."))]
 
 
-def _linear(block: Any, name: str, style: ParallelStyle, *, before: ParallelStyle, after: ParallelStyle) -> dict[str, ParallelStyle]:
+def _linear(
+    block: Any, name: str, style: ParallelStyle, *, before: ParallelStyle, after: ParallelStyle
+) -> dict[str, ParallelStyle]:
     """The plan of one layer and of its LoRA factors, if any: `before` for A, `after` for B."""
     layer = block.get_submodule(name)
     if not hasattr(layer, "lora_A"):

@@ -78,7 +78,10 @@ class AttentionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(
-    families: Sequence[SharedPrefixGroup], stretches: Sequence[Sequence[Sequence[tuple[int, int]]]], tokens: int, device: torch.device
+    families: Sequence[SharedPrefixGroup],
+    stretches: Sequence[Sequence[Sequence[tuple[int, int]]]],
+    tokens: int,
+    device: torch.device,
 ) -> AttentionPlan:
     """Plan the calls; `stretches` are, for each chain of each family, the ranges of it that are queries, in order."""
     pieces: list[tuple[int, int, int]] = []
@@ -96,7 +99,9 @@ def make_plan(
             spans.append(AttentionSpan((begin, queries), family.context))
     whole = queries == tokens
     return AttentionPlan(
-        buckets=tuple(_bucket(part, device, whole=whole) for part in _bucket_by_length(pieces)), spans=tuple(spans), whole=whole
+        buckets=tuple(_bucket(part, device, whole=whole) for part in _bucket_by_length(pieces)),
+        spans=tuple(spans),
+        whole=whole,
     )
 
 
@@ -114,9 +119,13 @@ def make_window_plan(families: Sequence[SharedPrefixGroup], window: int, device:
                 context = _last_tokens((*family.context, (first, piece)), window - 1)
                 if context:
                     seen = sum(stop - start for start, stop in context)
-                    spans.append(AttentionSpan((piece, end), context, window if end - piece - 1 + seen >= window else None))
+                    spans.append(
+                        AttentionSpan((piece, end), context, window if end - piece - 1 + seen >= window else None)
+                    )
     return AttentionPlan(
-        buckets=tuple(_bucket(part, device, whole=True) for part in _bucket_by_length(pieces)), spans=tuple(spans), whole=True
+        buckets=tuple(_bucket(part, device, whole=True) for part in _bucket_by_length(pieces)),
+        spans=tuple(spans),
+        whole=True,
     )
 
 
@@ -149,7 +158,9 @@ def _bucket_by_length(pieces: Sequence[tuple[int, int, int]]) -> list[list[tuple
     return parts
 
 
-def _bucket(part: Sequence[tuple[int, int, int]], device: torch.device, *, whole: bool) -> tuple[PaddedRanges, PaddedRanges]:
+def _bucket(
+    part: Sequence[tuple[int, int, int]], device: torch.device, *, whole: bool
+) -> tuple[PaddedRanges, PaddedRanges]:
     keys = _padded_ranges([(key, length) for _, key, length in part], device)
     return (keys if whole else _padded_ranges([(query, length) for query, _, length in part], device)), keys
 

@@ -26,7 +26,9 @@ Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """True for visible pairs: of batch, head, query and key."""
 
 
-def block_mask(tree: PrefixTree, device: torch.device, queries: Indices | None = None, window: int | None = None) -> BlockMask:
+def block_mask(
+    tree: PrefixTree, device: torch.device, queries: Indices | None = None, window: int | None = None
+) -> BlockMask:
     """Returns the mask of a tree's tokens.
 
     Args:
@@ -47,13 +49,21 @@ def block_mask(tree: PrefixTree, device: torch.device, queries: Indices | None =
     sees: Sees = visible
     partly, whole = visible_blocks(tree.groups, chosen, tokens)
     if window is not None:
-        sees = _within(sees, torch.from_numpy(tree.depths[chosen]).to(device), torch.from_numpy(tree.depths).to(device), window)
+        sees = _within(
+            sees, torch.from_numpy(tree.depths[chosen]).to(device), torch.from_numpy(tree.depths).to(device), window
+        )
         nearest, farthest = _distances(tree.depths[chosen], tree.depths)
         partly, whole = partly & (nearest < window), whole & (farthest < window)
     partial_counts, partial = _list_blocks(partly & ~whole, device)
     whole_counts, wholes = _list_blocks(whole, device)
     return BlockMask.from_kv_blocks(
-        partial_counts, partial, whole_counts, wholes, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(len(chosen), tokens)
+        partial_counts,
+        partial,
+        whole_counts,
+        wholes,
+        BLOCK_SIZE=BLOCK,
+        mask_mod=sees,
+        seq_lengths=(len(chosen), tokens),
     )
 
 
@@ -108,7 +118,9 @@ def parent_of(group: SharedPrefixGroup) -> int:
     return group.context[-1][1] - 1 if group.context else -1
 
 
-def visible_blocks(groups: Sequence[SharedPrefixGroup], queries: Indices, tokens: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def visible_blocks(
+    groups: Sequence[SharedPrefixGroup], queries: Indices, tokens: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Blocks of which some, and of which all pairs are visible: bool `[query blocks, key blocks]` each."""
     shape = -(-len(queries) // BLOCK), -(-tokens // BLOCK)
     visible, pairs = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=np.int64)

@@ -40,7 +40,11 @@ class FusedForward:
         config = base_model.config
         sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ())
         is_supported_family = type(base_model).__name__ in FAMILIES and config.hidden_act == "silu" and not sliding
-        keeps = not any(getattr(layer, "gradient_checkpointing", False) for layer in base_model.layers) if is_supported_family else True
+        keeps = (
+            not any(getattr(layer, "gradient_checkpointing", False) for layer in base_model.layers)
+            if is_supported_family
+            else True
+        )
         whole = all(type(parameter) is torch.nn.Parameter for parameter in base_model.parameters())
         hooks = base_model._forward_hooks or base_model._forward_pre_hooks or "forward" in vars(base_model)  # noqa: SLF001 - there is no public accessor
         return is_supported_family and keeps and whole and not hooks and config._attn_implementation in ATTENTIONS  # noqa: SLF001 - it has no public name
@@ -104,7 +108,9 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale: Tensor = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True).square_().div_(hidden.shape[-1]).add_(eps).rsqrt_()
+        scale: Tensor = (
+            torch.linalg.vector_norm(hidden, dim=-1, keepdim=True).square_().div_(hidden.shape[-1]).add_(eps).rsqrt_()
+        )
         ctx.save_for_backward(hidden, weight, scale)
         return (hidden * scale).mul_(weight)
 

@@ -116,7 +116,9 @@ class HiddenStates:
 
     def forward_ids(self, token_ids: Tensor, routes: Tensor | None = None) -> Tensor:
         """Hidden states `[rows, width, hidden]` of token ids `[rows, width]`; padding is on the right and needs no mask."""
-        hidden: Tensor = self.base_model(input_ids=token_ids, use_cache=False, **_route_arguments(routes)).last_hidden_state
+        hidden: Tensor = self.base_model(
+            input_ids=token_ids, use_cache=False, **_route_arguments(routes)
+        ).last_hidden_state
         return hidden
 
     def _forward_images(self, batch: MicroBatch) -> Tensor:
@@ -133,7 +135,9 @@ class HiddenStates:
         images = [image for image in batch.images if image.start < width]
         embedded = self._vision.embed(token_ids, images, ImageFolder(Path(batch.image_folder)))
         positions = self._vision.positions(width, images).to(token_ids.device)
-        hidden: Tensor = self.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False).last_hidden_state
+        hidden: Tensor = self.base_model(
+            inputs_embeds=embedded, position_ids=positions, use_cache=False
+        ).last_hidden_state
         return hidden
 
     def _forward_chains(self, token_ids: Tensor, chains: PackedTree, routes: Tensor | None = None) -> Tensor:
@@ -141,7 +145,11 @@ class HiddenStates:
         if self._fused is not None:
             return self._fused(token_ids, chains)
         hidden: Tensor = self.base_model(
-            input_ids=token_ids[None], position_ids=chains.depths[None], use_cache=False, chains=chains, **_route_arguments(routes)
+            input_ids=token_ids[None],
+            position_ids=chains.depths[None],
+            use_cache=False,
+            chains=chains,
+            **_route_arguments(routes),
         ).last_hidden_state[0]
         return hidden
 
@@ -155,7 +163,10 @@ class HiddenStates:
         vocabulary = self.base_model.config.get_text_config().vocab_size
         agree = getattr(self.base_model, "agree", bool)
         for start in PROBE_STARTS:
-            sequences = [np.array([(int(start * vocabulary) + PROBE_STEP * number) % vocabulary for number in ids]) for ids in PROBE_IDS]
+            sequences = [
+                np.array([(int(start * vocabulary) + PROBE_STEP * number) % vocabulary for number in ids])
+                for ids in PROBE_IDS
+            ]
             # Only the last pipeline stage has hidden states, but all stages must lay out their micro-batches alike.
             if agree(self._computes_alike(sequences)):
                 self.sharing_problem = ""
@@ -177,7 +188,11 @@ class HiddenStates:
             with torch.set_grad_enabled(not sharded):
                 shared = _outputs_and_gradients(self.base_model, self._forward_chains(token_ids, chains))
                 unshared = _outputs_and_gradients(self.base_model, self.forward_ids(padded).flatten(0, 1)[slots])
-        except (TypeError, ValueError, RuntimeError) as error:  # the model's forward does not take our arguments, or a kernel is missing
+        except (
+            TypeError,
+            ValueError,
+            RuntimeError,
+        ) as error:  # the model's forward does not take our arguments, or a kernel is missing
             self.sharing_problem = f"it is not computed: {error}"
             return False
         if self._fused is None and set(chains.windows) != windows_of(self.base_model.config):

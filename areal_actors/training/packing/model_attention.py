@@ -93,7 +93,9 @@ def _own_attention(
         attention_mask = attention_mask.masked_fill_(~visible, torch.finfo(query.dtype).min)[None, None]
     attended: tuple[Tensor, Tensor | None]
     if eager:
-        attended = sys.modules[type(module).__module__].eager_attention_forward(module, query, key, value, attention_mask, **options)
+        attended = sys.modules[type(module).__module__].eager_attention_forward(
+            module, query, key, value, attention_mask, **options
+        )
     else:
         attended = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     return attended

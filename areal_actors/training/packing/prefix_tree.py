@@ -36,7 +36,9 @@ class SharedPrefixGroup(msgspec.Struct, frozen=True):
 
     def shift(self, by: int) -> SharedPrefixGroup:
         """Returns the group with all token indices increased by `by`."""
-        chains, context = (tuple((first + by, last + by) for first, last in ranges) for ranges in (self.chains, self.context))
+        chains, context = (
+            tuple((first + by, last + by) for first, last in ranges) for ranges in (self.chains, self.context)
+        )
         return SharedPrefixGroup(chains=chains, context=context)
 
 
@@ -94,7 +96,9 @@ def build_prefix_tree(sequences: Sequence[Ids]) -> PrefixTree:
         token_ids[own], depths[own] = sequences[index][depth:], np.arange(depth, depth + length)
     groups = tuple(
         SharedPrefixGroup(
-            chains=tuple((begins[index], begins[index] + len(sequences[index]) - depth) for index in families[depth, donor]),
+            chains=tuple(
+                (begins[index], begins[index] + len(sequences[index]) - depth) for index in families[depth, donor]
+            ),
             context=_ranges(positions[families[depth, donor][0]][:depth]),
         )
         for depth, donor in order
@@ -108,7 +112,9 @@ def join_trees(trees: Sequence[PrefixTree]) -> PrefixTree:
     return PrefixTree(
         token_ids=np.concatenate([tree.token_ids for tree in trees]),
         depths=np.concatenate([tree.depths for tree in trees]),
-        token_positions=tuple(positions + first for tree, first in zip(trees, firsts, strict=False) for positions in tree.token_positions),
+        token_positions=tuple(
+            positions + first for tree, first in zip(trees, firsts, strict=False) for positions in tree.token_positions
+        ),
         groups=tuple(family.shift(first) for tree, first in zip(trees, firsts, strict=False) for family in tree.groups),
     )
 
@@ -121,10 +127,13 @@ def _forks(sequences: Sequence[Ids]) -> dict[int, tuple[int, int]]:
     for index in sorted(range(len(sequences)), key=lambda index: (-len(sequences[index]), index)):
         at = bisect.bisect(earlier, (ranks[index], index))
         common = [
-            (common_prefix_length(sequences[index], sequences[neighbour]), neighbour) for _, neighbour in earlier[max(0, at - 1) : at + 1]
+            (common_prefix_length(sequences[index], sequences[neighbour]), neighbour)
+            for _, neighbour in earlier[max(0, at - 1) : at + 1]
         ]
         forks[index] = max(
-            (length_and_index for length_and_index in common if length_and_index[0]), default=(0, index), key=lambda found: found[0]
+            (length_and_index for length_and_index in common if length_and_index[0]),
+            default=(0, index),
+            key=lambda found: found[0],
         )
         earlier.insert(at, (ranks[index], index))
     return _align_forks(forks, sequences)

@@ -34,7 +34,9 @@ class RowRoutes:
         ids, size = row.token_ids.astype("<i8").tobytes(), self._shape.position_bytes
         return np.array(
             [
-                xxhash.xxh3_64_intdigest(ids[ID_BYTES * place : ID_BYTES * (place + 1)] + row.routes[size * place : size * (place + 1)])
+                xxhash.xxh3_64_intdigest(
+                    ids[ID_BYTES * place : ID_BYTES * (place + 1)] + row.routes[size * place : size * (place + 1)]
+                )
                 for place in range(len(row.token_ids))
             ],
             dtype=np.uint64,

@@ -32,7 +32,9 @@ class TokenScorer(torch.nn.Module):
     def __init__(self, model: Any, temperature: float, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         if temperature <= 0:
-            raise EngineError(f"sampling.temperature = {temperature}: a model cannot be trained on greedy samples; set it above 0")
+            raise EngineError(
+                f"sampling.temperature = {temperature}: a model cannot be trained on greedy samples; set it above 0"
+            )
         self.model = model
         self.hidden_states = HiddenStates(model.base_model, dtype)
         self.temperature = temperature
@@ -46,7 +48,9 @@ class TokenScorer(torch.nn.Module):
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-probability (with gradient) and entropy (without) of each selected token, float32 `[tokens]` each."""
         head = self.model.get_output_embeddings()
-        temperature = self.temperature if batch.temperatures is None else batch.temperatures.nan_to_num(nan=self.temperature)
+        temperature = (
+            self.temperature if batch.temperatures is None else batch.temperatures.nan_to_num(nan=self.temperature)
+        )
         return token_scores(head, self.hidden_states(batch), batch.labels, temperature, self.dtype)
 
 
@@ -63,7 +67,9 @@ class ValueScorer(torch.nn.Module):
         self.hidden_states = HiddenStates(model.base_model, dtype)
         self.dtype = dtype
         if not _is_linear(model, model.get_submodule(HEAD), self.hidden_states, PROBE_IDS[:1]):
-            raise EngineError(f"{type(model).__name__} does not compute its label by one linear head; choose another model")
+            raise EngineError(
+                f"{type(model).__name__} does not compute its label by one linear head; choose another model"
+            )
 
     def forward(self, batch: MicroBatch) -> Tensor:
         """Values float32 `[tokens]`, with gradient, each at the position before its token."""

@@ -108,7 +108,9 @@ def make_micro_batches(
         EngineError: `whole_groups` is set, and a row has images.
     """
     scored = [np.flatnonzero(selected(row)[1:]) for row in rows]
-    builder = _MicroBatchBuilder(rows, scored, device, RowRoutes(rows, routes) if routes and any(row.routes for row in rows) else None)
+    builder = _MicroBatchBuilder(
+        rows, scored, device, RowRoutes(rows, routes) if routes and any(row.routes for row in rows) else None
+    )
     pictured = [index for index in indices if rows[index].images and len(scored[index])]
     if pictured:
         if whole_groups:
@@ -117,13 +119,18 @@ def make_micro_batches(
             )
         indices = [index for index in indices if not rows[index].images]
     groups: dict[int, list[int]] = {}
-    for index in sorted((index for index in indices if len(scored[index])), key=lambda index: (-builder.width(index), index)):
+    for index in sorted(
+        (index for index in indices if len(scored[index])), key=lambda index: (-builder.width(index), index)
+    ):
         groups.setdefault(rows[index].group, []).append(index)
     chains = sharing == "on" or (sharing == "auto" and device.type in SHARING_DEVICES)
     shared, unshared = (list(groups.values()), []) if chains else ([], list(groups.values()))
     if not whole_groups:
         shared = [part for group in shared for part in builder.split_to_budget(group, budget)]
-        unshared = [[index] for index in sorted((index for group in unshared for index in group), key=lambda i: (-builder.width(i), i))]
+        unshared = [
+            [index]
+            for index in sorted((index for group in unshared for index in group), key=lambda i: (-builder.width(i), i))
+        ]
     shared, trees = builder.build_trees(shared, budget)
     parts = first_fit_decreasing([len(tree.token_ids) for tree in trees], budget)
     packed = [builder.pack_groups([shared[unit] for unit in part], [trees[unit] for unit in part]) for part in parts]
@@ -153,7 +160,11 @@ class _MicroBatchBuilder:
     """Makes micro-batches of rows, given the positions that score."""
 
     def __init__(
-        self, rows: Sequence[TrainingSequence], scored: Sequence[NDArray[np.intp]], device: torch.device, routes: RowRoutes | None
+        self,
+        rows: Sequence[TrainingSequence],
+        scored: Sequence[NDArray[np.intp]],
+        device: torch.device,
+        routes: RowRoutes | None,
     ) -> None:
         self._rows = rows
         self._routes = routes
@@ -176,7 +187,11 @@ class _MicroBatchBuilder:
     def split_to_budget(self, group: list[int], budget: int) -> Iterable[list[int]]:
         """Halve the group recursively until each part is within the budget."""
         tokens = sum(map(self.width, group))
-        if len(group) == 1 or tokens <= budget or tokens - shared_tokens([self.keys(index) for index in group]) <= budget:
+        if (
+            len(group) == 1
+            or tokens <= budget
+            or tokens - shared_tokens([self.keys(index) for index in group]) <= budget
+        ):
             yield group
         else:
             yield from self.split_to_budget(group[: len(group) // 2], budget)
@@ -226,14 +241,18 @@ class _MicroBatchBuilder:
         batch = self._micro_batch(part, token_ids, positions, None)
         if self._routes is None:
             return batch
-        routes = self._routes.lay_out(token_ids.shape, [(index, np.arange(width) + place * width) for place, index in enumerate(part)])
+        routes = self._routes.lay_out(
+            token_ids.shape, [(index, np.arange(width) + place * width) for place, index in enumerate(part)]
+        )
         return msgspec.structs.replace(batch, routes=torch.from_numpy(routes).to(self._device))
 
     def pack_groups(self, groups: Sequence[Sequence[int]], trees: Sequence[PrefixTree]) -> MicroBatch:
         """A packed micro-batch of these groups of rows, one tree each."""
         tree = join_trees(trees)
         part = [index for group in groups for index in group]
-        positions = np.concatenate([places[self._scored[index]] for places, index in zip(tree.token_positions, part, strict=True)])
+        positions = np.concatenate(
+            [places[self._scored[index]] for places, index in zip(tree.token_positions, part, strict=True)]
+        )
         token_ids, chains = tree.token_ids[None], PackedTree.of(tree, self._device, positions)
         if self._routes is None:
             return self._micro_batch(part, token_ids, positions, chains)

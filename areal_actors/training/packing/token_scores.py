@@ -26,7 +26,9 @@ TOKENS = 256
 """Minimum tokens per chunk: with fewer, reading the head's weights dominates."""
 
 
-def token_scores(head: Any, hidden: Tensor, labels: Tensor, temperature: float | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def token_scores(
+    head: Any, hidden: Tensor, labels: Tensor, temperature: float | Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Log-probabilities of labels, with gradient, and entropies, without.
 
     Args:
@@ -44,7 +46,9 @@ def token_scores(head: Any, hidden: Tensor, labels: Tensor, temperature: float |
     if _plain(head):
         room = SAVED[device] if torch.is_grad_enabled() else 0
         frozen = not any(parameter.requires_grad for parameter in head.parameters())
-        apply: Callable[..., tuple[Tensor, Tensor]] = _FrozenHeadScores.apply if frozen else partial(_LinearScores.apply, room)
+        apply: Callable[..., tuple[Tensor, Tensor]] = (
+            _FrozenHeadScores.apply if frozen else partial(_LinearScores.apply, room)
+        )
         return apply(hidden, head.weight, head.bias, labels, temperature, size, dtype)
 
     def of_chunk(hidden: Tensor, labels: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -54,7 +58,9 @@ def token_scores(head: Any, hidden: Tensor, labels: Tensor, temperature: float |
 
     chunks = [
         checkpoint(of_chunk, *chunk, use_reentrant=False) if len(labels) > size else of_chunk(*chunk)
-        for chunk in zip(torch.split(hidden, size), torch.split(labels, size), _divisors(temperature, size), strict=False)
+        for chunk in zip(
+            torch.split(hidden, size), torch.split(labels, size), _divisors(temperature, size), strict=False
+        )
     ]
     logps, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
     return logps, entropies
@@ -62,7 +68,11 @@ def token_scores(head: Any, hidden: Tensor, labels: Tensor, temperature: float |
 
 def _divisors(temperature: float | Tensor, size: int) -> Iterable[float | Tensor]:
     """Divisors of the logits `[tokens, vocabulary]`, one for each chunk of `size` tokens; without an end if it is one number."""
-    return torch.split(temperature.unsqueeze(1), size) if isinstance(temperature, Tensor) else itertools.repeat(temperature)
+    return (
+        torch.split(temperature.unsqueeze(1), size)
+        if isinstance(temperature, Tensor)
+        else itertools.repeat(temperature)
+    )
 
 
 def _scores(logps: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,7 +105,9 @@ class _LinearScores(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         scores, saved = list[tuple[Tensor, Tensor]](), list[Tensor | None]()  # one entry per chunk each
         used = _cast(weight, bias, dtype)
-        for chunk, wanted, divisor in zip(torch.split(hidden, size), torch.split(labels, size), _divisors(temperature, size), strict=False):
+        for chunk, wanted, divisor in zip(
+            torch.split(hidden, size), torch.split(labels, size), _divisors(temperature, size), strict=False
+        ):
             chunk_scores, probabilities, sums = _softmax(_logits(chunk, *used, divisor), wanted)
             scores.append(chunk_scores)
             fits = probabilities.numel() <= room
@@ -114,7 +126,9 @@ class _LinearScores(torch.autograd.Function):
         bias_grad = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[3] else None
         hidden_grads = []
         used, used_bias = _cast(weight, bias, ctx.dtype)
-        columns = zip(*(column.split(ctx.size) for column in (hidden, labels, grad / ctx.temperature)), saved, strict=True)
+        columns = zip(
+            *(column.split(ctx.size) for column in (hidden, labels, grad / ctx.temperature)), saved, strict=True
+        )
         divisors = _divisors(ctx.temperature, ctx.size)
         for (chunk, wanted, scale, probabilities), divisor in zip(columns, divisors, strict=False):
             factor = scale.unsqueeze(1)
@@ -148,7 +162,9 @@ class _FrozenHeadScores(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         chunk_scores, slopes = [], list[Tensor]()
         used = _cast(weight, bias, dtype)
-        for chunk, wanted, divisor in zip(torch.split(hidden, size), torch.split(labels, size), _divisors(temperature, size), strict=False):
+        for chunk, wanted, divisor in zip(
+            torch.split(hidden, size), torch.split(labels, size), _divisors(temperature, size), strict=False
+        ):
             scores, probabilities, sums = _softmax(_logits(chunk, *used, divisor), wanted)
             chunk_scores.append(scores)
             if ctx.needs_input_grad[0]:

@@ -55,31 +55,43 @@ def attend(
         `[tokens, heads, head_dim]`.
     """
     if torch.is_autocast_enabled(queries.device.type):
-        queries, keys, values = (column.to(torch.get_autocast_dtype(queries.device.type)) for column in (queries, keys, values))
+        queries, keys, values = (
+            column.to(torch.get_autocast_dtype(queries.device.type)) for column in (queries, keys, values)
+        )
     plan = chains.plan_for_window(window) if outputs is None else outputs.plan
     if isinstance(plan, BlockMask):
         return _masked_attention(queries, keys, values, plan, scale, sinks)
     size, widest = values.shape[-1], max(queries.shape[-1], values.shape[-1])
-    if size != queries.shape[-1]:  # as in latent attention; the kernel takes heads of one size, and added zeros change no score
-        queries, keys, values = (functional.pad(column, (0, widest - column.shape[-1])) for column in (queries, keys, values))
+    if (
+        size != queries.shape[-1]
+    ):  # as in latent attention; the kernel takes heads of one size, and added zeros change no score
+        queries, keys, values = (
+            functional.pad(column, (0, widest - column.shape[-1])) for column in (queries, keys, values)
+        )
     attended: Tensor = _PlannedAttention.apply(queries, keys, values, plan, scale, sinks)  # type: ignore[no-untyped-call]
     return attended[..., :size]
 
 
 class _PlannedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float, sinks: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float, sinks: Tensor | None
+    ) -> Tensor:
         out = torch.empty_like(queries, memory_format=torch.contiguous_format)
         peaks = torch.empty(queries.shape[:2], dtype=torch.float32 if queries.dtype != torch.float64 else torch.float64)
         for own, seen in plan.buckets:
-            attended, peak = _forward(own.pad(queries), seen.pad(keys), seen.pad(values), 0.0, is_causal=True, scale=scale)
+            attended, peak = _forward(
+                own.pad(queries), seen.pad(keys), seen.pad(values), 0.0, is_causal=True, scale=scale
+            )
             own.unpad(attended, out)
             own.unpad(peak.unsqueeze(-1), peaks.unsqueeze(-1))
         for span in plan.spans:
             first, last = span.queries
             context = [_context(column, span.context) for column in (keys, values)]
             hidden = _hidden_scores(span, queries)
-            attended, peak = _forward(_batch(queries[first:last]), *context, 0.0, is_causal=False, attn_mask=hidden, scale=scale)
+            attended, peak = _forward(
+                _batch(queries[first:last]), *context, 0.0, is_causal=False, attn_mask=hidden, scale=scale
+            )
             attended, peak = attended[0].transpose(0, 1), peak[0].transpose(0, 1)
             mine = peaks[first:last]
             out[first:last].lerp_(attended, torch.sigmoid(peak - mine).unsqueeze(-1).to(out.dtype))
@@ -111,7 +123,9 @@ class _PlannedAttention(torch.autograd.Function):
             grad_of, query, attended = (_batch(column[first:last]) for column in (grad, queries, out))
             peak = peaks[first:last].transpose(0, 1).unsqueeze(0)
             hidden = _hidden_scores(span, queries)
-            gradients = _backward(grad_of, query, *context, attended, peak, 0.0, is_causal=False, attn_mask=hidden, scale=ctx.scale)
+            gradients = _backward(
+                grad_of, query, *context, attended, peak, 0.0, is_causal=False, attn_mask=hidden, scale=ctx.scale
+            )
             query_grad[first:last] += gradients[0][0].transpose(0, 1)
             for column, total in zip(gradients[1:], totals, strict=True):
                 at = 0
@@ -131,10 +145,14 @@ def _hidden_scores(span: AttentionSpan, queries: Tensor) -> Tensor | None:
     seen = sum(last - first for first, last in span.context)
     asking, asked = (torch.arange(count, device=queries.device) for count in (span.queries[1] - span.queries[0], seen))
     outside = asking[:, None] + seen - asked >= span.window
-    return torch.zeros(outside.shape, dtype=queries.dtype, device=queries.device).masked_fill_(outside, HIDDEN)[None, None]
+    return torch.zeros(outside.shape, dtype=queries.dtype, device=queries.device).masked_fill_(outside, HIDDEN)[
+        None, None
+    ]
 
 
-def _masked_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: BlockMask, scale: float, sinks: Tensor | None) -> Tensor:
+def _masked_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: BlockMask, scale: float, sinks: Tensor | None
+) -> Tensor:
     if sinks is not None:
         raise NotImplementedError("attention sinks over a block mask")
     kernel: Callable[..., Tensor] = _compiled_kernel() if queries.device.type == "cuda" else _all_scores
@@ -149,12 +167,16 @@ def _compiled_kernel() -> Callable[..., Any]:
     return torch.compile(flex_attention)
 
 
-def _all_scores(query: Tensor, key: Tensor, value: Tensor, *, block_mask: BlockMask, scale: float, enable_gqa: bool) -> Tensor:
+def _all_scores(
+    query: Tensor, key: Tensor, value: Tensor, *, block_mask: BlockMask, scale: float, enable_gqa: bool
+) -> Tensor:
     """flex_attention with all scores at once, for devices on which it has no gradients."""
     asking, asked = (torch.arange(length, device=query.device) for length in block_mask.seq_lengths)
     zero = asking.new_zeros(())
     mask = block_mask.mask_mod(zero, zero, asking[:, None], asked)
-    return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=enable_gqa)
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=scale, enable_gqa=enable_gqa
+    )
 
 
 def _batch(column: Tensor) -> Tensor:

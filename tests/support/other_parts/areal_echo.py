@@ -74,8 +74,12 @@ class Length(msgspec.Struct, forbid_unknown_fields=True):
         return min(len(output) / self.most, 1.0)
 
 
-REWARD_EXAMPLES = {"length": [({"question": "?"}, "a" * 50, 0.5), ({"question": "?"}, "", 0.0), ({"question": "?"}, "b" * 300, 1.0)]}
-READER_EXAMPLES = {".rows": (b"one|1\ntwo|2\n", [{"question": "one", "answer": "1"}, {"question": "two", "answer": "2"}])}
+REWARD_EXAMPLES = {
+    "length": [({"question": "?"}, "a" * 50, 0.5), ({"question": "?"}, "", 0.0), ({"question": "?"}, "b" * 300, 1.0)]
+}
+READER_EXAMPLES = {
+    ".rows": (b"one|1\ntwo|2\n", [{"question": "one", "answer": "1"}, {"question": "two", "answer": "2"}])
+}
 
 
 def read_arrow(text, at, declared):

@@ -5,7 +5,10 @@ from datasets import Dataset
 
 
 def load_environment(*, numbers: int = 6, fails: bool = False, compares: bool = False) -> vf.Environment:
-    rows = [{"question": f"What is {number} + 1?", "answer": str(number + 1), "info": {"number": number}} for number in range(numbers)]
+    rows = [
+        {"question": f"What is {number} + 1?", "answer": str(number + 1), "info": {"number": number}}
+        for number in range(numbers)
+    ]
     parser = vf.Parser()
 
     def right(completion, answer, **_):
@@ -21,6 +24,10 @@ def load_environment(*, numbers: int = 6, fails: bool = False, compares: bool = 
         return [1.0 for _ in completions]
 
     rubric = vf.Rubric(
-        funcs=[right, short, *([longest] if compares else [])], weights=[1.0, 0.5, *([0.1] if compares else [])], parser=parser
+        funcs=[right, short, *([longest] if compares else [])],
+        weights=[1.0, 0.5, *([0.1] if compares else [])],
+        parser=parser,
     )
-    return vf.SingleTurnEnv(dataset=Dataset.from_list(rows), rubric=rubric, system_prompt="Answer with a number.", parser=parser)
+    return vf.SingleTurnEnv(
+        dataset=Dataset.from_list(rows), rubric=rubric, system_prompt="Answer with a number.", parser=parser
+    )

@@ -22,11 +22,15 @@ class Reload:
         self._areal_state()["loading"] = False  # of a version whose sender was gone before its last part
         self._areal_pack()
 
-    def areal_join(self: Any, address: str, port: int, ranks: int, name: str, backend: str, seconds: float) -> dict[str, Any]:
+    def areal_join(
+        self: Any, address: str, port: int, ranks: int, name: str, backend: str, seconds: float
+    ) -> dict[str, Any]:
         """Join a process group with the sender of weights, which is its rank 0."""
 
         def join() -> dict[str, Any]:
-            self._areal_state()["groups"][name] = join_group(address, port, 1 + self.rank, ranks, name, backend, seconds)
+            self._areal_state()["groups"][name] = join_group(
+                address, port, 1 + self.rank, ranks, name, backend, seconds
+            )
             return {}
 
         return _answer(join)
@@ -35,9 +39,15 @@ class Reload:
         """Leave a process group."""
         self._areal_state()["groups"].pop(name, None)
 
-    def areal_receive(self: Any, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]]) -> dict[str, Any]:
+    def areal_receive(
+        self: Any, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]]
+    ) -> dict[str, Any]:
         """Take a part that is broadcast to a group."""
-        return _answer(lambda: self._areal_take(receive_part(self._areal_state()["groups"][group], names, dtypes, shapes, self.device)))
+        return _answer(
+            lambda: self._areal_take(
+                receive_part(self._areal_state()["groups"][group], names, dtypes, shapes, self.device)
+            )
+        )
 
     def areal_map(self: Any, handles: list[str]) -> dict[str, Any]:
         """Take a part in shared memory; each process has a handle of its own."""
@@ -52,7 +62,10 @@ class Reload:
 
     def _areal_take(self: Any, weights: list[Any]) -> dict[str, Any]:
         from vllm.config import set_current_vllm_config
-        from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
+        from vllm.model_executor.model_loader.reload.layerwise import (
+            finalize_layerwise_reload,
+            initialize_layerwise_reload,
+        )
 
         state, model = self._areal_state(), self.model_runner.get_model()
         received: ReceivedWeights = state["received"]
@@ -81,7 +94,11 @@ class Reload:
     def _areal_pack(self: Any) -> None:
         model = self.model_runner.get_model()
         head = getattr(model, "lm_head", None)
-        if head is not None and getattr(model.config, "tie_word_embeddings", False) and head.weight.device.type == "cpu":
+        if (
+            head is not None
+            and getattr(model.config, "tie_word_embeddings", False)
+            and head.weight.device.type == "cpu"
+        ):
             head.quant_method.process_weights_after_loading(head)
 
 

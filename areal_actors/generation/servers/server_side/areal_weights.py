@@ -102,7 +102,9 @@ def join_group(address: str, port: int, rank: int, ranks: int, name: str, backen
     """Returns a process group besides the default one, whose rank 0 is the sender (`areal_actors/weights/sender.py`)."""
     limit = timedelta(seconds=seconds)
     store = dist.PrefixStore(name, dist.TCPStore(address, port, ranks, is_master=False, timeout=limit))
-    return c10d._new_process_group_helper(ranks, rank, [], dist.Backend(backend), store, group_name=name, timeout=limit)[0]
+    return c10d._new_process_group_helper(
+        ranks, rank, [], dist.Backend(backend), store, group_name=name, timeout=limit
+    )[0]
 
 
 def receive_part(

@@ -28,7 +28,12 @@ def mend() -> None:
         state = self.rid_to_state.get(aborted.rid)
         handle(self, aborted)
         ended = state is not None and aborted.rid not in self.rid_to_state
-        if ended and self.enable_lora and state.obj.lora_path and (aborted.finished_reason or {}).get("status_code") not in COUNTED_DOWN:
+        if (
+            ended
+            and self.enable_lora
+            and state.obj.lora_path
+            and (aborted.finished_reason or {}).get("status_code") not in COUNTED_DOWN
+        ):
             asyncio.get_running_loop().create_task(self.lora_registry.release(state.obj.lora_id))
 
     TokenizerManager._handle_abort_req = handle_and_release

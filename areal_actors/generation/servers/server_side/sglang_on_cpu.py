@@ -17,7 +17,9 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling needs a C++ compiler or Triton; nothing is large enough to gain from it
+os.environ.setdefault(
+    "TORCHDYNAMO_DISABLE", "1"
+)  # compiling needs a C++ compiler or Triton; nothing is large enough to gain from it
 
 import torch
 
@@ -46,7 +48,9 @@ class _AbsentModule(types.ModuleType):
         full = f"{self.__name__}.{name}"
         if full not in sys.modules:
             is_class = name[:1].isupper() or name in ("constexpr", "dtype")
-            setattr(self, name, type(name, (_Absent,), {"__module__": self.__name__}) if is_class else _AbsentModule(full))
+            setattr(
+                self, name, type(name, (_Absent,), {"__module__": self.__name__}) if is_class else _AbsentModule(full)
+            )
             return self.__dict__[name]
         return sys.modules[full]
 
@@ -139,7 +143,9 @@ platforms._current_platform = NativeCpuPlatform()
 
 from sglang.srt.mem_cache.pool_host import common
 
-common.ALLOC_MEMORY_FUNCS["cpu"] = common.alloc_with_pin_memory  # else the record of routed experts asks a GPU's driver for memory
+common.ALLOC_MEMORY_FUNCS["cpu"] = (
+    common.alloc_with_pin_memory
+)  # else the record of routed experts asks a GPU's driver for memory
 
 if __name__ == "__mp_main__":
     import sglang_weights

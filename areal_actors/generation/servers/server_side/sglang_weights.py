@@ -26,7 +26,9 @@ def receive() -> None:
     from sglang.srt.model_executor.model_runner_components import weight_updater
 
     seconds = timedelta(seconds=float(os.environ[SECONDS]))
-    weight_updater.init_custom_process_group = functools.partial(weight_updater.init_custom_process_group, timeout=seconds)
+    weight_updater.init_custom_process_group = functools.partial(
+        weight_updater.init_custom_process_group, timeout=seconds
+    )
     updater = weight_updater.WeightUpdater
     for name in ("update_weights_from_distributed", "update_weights_from_tensor"):
         setattr(updater, name, _reporting(getattr(updater, name)))
