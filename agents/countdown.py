@@ -10,7 +10,10 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-INSTRUCTIONS = "Think it through, then write the expression alone between <answer> and </answer>, such as <answer>(3 + 5) * 7</answer>."
+INSTRUCTIONS = (
+    "Think it through, then write the expression alone between <answer> and </answer>, such as <answer>(3 + 5) *"
+    " 7</answer>."
+)
 OPERATORS: Mapping[type[ast.operator], Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

@@ -177,7 +177,10 @@ def read_memory(folder: RunFolder, launcher: int, counts: LogCounts) -> dict[str
             figures[name] = round(psutil.Process(pid).memory_info().rss / MEBIBYTE, 1)
     figures["store_mb"] = round(size_of(folder.nats / "store") / MEBIBYTE, 2)
     figures["snapshots_kb"] = round(size_of(folder.snapshots) / 1024, 1)
-    with suppress(OSError), urllib.request.urlopen(f"{monitoring_url(folder)}/jsz", timeout=5) as answer:  # noqa: S310 - the run's own server
+    with (
+        suppress(OSError),
+        urllib.request.urlopen(f"{monitoring_url(folder)}/jsz", timeout=5) as answer,
+    ):  # noqa: S310 - the run's own server
         figures["consumers"] = json.loads(answer.read())["consumers"]
     return figures
 
@@ -320,8 +323,9 @@ def show(figures: dict[str, Any]) -> None:
     print()
     print(f"seconds to restart control: {figures['restart_seconds']}, each: {figures['all_restarts']}")
     print(
-        f"{figures['steps']} steps, {figures['episodes']} episodes exported, {figures['exported_twice']} twice; "
-        f"{figures['trained']} trained, {figures['trained_twice']} twice; deaths: {figures['deaths']}; exit {figures['exit_status']}"
+        f"{figures['steps']} steps, {figures['episodes']} episodes exported, {figures['exported_twice']} twice;"
+        f" {figures['trained']} trained, {figures['trained_twice']} twice; deaths: {figures['deaths']}; exit"
+        f" {figures['exit_status']}"
     )
 
 

@@ -193,7 +193,10 @@ def lines_of(trials: Sequence[Trial], *, every: bool) -> Iterator[str]:
             *(f"{outcomes[outcome]} {outcome}" for outcome in (READ, WITHOUT_TOOLS, REJECTED, UNREAD)),
         ]
     )
-    yield f"not listing the tools: {', '.join(trial.name for trial in trials if trial.outcome == READ and not trial.lists_tools)}"
+    yield (
+        "not listing the tools:"
+        f" {', '.join(trial.name for trial in trials if trial.outcome == READ and not trial.lists_tools)}"
+    )
     yield table(("syntax", "templates", "several calls"), by_syntax(trials))
     for reason, names in by_reason(trials):
         yield f"{reason}\n  {', '.join(names)}"
@@ -211,7 +214,10 @@ def write_page(name: str, figures: dict[str, Any], trials: Sequence[Trial]) -> N
 def page_lines(name: str, figures: dict[str, Any], trials: Sequence[Trial]) -> Iterator[str]:
     """Yield the lines of the page."""
     yield f"On {figures['day']}, with {', '.join(figures['packages'])}: of {figures['tried']} different templates"
-    yield f"{figures['without_tools']} do not support tools, {figures['no_chat']} render no chat, {figures['read']} are read, and"
+    yield (
+        f"{figures['without_tools']} do not support tools, {figures['no_chat']} render no chat, {figures['read']} are"
+        " read, and"
+    )
     yield f"{figures['not_read']} are refused."
     yield f"{figures['tools_not_listed']} of those that are read leave the list of tools out of the prompt."
     yield ""

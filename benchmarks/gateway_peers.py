@@ -98,7 +98,10 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) ->
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", body, headers)
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(request, timeout=5):  # noqa: S310 - an http address
+        with (
+            contextlib.suppress(OSError, urllib.error.URLError),
+            urllib.request.urlopen(request, timeout=5),
+        ):  # noqa: S310 - an http address
             return
         time.sleep(0.2)
     raise RuntimeError(

@@ -190,7 +190,8 @@ async def gateway_system(
                 failures = [run_folder.failure_of(name) for name in ("gateway", "inference_worker")]
                 details = "; ".join(file.read_text() for file in failures if file.is_file())
                 raise RuntimeError(
-                    f"gateway and engine did not start within {START_SECONDS:g} s: {details or 'no failure file written'}"
+                    f"gateway and engine did not start within {START_SECONDS:g} s:"
+                    f" {details or 'no failure file written'}"
                 ) from None
             yield made
         await bus.close()

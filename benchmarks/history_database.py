@@ -227,7 +227,8 @@ def main() -> None:
     options = parse_arguments(parser, QUICK)
     figures = measure(options)
     print(
-        f"{figures['events']:,} events; log {figures['log_bytes']:,} bytes, database {figures['database_bytes']:,} bytes; CPU seconds:"
+        f"{figures['events']:,} events; log {figures['log_bytes']:,} bytes, database {figures['database_bytes']:,}"
+        " bytes; CPU seconds:"
     )
     seconds: dict[str, dict[str, float]] = figures["cpu_seconds"]  # type: ignore[assignment]
     rows = [

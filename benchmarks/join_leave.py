@@ -323,7 +323,7 @@ HEADER = ["run", "steps", *COUNTS, "no leader s", "accuracy", "s per step", "aud
 
 def row(one: Outcome) -> list[object]:
     """A line of the table."""
-    accuracy = " to ".join(f"{found:.2f}" for found in (one.accuracy[:1] + one.accuracy[-1:]))
+    accuracy = " to ".join(f"{found:.2f}" for found in one.accuracy[:1] + one.accuracy[-1:])
     counts = [one.joined, one.left, one.killed, one.redelivered, one.retried, one.lost, one.twice]
     return [
         one.name,

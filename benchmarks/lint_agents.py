@@ -1,4 +1,5 @@
 """Agents, rewards and tasks of `run_lint.py`: ordinary habits, of which some break the learning signal."""
+
 # ruff: noqa: D102 - `play` is that of the base
 
 from __future__ import annotations

@@ -309,7 +309,8 @@ def main() -> int:
     print("\n" + table(HEADER, rows(outcomes)))
     faults: list[Fault] = [one.fault for outcome in outcomes for one in outcome.effects]
     print(
-        f"{len(faults)} faults; longest standstill {max(one.standstill for each in outcomes for one in each.effects):.1f} s"
+        f"{len(faults)} faults; longest standstill"
+        f" {max(one.standstill for each in outcomes for one in each.effects):.1f} s"
     )
     if not options.no_history:
         runs = [{**msgspec.structs.asdict(outcome), "effects": len(outcome.effects)} for outcome in outcomes]

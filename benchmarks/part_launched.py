@@ -28,8 +28,8 @@ SCALED = (
 HELPFUL = "import time\n\n\ndef slow(task, output):\n    time.sleep(0.15)\n    return float(len(output) % 2)\n"
 """A reward for which another worker helps."""
 SERIAL = (
-    "import fcntl, time\n\n\ndef slow(task, output):\n    with open(__file__) as lock:\n        fcntl.flock(lock, fcntl.LOCK_EX)\n"
-    "        time.sleep(0.15)\n    return float(len(output) % 2)\n"
+    "import fcntl, time\n\n\ndef slow(task, output):\n    with open(__file__) as lock:\n        fcntl.flock(lock,"
+    " fcntl.LOCK_EX)\n        time.sleep(0.15)\n    return float(len(output) % 2)\n"
 )
 """A reward for which another worker does not help, so that the decision is undone."""
 REWARD = "reward_worker"

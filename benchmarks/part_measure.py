@@ -43,7 +43,10 @@ def names_the_cause(sentence: str, names: Sequence[str]) -> bool:
         if name == SUPERVISOR and "the supervisor's own process was paused" in sentence:
             return True
         actor = rf"{re.escape(name)}[^;,]*"
-        silent = rf"{actor} (has sent no heartbeat|has not started|not started yet|serves no weights yet)|waits for \w+ from {actor}"
+        silent = (
+            rf"{actor} (has sent no heartbeat|has not started|not started yet|serves no weights yet)|waits for \w+ from"
+            rf" {actor}"
+        )
         role = "gateway" if name.startswith("session_manager") else name.rpartition("-")[0]
         if re.search(silent, sentence) or f"no {role} has joined" in sentence:
             return True

@@ -138,7 +138,8 @@ class TinkerScene:
         fault.went_on = await until(lambda: len(self.times) >= after + STEPS_AFTER, RECOVERY_SECONDS)
         fault.until, fault.own = time.time(), tuple(self.times)
         print(
-            f"    {kind} tinker server {fault.seconds:.1f} s: {'goes on' if fault.went_on else 'STUCK'}, step {self.steps}",
+            f"    {kind} tinker server {fault.seconds:.1f} s: {'goes on' if fault.went_on else 'STUCK'}, step"
+            f" {self.steps}",
             flush=True,
         )
         return fault

@@ -213,7 +213,8 @@ def measured(command: Sequence[str], environment: dict[str, str]) -> tuple[float
         output.seek(0)
         if status:
             raise SystemExit(
-                f"{' '.join(command[:4])} failed with status {status}:\n{output.read().decode(errors='replace')[-3000:]}"
+                f"{' '.join(command[:4])} failed with status"
+                f" {status}:\n{output.read().decode(errors='replace')[-3000:]}"
             )
     return started, usage, others_share(busy_seconds() - busy, usage.seconds[-1], time.time() - started)
 

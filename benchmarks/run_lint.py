@@ -124,7 +124,10 @@ def _row(outcome: Figures) -> tuple[str, ...]:
 
 
 def _show(outcome: Figures) -> Figures:
-    counts = f"{outcome['steps']} steps, {outcome['episodes']} episodes, reward {outcome['reward']}, {outcome['abandoned']} failed"
+    counts = (
+        f"{outcome['steps']} steps, {outcome['episodes']} episodes, reward {outcome['reward']}, {outcome['abandoned']}"
+        " failed"
+    )
     print(f"{outcome['run']}: {', '.join(outcome['found']) or 'nothing'} ({counts}, {outcome['cpu']} s)", flush=True)
     return outcome
 

@@ -209,10 +209,11 @@ def print_model(found: dict[str, Any]) -> None:
     found["walls"] = rows(Cluster(), measured)
     cluster = Cluster()
     print(
-        f"{cluster.training_gpus} training and {cluster.generating_gpus} generating GPUs: {cluster.episodes_per_second:.0f} episodes/s of "
-        f"{cluster.episode_tokens} tokens, {cluster.in_flight} in flight, {cluster.rollout_workers} rollout workers, a step in "
-        f"{cluster.step_seconds:.1f} s, {cluster.episodes_per_second * measured.events:.0f} events/s, "
-        f"{cluster.episodes_per_second * measured.bytes_of(cluster.episode_tokens) / 1e6:.1f} MB/s of log"
+        f"{cluster.training_gpus} training and {cluster.generating_gpus} generating GPUs:"
+        f" {cluster.episodes_per_second:.0f} episodes/s of {cluster.episode_tokens} tokens, {cluster.in_flight} in"
+        f" flight, {cluster.rollout_workers} rollout workers, a step in {cluster.step_seconds:.1f} s,"
+        f" {cluster.episodes_per_second * measured.events:.0f} events/s,"
+        f" {cluster.episodes_per_second * measured.bytes_of(cluster.episode_tokens) / 1e6:.1f} MB/s of log"
     )
     keys = ["wall", "used", "limit", "unit", "gpus", "episodes_per_second", "moved_by"]
     print(table(HEADER, [[wall[key] for key in keys] for wall in found["walls"]]))

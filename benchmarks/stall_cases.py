@@ -310,7 +310,8 @@ ENGINES = (
     ),
     Case(
         "weights after the first never load",
-        r"inference_worker-0 still serves weight version 0 while version \d+ was published|has not loaded weight version 1 within",
+        r"inference_worker-0 still serves weight version 0 while version \d+ was published|has not loaded weight"
+        r" version 1 within",
         (LONG, fault("generation.engine", "LoadHangs")),
         quick=True,
     ),

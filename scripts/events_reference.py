@@ -215,7 +215,10 @@ def _server() -> dict[str, Any]:
     return {
         "host": "127.0.0.1:{port}",
         "protocol": "nats",
-        "description": "The run's own nats-server, or that of `bus.url`. `monitor.json` in the run's folder has URL, user and password.",
+        "description": (
+            "The run's own nats-server, or that of `bus.url`. `monitor.json` in the run's folder has URL, user and"
+            " password."
+        ),
         "variables": {"port": {"description": "In `monitor.json`."}},
         "security": [
             {"type": "userPassword", "description": "A read-only user: `user` and `password` of `monitor.json`."}

@@ -90,8 +90,9 @@ def beside(wheels: Path, folder: Path) -> str:
     (other / "bus").mkdir(parents=True)
     (other / "bus/areal_bus/__init__.py").write_text("NAME = 'another bus'\n")
     (other / "pyproject.toml").write_text(
-        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n[project]\nname = "another-bus"\nversion = "1"\n'
-        '[project.scripts]\nareal = "bus:main"\n[tool.hatch.build.targets.wheel]\npackages = ["bus"]\n'
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n[project]\nname ='
+        ' "another-bus"\nversion = "1"\n[project.scripts]\nareal ='
+        ' "bus:main"\n[tool.hatch.build.targets.wheel]\npackages = ["bus"]\n'
     )
     run("uv", "pip", "install", "--quiet", "--python", python, "--find-links", str(wheels), "areal-actors", str(other))
     run("uv", "pip", "install", "--quiet", "--python", python, "--no-deps", "areal")
@@ -112,7 +113,8 @@ def main() -> None:
         wheels = Path(place, "wheels")
         build_wheels(wheels)
         print(
-            "| installed | packages | MB | seconds | modules of `--help` | CPU s of `--help` |\n|---|---|---|---|---|---|",
+            "| installed | packages | MB | seconds | modules of `--help` | CPU s of `--help`"
+            " |\n|---|---|---|---|---|---|",
             flush=True,
         )
         for extra in ["", *filter(None, options.extras.split(","))]:

@@ -31,7 +31,9 @@ MODULES = {
     "areal_actors.training.algorithms": "algorithms, docs/algorithms.md",
     "areal_actors.generation.engine": "engines, docs/engines.md",
     "areal_actors.tokenization.tool_parsers.base": "formats of tool calls, docs/chat-templates.md",
-    "areal_actors.tokenization.tool_parsers.syntax": "formats of tool calls by their delimiters, docs/chat-templates.md",
+    "areal_actors.tokenization.tool_parsers.syntax": (
+        "formats of tool calls by their delimiters, docs/chat-templates.md"
+    ),
     "areal_actors.track.sender": "trackers, docs/tracking.md",
     "areal_bus": "the bus, docs/architecture.md",
 }

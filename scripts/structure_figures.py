@@ -22,7 +22,14 @@ ROOT = Path(__file__).parent.parent
 sys.path += [str(ROOT / "tests"), str(ROOT / "scripts")]
 
 import path as traced  # noqa: E402 - of this folder
-from support.regions import ELSEWHERE, TOPS, base_environment, is_base, is_one_of, module_of  # noqa: E402 - the tests' regions
+from support.regions import (
+    ELSEWHERE,
+    TOPS,
+    base_environment,
+    is_base,
+    is_one_of,
+    module_of,
+)  # noqa: E402 - the tests' regions
 
 from areal_actors.recipe.reference import settings  # noqa: E402
 
@@ -116,7 +123,8 @@ def main() -> int:
     base = [file for file in product if is_base(module_of(file))]
     elsewhere = [file for file in product if is_one_of(module_of(file), ELSEWHERE)]
     print(
-        f"lines: {count_lines(product):,} of the product, {count_lines(base):,} without torch, {count_lines(elsewhere):,} for others"
+        f"lines: {count_lines(product):,} of the product, {count_lines(base):,} without torch,"
+        f" {count_lines(elsewhere):,} for others"
     )
     if options.path:
         hops = traced.trace()

@@ -187,9 +187,10 @@ def test_a_run_that_only_rejects_ends_by_name():
     for _ in range(3):
         assert watchdog.too_many_failures() == ""
         watchdog.receive(gone, 0.0)
-    assert watchdog.too_many_failures() == (
-        "3 episodes in a row were rejected and none was exported; most common reason (3 times): rejected: accept.py:good does not accept "
-        "it; accept more episodes, or raise watchdog.max_rejections_in_a_row"
+    assert (
+        watchdog.too_many_failures()
+        == "3 episodes in a row were rejected and none was exported; most common reason (3 times): rejected:"
+        " accept.py:good does not accept it; accept more episodes, or raise watchdog.max_rejections_in_a_row"
     )
 
 

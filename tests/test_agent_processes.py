@@ -9,7 +9,10 @@ from pathlib import Path
 
 from areal_actors.core.agent_host.processes import children, descendants, kill_tree
 
-NESTED = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(600)'])"
+NESTED = (
+    "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; print(1, flush=True);"
+    " time.sleep(600)'])"
+)
 
 
 def is_running(pid):

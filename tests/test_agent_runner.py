@@ -179,7 +179,10 @@ async def test_an_agent_is_a_class_a_function_or_an_object(tmp_path, name, optio
         (
             "Agent",
             {},
-            r"agent kinds.py:Agent takes \(depth, .*\): missing a required argument: 'depth'; give .* in \[task.agent_options\]",
+            (
+                r"agent kinds.py:Agent takes \(depth, .*\): missing a required argument: 'depth'; give .* in"
+                r" \[task.agent_options\]"
+            ),
         ),
         ("Agent", {"depth": 1, "deep": 2}, "got an unexpected keyword argument 'deep'"),
         ("Broken", {}, "agent kinds.py:Broken: making one raised ValueError: no luck at kinds.py:14"),

@@ -44,7 +44,10 @@ async def test_tools_are_called_until_an_answer_comes_without_one():
         assert len(trajectory.interactions) == 3
         assert_extends(harness, trajectory)
         assert "<tool_response>\n18\n</tool_response>" in harness.prompt_text(1)
-        tool_responses = "<tool_response>\n18\n\n</tool_response>\n<tool_response>\nerror: write numbers, + - * / and brackets only\n</tool_response>"
+        tool_responses = (
+            "<tool_response>\n18\n\n</tool_response>\n<tool_response>\nerror: write numbers, + - * / and brackets"
+            " only\n</tool_response>"
+        )
         assert tool_responses in harness.prompt_text(2)
 
 

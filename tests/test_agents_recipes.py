@@ -71,7 +71,10 @@ def test_an_undefined_environment_is_refused_by_name():
         [ROOT / "scripts" / "environments.sh", "langchain"], capture_output=True, text=True, check=False
     )
     assert refused.returncode == 1
-    known = "camel crewai frameworks gymnasium harbor launchers litellm tinker trackers verifiers-rubrics verifiers sglang vllm codex docs sbom"
+    known = (
+        "camel crewai frameworks gymnasium harbor launchers litellm tinker trackers verifiers-rubrics verifiers sglang"
+        " vllm codex docs sbom"
+    )
     assert refused.stderr == f"environments: there is no environment langchain; known: {known}\n"
     assert not (ROOT / ".environments" / "langchain").exists()
 

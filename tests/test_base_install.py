@@ -123,8 +123,8 @@ def test_a_recipe_with_an_engine_over_http_is_checked_and_its_task_played(projec
     done = areal("check", "recipe.toml", cwd=project)
     assert done.returncode == 0, done.stderr
     assert (
-        'a run cannot start on this machine: the trainer and generation.server.weights = "broadcast": this installation lacks torch'
-        in done.stdout
+        'a run cannot start on this machine: the trainer and generation.server.weights = "broadcast": this installation'
+        " lacks torch" in done.stdout
     )
     assert ": reward 1, 1 model calls" in done.stdout.partition("# ---- Rehearsal")[2]
 
@@ -133,8 +133,8 @@ def test_a_run_is_refused_before_anything_starts_with_the_extra_of_what_it_lacks
     done = areal("run", "recipe.toml", cwd=project)
     assert done.returncode == 1
     assert done.stderr.endswith(
-        'SetupError: the trainer and generation.server.weights = "broadcast": this installation lacks torch, transformers, peft, '
-        "safetensors, matplotlib: pip install 'areal-actors[train]'\n"
+        'SetupError: the trainer and generation.server.weights = "broadcast": this installation lacks torch,'
+        " transformers, peft, safetensors, matplotlib: pip install 'areal-actors[train]'\n"
     )
     assert not (project / "runs").exists() or list((project / "runs").iterdir()) == []
 

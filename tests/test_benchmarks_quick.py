@@ -134,9 +134,17 @@ def test_the_first_hour_without_the_wanted_device_fails_in_each_section_by_itsel
 
 
 SECTION_MODULES = {
-    "hangs": "import time\ndef measure(report, options):\n    report.case('first', lambda: [{'figure': 1}])\n    time.sleep(600)",
-    "raises": "def measure(report, options):\n    report.case('first', lambda: 1 / 0)\n    report.case('second', lambda: [{'figure': 1}])",
-    "crashes": "import os\ndef measure(report, options):\n    print('last line', flush=True)\n    os.kill(os.getpid(), 9)",
+    "hangs": (
+        "import time\ndef measure(report, options):\n    report.case('first', lambda: [{'figure': 1}])\n   "
+        " time.sleep(600)"
+    ),
+    "raises": (
+        "def measure(report, options):\n    report.case('first', lambda: 1 / 0)\n    report.case('second', lambda:"
+        " [{'figure': 1}])"
+    ),
+    "crashes": (
+        "import os\ndef measure(report, options):\n    print('last line', flush=True)\n    os.kill(os.getpid(), 9)"
+    ),
     "lacks": "import a_package_that_is_not_installed",
     "works": "def measure(report, options):\n    report.case('only', lambda: [{'figure': 2}])",
 }

@@ -138,7 +138,7 @@ async def test_messages_wait_for_a_lost_majority(cluster: NatsCluster) -> None:
 
         async def disturb() -> None:
             leader = await cluster.leader("test")
-            (other, _) = gone = [leader, next(name for name in cluster.names if name != leader)]
+            other, _ = gone = [leader, next(name for name in cluster.names if name != leader)]
             for name in gone:
                 cluster.kill(name)
             with pytest.raises(

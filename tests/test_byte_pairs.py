@@ -15,7 +15,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from areal_actors.tokenization.byte_pairs import byte_characters, byte_pairs_of
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
-LLAMA_3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 QWEN = LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
 MARKS = ("<|im_start|>", "<|im_end|>", "<｜User｜>", "[INST]", "</s>")
 PLAIN_MARKS = ("<tool_call>", "</tool_call>", "<think>")

@@ -144,7 +144,10 @@ def test_a_word_too_many_is_refused(capsys):
 
 
 def test_help_loads_no_module_of_a_command():
-    heavy = "('areal_actors.recipe', 'areal_actors.reader', 'areal_actors.folder', 'matplotlib', 'aiohttp', 'torch', 'transformers', 'rich')"
+    heavy = (
+        "('areal_actors.recipe', 'areal_actors.reader', 'areal_actors.folder', 'matplotlib', 'aiohttp', 'torch',"
+        " 'transformers', 'rich')"
+    )
     for words in (["--help"], ["run", "--help"], ["compare", "--help"]):
         program = f"""
 import sys

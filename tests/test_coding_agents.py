@@ -124,7 +124,8 @@ REPORTED = {
     ],
     Codex: ["client_metadata, prompt_cache_key, tools[8] (web_search)"],
     CodexPatch: [
-        "client_metadata, prompt_cache_key, text.verbosity, tools[8] (tool_search), tools[9] (web_search), tools[].format"
+        "client_metadata, prompt_cache_key, text.verbosity, tools[8] (tool_search), tools[9] (web_search),"
+        " tools[].format"
     ],
     CodexScript: [
         "client_metadata, prompt_cache_key, reasoning.context, text.verbosity, input[0].tools[0].tools[].format"

@@ -50,7 +50,7 @@ async def test_a_solver_is_not_compared_with_its_judge(send, how):
 
 
 async def test_without_roles_an_episode_is_one_sample(send):
-    (first, *_) = await trajectories(send, "name")
+    first, *_ = await trajectories(send, "name")
     tokens = step_tokens(sequences_of(first, 3, 0, Credit()), 1)
     assert tokens.groups.tolist() == [3]
 

@@ -133,7 +133,10 @@ async def test_a_well_known_exception_of_a_framework_for_too_many_turns_ends_the
 ):
     place, _, name = module.partition(":")
     more = f"\nclass {name}(Exception): pass\n{name}.__module__ = {place!r}\nclass Sub({name}): pass\n"
-    then = "\n        try:\n            raise Sub('limit of 10')\n        except Sub as error:\n            raise RuntimeError('x') from error"
+    then = (
+        "\n        try:\n            raise Sub('limit of 10')\n        except Sub as error:\n            raise"
+        " RuntimeError('x') from error"
+    )
     end = await play(tmp_path, monkeypatch, agent_file(tmp_path, then, more=more))
     assert (end.trajectory.ended_by, end.trajectory.reward) == ("model", 0.0)
     assert module in end.trajectory.end_cause

@@ -72,11 +72,13 @@ def rows_by_two(tmp_path_factory):
 def wrong(rows, off):
     """The same rows, the second worker's log-probabilities off by so much."""
     return [
-        msgspec.structs.replace(
-            row, logprobs=(row.logprobs - off * row.loss_mask).astype(np.float32), episode=f"0.{place}"
+        (
+            msgspec.structs.replace(
+                row, logprobs=(row.logprobs - off * row.loss_mask).astype(np.float32), episode=f"0.{place}"
+            )
+            if row.calls[0].worker == BAD
+            else row
         )
-        if row.calls[0].worker == BAD
-        else row
         for place, row in enumerate(rows)
     ]
 

@@ -284,7 +284,10 @@ async def test_a_step_begins_when_every_worker_has_released_its_memory_or_is_gon
     [
         (
             NoReply("30 s"),
-            "a has not released its memory for step 4 within watchdog.load_seconds = 30; raise it, or write generation.sleep",
+            (
+                "a has not released its memory for step 4 within watchdog.load_seconds = 30; raise it, or write"
+                " generation.sleep"
+            ),
         ),
         (MemoryReleased(error="the server refused"), "a holds its memory during step 4: the server refused"),
     ],

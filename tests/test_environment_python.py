@@ -66,10 +66,14 @@ def test_a_python_that_is_not_there_is_refused_with_what_to_do(tmp_path):
 def test_check_of_a_harbor_environment_names_the_python_that_it_asks_for(tmp_path, version, cause):
     program = tmp_path / "python"
     program.write_text(
-        f"#!/bin/sh\necho \"environment error: ModuleNotFoundError: No module named 'harbor' in Python {version}\" >&2\nexit 1\n"
+        f"#!/bin/sh\necho \"environment error: ModuleNotFoundError: No module named 'harbor' in Python {version}\""
+        " >&2\nexit 1\n"
     )
     program.chmod(0o755)
     task = TaskSettings(environment="verifiers:harbor", python=str(program), runner="subprocess", held_out=0)
-    remedy = r"create an interpreter for it with `.*environments.* harbor` and write task\.python = \"\.environments/harbor/bin/python\""
+    remedy = (
+        r"create an interpreter for it with `.*environments.* harbor` and write task\.python ="
+        r" \"\.environments/harbor/bin/python\""
+    )
     with pytest.raises(SetupError, match=rf"(?s){cause}; {remedy}"):
         list_environment(task, tmp_path / "tasks", ROOT)

@@ -56,7 +56,7 @@ async def test_the_same_seed_is_the_same_number_and_the_step_limit_ends_the_epis
 
 async def test_an_answer_without_an_action_fails_the_episode_or_has_the_declared_reward(tmp_path):
     task = gymnasium_settings("FrozenLake-v1", **LAKE)
-    (first, *_) = listed(task, tmp_path)
+    first, *_ = listed(task, tmp_path)
     async with playing(task) as harness:
         with pytest.raises(
             AgentError, match=r"answer 2 names no action: 'Action: fly'; declare environment_args.malformed_reward"

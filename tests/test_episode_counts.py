@@ -119,16 +119,16 @@ def _restarted(envelope, started):
 
 
 LOGS = {
-    **{name: (lambda name=name: list(read_log(RECORDINGS / f"{name}.xz"))) for name in ("log-2", "log-3")},
+    **{name: lambda name=name: list(read_log(RECORDINGS / f"{name}.xz")) for name in ("log-2", "log-3")},
     **{
-        f"{name}, doubled": (lambda name=name: doubled(list(read_log(RECORDINGS / f"{name}.xz")), every=3))
+        f"{name}, doubled": lambda name=name: doubled(list(read_log(RECORDINGS / f"{name}.xz")), every=3)
         for name in ("log-2", "log-3")
     },
     "an export twice": lambda: list(sealed(sound_log())),
     "each end twice": lambda: doubled(list(sealed(sound_log()))),
     "surplus": surplus_log,
     "surplus, doubled": lambda: doubled(surplus_log()),
-    **{f"genuine actors {seed}": (lambda seed=seed: simulated(seed)) for seed in (1, 2, 3)},
+    **{f"genuine actors {seed}": lambda seed=seed: simulated(seed) for seed in (1, 2, 3)},
     "genuine actors 1, doubled": lambda: doubled(simulated(1), every=2),
 }
 

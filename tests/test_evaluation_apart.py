@@ -32,7 +32,7 @@ def run(talker, seed=3):
 def test_training_continues_while_an_evaluation_is_slow():
     slow, quick = ([run(talker, seed) for seed in range(8)] for talker in (SlowWhenHeldOut, ToyAgent))
     for outcome in slow:
-        (end, *_) = (envelope.time for envelope in outcome.log if envelope.subject == EvaluationCompleted.subject)
+        end, *_ = (envelope.time for envelope in outcome.log if envelope.subject == EvaluationCompleted.subject)
         assert len(step_times(outcome)) == 5
         assert step_times(outcome)[-1] < end, "the first evaluation outlasts the training"
     assert sum(step_times(one)[-1] for one in slow) - sum(step_times(one)[-1] for one in quick) < 8 * 30, (

@@ -181,7 +181,7 @@ async def test_a_baseline_beside_training_is_bounded_and_none_is_none(send):
 
 
 async def test_answers_in_between_may_be_greedy(send):
-    (run, *_) = runs(await send(evaluator(baseline="none", periodic_mode="greedy"), loaded("a", 0), loaded("a", 10)))
+    run, *_ = runs(await send(evaluator(baseline="none", periodic_mode="greedy"), loaded("a", 0), loaded("a", 10)))
     assert (run.group, run.sampling.temperature) == ("evaluation-10-greedy", 0.0)
 
 

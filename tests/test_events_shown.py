@@ -55,8 +55,8 @@ MISMATCH = EngineMismatch(
     trainer_logprob=-1.5,
 )
 MISMATCH_SHOWN = (
-    "inference_worker-1: KL 0.214 nats per token and 2.0% of tokens vetoed, 3 steps in a row, worst token 44 of episode 12.3 "
-    "(engine -4.000, trainer -1.500); its engine is recycled"
+    "inference_worker-1: KL 0.214 nats per token and 2.0% of tokens vetoed, 3 steps in a row, worst token 44 of episode"
+    " 12.3 (engine -4.000, trainer -1.500); its engine is recycled"
 )
 REFUSED = CompletionRefused(
     worker="inference_worker-1",
@@ -95,10 +95,13 @@ LOW = DiskLow(
     free_bytes=1, needed_bytes=2, reason="25 MiB are free on the disk of runs/a, a checkpoint and the log need 13"
 )
 DAMAGED_SHOWN = (
-    "checkpoint of step 40 damaged, set aside as checkpoints/set-aside-step-40; went back to the checkpoint of step 20: "
-    "config.json has 9 bytes, manifest.json says 10"
+    "checkpoint of step 40 damaged, set aside as checkpoints/set-aside-step-40; went back to the checkpoint of step 20:"
+    " config.json has 9 bytes, manifest.json says 10"
 )
-DIFFERED_SHOWN = "step 7 repeated has bbbbbbbbbbbbbbbb, the log has aaaaaaaaaaaaaaaa: arithmetic does not repeat to the last bit on this device"
+DIFFERED_SHOWN = (
+    "step 7 repeated has bbbbbbbbbbbbbbbb, the log has aaaaaaaaaaaaaaaa: arithmetic does not repeat to the last bit on"
+    " this device"
+)
 HALTED = TrainingHalted(reason="5 steps in a row changed no weight")
 
 
@@ -192,7 +195,10 @@ def test_why_training_was_halted_is_shown_as_the_run_stops():
         (REFUSED, f"completion of inference_worker-1 refused in episode 3.1: {REFUSED.cause}"),
         (
             LEFT_OUT,
-            f"batch refused, 1 sequence left out, trained on 15 sequences: step 5: sequence 7 of episode 3.1: {VOCABULARY}",
+            (
+                "batch refused, 1 sequence left out, trained on 15 sequences: step 5: sequence 7 of episode 3.1:"
+                f" {VOCABULARY}"
+            ),
         ),
         (
             WHOLE,
@@ -203,7 +209,10 @@ def test_why_training_was_halted_is_shown_as_the_run_stops():
         (DAMAGED, DAMAGED_SHOWN),
         (
             GONE,
-            "checkpoint of step 40 damaged; went back to the first weights and the whole log: checkpoints/step-40 is not there",
+            (
+                "checkpoint of step 40 damaged; went back to the first weights and the whole log: checkpoints/step-40"
+                " is not there"
+            ),
         ),
         (DIFFERED, DIFFERED_SHOWN),
         (LOW, f"disk nearly full: {LOW.reason}"),

@@ -161,10 +161,9 @@ def test_rewards_of_other_trainers_are_called_as_theirs_would(tmp_path, name):
 
 def test_a_chat_is_given_to_rewards_of_trl_as_messages_and_verl_has_its_own_truth(tmp_path):
     (tmp_path / "rewards.py").write_text(
-        "def trl(completions, prompts): return [float(completions[0][0]['content'] == 'x' and prompts[0][0]['role'] == 'user')]\n"
-        "def verl(solution_str, ground_truth, data_source, extra_info):\n"
-        "    return float(ground_truth == [1] and data_source == 'd' and extra_info['i'] == 2)\n"
-        "def several(completions): return [1.0, 2.0]\n"
+        "def trl(completions, prompts): return [float(completions[0][0]['content'] == 'x' and prompts[0][0]['role'] =="
+        " 'user')]\ndef verl(solution_str, ground_truth, data_source, extra_info):\n    return float(ground_truth =="
+        " [1] and data_source == 'd' and extra_info['i'] == 2)\ndef several(completions): return [1.0, 2.0]\n"
     )
     task = {
         "messages": [{"role": "user", "content": "q"}],

@@ -27,15 +27,15 @@ SDKS = {
     "openai": (
         "AsyncOpenAI",
         (
-            "answer = await client.chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'hello'}])\n"
-            "            return float(answer.choices[0].message.content == 'hi there')"
+            "answer = await client.chat.completions.create(model='m', messages=[{'role': 'user', 'content':"
+            " 'hello'}])\n            return float(answer.choices[0].message.content == 'hi there')"
         ),
     ),
     "anthropic": (
         "AsyncAnthropic",
         (
-            "answer = await client.messages.create(model='m', max_tokens=20, messages=[{'role': 'user', 'content': 'hello'}])\n"
-            "            return float(answer.content[0].text == 'hi there')"
+            "answer = await client.messages.create(model='m', max_tokens=20, messages=[{'role': 'user', 'content':"
+            " 'hello'}])\n            return float(answer.content[0].text == 'hi there')"
         ),
     ),
 }

@@ -94,8 +94,7 @@ async def test_a_run_of_foreign_tasks_and_answers_shows_none_of_them(tmp_path) -
     ]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "agent.py").write_text(
-        textwrap.dedent(
-            """
+        textwrap.dedent("""
             from openai import AsyncOpenAI
 
             class Agent:
@@ -109,8 +108,7 @@ async def test_a_run_of_foreign_tasks_and_answers_shows_none_of_them(tmp_path) -
 
             def reward(task, output):
                 return float(len(task["question"]) % 2)
-            """
-        )
+            """)
     )
     run = LiveRun(
         tmp_path / "runs",
@@ -124,7 +122,7 @@ async def test_a_run_of_foreign_tasks_and_answers_shows_none_of_them(tmp_path) -
     finally:
         run.abort()
     shown = {"run": run.output(), "summary": (run.folder / "summary.txt").read_text()}
-    (episode, *_) = (json.loads(line) for line in _areal("show", str(run.folder), "--json").splitlines())
+    episode, *_ = (json.loads(line) for line in _areal("show", str(run.folder), "--json").splitlines())
     for words in (["show", "--last", "40"], ["show", "--json"], ["why"], ["audit"]):
         shown[" ".join(words)] = _areal(words[0], str(run.folder), *words[1:])
     for words in (["show"], ["trace"], ["trace", "--json"]):

@@ -109,7 +109,8 @@ async def test_an_episode_of_nothing_but_store_false_is_abandoned_with_the_remed
         await harness.publish(EpisodeScored(work=work(), session=opened.session, reward=1.0))
         async with asyncio.timeout(300):
             detail = (await gone).detail
-    assert detail == (
-        "all 1 calls of the episode were made with `store: false`, which are not trained; leave `store` out, or set "
+    assert (
+        detail
+        == "all 1 calls of the episode were made with `store: false`, which are not trained; leave `store` out, or set "
         'gateway.store_false = "train" for a client that always sends it'
     )

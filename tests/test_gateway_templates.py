@@ -21,7 +21,10 @@ from areal_actors.messages import ToolsRefused
 USER = {"role": "user", "content": "9 times 2?"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}}
 CHAT_TOOL = {"type": "function", "function": {"name": "multiply", "description": "Multiply.", "parameters": SCHEMA}}
-PLAIN = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+PLAIN = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor"
+    " %}<|im_start|>assistant\n"
+)
 REQUESTS = {
     "/chat/completions": {"messages": [USER], "tools": [CHAT_TOOL]},
     "/responses": {"input": "9 times 2?", "tools": [{"type": "function", **CHAT_TOOL["function"]}]},

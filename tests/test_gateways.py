@@ -35,7 +35,10 @@ from areal_actors.supervision.nats_server import with_port
 from areal_bus import MemoryBus, Stamp
 
 COUNT = 3
-RECIPE = 'run = "several"\nsteps = 1\nmodel = "embedded"\n[task]\nagent = "online"\n[algorithm]\nname = "grpo"\ngroup_size = 2\n'
+RECIPE = (
+    'run = "several"\nsteps = 1\nmodel = "embedded"\n[task]\nagent = "online"\n[algorithm]\nname = "grpo"\ngroup_size'
+    " = 2\n"
+)
 
 
 @pytest.fixture
@@ -223,9 +226,10 @@ async def test_an_external_session_stays_where_it_was_started():
         given = [await second.started("sum"), await first.started("sum")]
         assert [one["session_id"] for one in given] == ["sum-0-g1", "sum-1-g0"]
         assert [one["base_url"] for one in given] == [f"{second.root}/sum-0-g1/v1", f"{first.root}/sum-1-g0/v1"]
-        assert [event.work.episode for event in first.log(SessionStarted)] == ["0.0", "0.1"], (
-            "one group, although at two gateways"
-        )
+        assert [event.work.episode for event in first.log(SessionStarted)] == [
+            "0.0",
+            "0.1",
+        ], "one group, although at two gateways"
         assert (await second.post("/rl/start_session", {"task_id": "sum"}))[0] == 429
         for gateway, one in zip((second, first), given, strict=True):
             gateway.record(one["session_id"], (f"a-{one['session_id']}", "xy", ""))
@@ -385,7 +389,10 @@ def test_every_gateway_is_a_process_with_a_port_of_its_own(read, tmp_path):
         ("gateway.port=65534", "found 65534, but 3 gateways take ports up to 65536; write at most 65533"),
         (
             "bus.port=21002",
-            "found 21000, but 3 gateways take the ports from 21000 to 21002, among them bus.port = 21002; write another",
+            (
+                "found 21000, but 3 gateways take the ports from 21000 to 21002, among them bus.port = 21002; write"
+                " another"
+            ),
         ),
     ],
 )

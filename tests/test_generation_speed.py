@@ -110,6 +110,7 @@ async def test_a_step_that_lasts_counts_as_busy_before_it_is_finished(tmp_path):
         await until(lambda: loop._busy._since is None)
         now[0] = 9.0
         counters = engine.take_counters()
-        assert (counters.tokens, counters.busy_seconds) == (1, 0.0), (
-            "nothing since the last call but the end of the step, and idle time"
-        )
+        assert (counters.tokens, counters.busy_seconds) == (
+            1,
+            0.0,
+        ), "nothing since the last call but the end of the step, and idle time"

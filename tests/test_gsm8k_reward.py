@@ -278,7 +278,10 @@ def test_rewards_are_found_by_name_or_path(tmp_path):
     for name, complaint in [
         (
             "gsmk8",
-            "no reward is called `gsmk8`; did you mean `gsm8k`\\? known: gsm8k, json_schema, math, python_tests, weighted; one of",
+            (
+                "no reward is called `gsmk8`; did you mean `gsm8k`\\? known: gsm8k, json_schema, math, python_tests,"
+                " weighted; one of"
+            ),
         ),
         ("accuracy", "no reward is called `accuracy`; known"),
         ("mine.py:one", "`mine.py:one` must take the task's row and the output"),

@@ -67,7 +67,8 @@ def test_every_event_of_a_recording_has_a_row_or_changes_one():
     history = in_memory(LOG)
     positions = {
         *history.query(
-            "SELECT granted FROM group_ UNION SELECT scored FROM attempt UNION SELECT ended FROM attempt UNION SELECT dropped FROM attempt"
+            "SELECT granted FROM group_ UNION SELECT scored FROM attempt UNION SELECT ended FROM attempt UNION SELECT"
+            " dropped FROM attempt"
         ),
         *history.query("SELECT recorded FROM call UNION SELECT formed FROM batch UNION SELECT completed FROM step"),
         *history.query(
@@ -131,7 +132,10 @@ def test_a_call_that_is_reported_after_its_attempt_was_abandoned_is_a_call_of_th
         write(tmp_path / str(cut), log[:cut])
         write(tmp_path / str(cut), log)
         with open_database(tmp_path / str(cut)) as history:
-            query = "SELECT episode, attempt, outcome, calls, completion_tokens FROM attempt WHERE episode = '1.0' ORDER BY id"
+            query = (
+                "SELECT episode, attempt, outcome, calls, completion_tokens FROM attempt WHERE episode = '1.0' ORDER"
+                " BY id"
+            )
             assert history.query(query)[0] == ("1.0", 1, "abandoned", 1, 2)
             assert history.query("SELECT interaction FROM call WHERE interaction = 'late'") == ["late"]
             history.close()

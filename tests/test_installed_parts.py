@@ -160,7 +160,10 @@ def test_check_names_what_is_wrong_with_their_use(elsewhere):
 def test_a_part_that_cannot_be_imported_is_named_with_its_distribution(elsewhere):
     broken = POINTS.replace("areal_echo:EchoEngine", "areal_echo:Missing")
     done = run(elsewhere, "areal_actors", "check", "recipe.toml", "--static", points=broken)
-    why = "the engine `echo` of areal-echo 0.1 cannot be loaded: AttributeError: module 'areal_echo' has no attribute 'Missing'"
+    why = (
+        "the engine `echo` of areal-echo 0.1 cannot be loaded: AttributeError: module 'areal_echo' has no attribute"
+        " 'Missing'"
+    )
     assert (done.returncode, f"`generation.engine`: {why}" in done.stderr) == (2, True), done.stderr
     done = run(elsewhere, "areal_actors", "doctor")
     assert why in done.stdout

@@ -72,7 +72,7 @@ async def test_decisions_of_a_run_add_and_remove_pods(tmp_path, started, capsys,
             await run.until(ScaleDecided, 1)
             await until(lambda: cluster.requests, cluster)
             cluster.refusing = 0
-            (joined, *_) = await run.until(WorkerJoined, 1)
+            joined, *_ = await run.until(WorkerJoined, 1)
             assert joined.role == "reward_worker"
 
             # a follower that is started again does nothing again
@@ -88,7 +88,7 @@ async def test_decisions_of_a_run_add_and_remove_pods(tmp_path, started, capsys,
             # one that is to end has the pods leave, which do their work first
             cluster.sidecars[-1].terminate()
             await until(lambda: cluster.numbers[-1] == 0, cluster)
-            (left, *_) = await run.until(WorkerLeft, 1)
+            left, *_ = await run.until(WorkerLeft, 1)
             assert (left.worker, left.reason) == (joined.worker, "")
             assert ADDED not in {
                 name for name, job in cluster.jobs.items() if job["status"]["failed"] + job["status"]["succeeded"]

@@ -235,9 +235,9 @@ async def test_a_decision_on_more_workers_starts_them(tmp_path, started):
     process = start(started, [*command, "steps=100000", f"folder={tmp_path}", *settings, *encrypted], output)
     run = attached(tmp_path, process, output)
     async with run.listening():
-        (decision, *_) = await run.until(ScaleDecided, 1)
+        decision, *_ = await run.until(ScaleDecided, 1)
         assert (decision.role, decision.before, decision.workers) == ("reward_worker", 1, 2)
-        (joined, *_) = await run.until(WorkerJoined, 1)
+        joined, *_ = await run.until(WorkerJoined, 1)
         assert joined.role == "reward_worker"
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENT) == 130, output.read_text()
@@ -319,13 +319,13 @@ async def test_the_batch_script_submits_jobs_for_the_workers_that_the_run_decide
     job = start(started, ["bash", str(tmp_path / "gsm8k-grpo.sbatch")], output, **environment, JOBS=str(jobs))
     run = attached(tmp_path, job, output)
     async with run.listening():
-        (joined, *_) = await run.until(WorkerJoined, 1)
+        joined, *_ = await run.until(WorkerJoined, 1)
         started.append(psutil.Process(int((jobs / "1").read_text())))
         assert joined.role == "reward_worker"
         killed = await follower_of(job)
         killed.kill()
         (await follower_of(job, after=killed.pid)).terminate()
-        (left, *_) = await run.until(WorkerLeft, 1)
+        left, *_ = await run.until(WorkerLeft, 1)
         assert (left.worker, left.reason) == (joined.worker, "")
         assert [place.name for place in jobs.iterdir()] == ["1"]
         assert (tmp_path / "jobs.scancel").read_text().splitlines() == ["--state=PENDING 1", "--signal=TERM --batch 1"]
@@ -430,7 +430,7 @@ async def test_the_ray_program_follows_the_decisions_of_the_run(tmp_path, starte
     process = start(started, [str(LAUNCHERS), str(tmp_path / "gsm8k-grpo-ray.py")], output, **RAY, RAY_ADDRESS=address)
     run = attached(tmp_path, process, output)
     async with run.listening():
-        (joined, *_) = await run.until(WorkerJoined, 1)
+        joined, *_ = await run.until(WorkerJoined, 1)
         assert joined.role == "reward_worker"
         assert [(one.before, one.workers) for one in run.received(ScaleDecided)] == [(1, 2)]
         # one that no longer follows has the hosts that it has added leave
@@ -440,7 +440,7 @@ async def test_the_ray_program_follows_the_decisions_of_the_run(tmp_path, starte
             if {"--follow", f"folder={tmp_path}"} <= set(one.info["cmdline"] or ())
         ]
         follower.terminate()
-        (left, *_) = await run.until(WorkerLeft, 1)
+        left, *_ = await run.until(WorkerLeft, 1)
         assert (left.worker, left.reason) == (joined.worker, "")
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENT) == 130, output.read_text()

@@ -163,7 +163,10 @@ def unusable(folder: Path, what: str) -> Certificate:
     [
         (
             "missing",
-            r"bus\.certificate_key: .*key\.pem cannot be read \(No such file or directory\); name a PEM file that this host has",
+            (
+                r"bus\.certificate_key: .*key\.pem cannot be read \(No such file or directory\); name a PEM file that"
+                r" this host has"
+            ),
         ),
         ("folder", r"bus\.certificate: .* cannot be read \(Is a directory\)"),
         ("damaged", r"bus\.certificate: .*certificate\.pem is no PEM file of a certificate; name another"),

@@ -96,7 +96,10 @@ def test_what_is_stated_holds_and_is_named_where_it_binds(main):
         ),
         (
             ("staleness_gate.max_staleness=0", "staleness_gate.max_concurrent=48"),
-            "staleness_gate.max_staleness = 0 is the lowest limit: (0 + 1) × 16 groups × 8 = 128 episodes ahead of the weights at once",
+            (
+                "staleness_gate.max_staleness = 0 is the lowest limit: (0 + 1) × 16 groups × 8 = 128 episodes ahead of"
+                " the weights at once"
+            ),
         ),
         (
             ("generation.engine=scripted", "generation.max_num_seqs=1"),

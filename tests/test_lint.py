@@ -118,11 +118,14 @@ def without_credit():
 def ended_by_model():
     """Events of a batch, half of whose episodes the model ended."""
     return [
-        msgspec.structs.replace(
-            event, trajectory=msgspec.structs.replace(event.trajectory, ended_by="model", end_cause="too many turns")
+        (
+            msgspec.structs.replace(
+                event,
+                trajectory=msgspec.structs.replace(event.trajectory, ended_by="model", end_cause="too many turns"),
+            )
+            if isinstance(event, TrajectoryExported) and event.trajectory.episode.endswith(("1", "3"))
+            else event
         )
-        if isinstance(event, TrajectoryExported) and event.trajectory.episode.endswith(("1", "3"))
-        else event
         for event in episodes()
     ]
 
@@ -137,9 +140,13 @@ def recorded(events, **changes):
 def with_tasks(events):
     """The same events, with a task of its own for each group."""
     return [
-        TrajectoryExported(trajectory=msgspec.structs.replace(event.trajectory, task=f"task {event.trajectory.group}"))
-        if isinstance(event, TrajectoryExported)
-        else event
+        (
+            TrajectoryExported(
+                trajectory=msgspec.structs.replace(event.trajectory, task=f"task {event.trajectory.group}")
+            )
+            if isinstance(event, TrajectoryExported)
+            else event
+        )
         for event in events
     ]
 

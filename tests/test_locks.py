@@ -106,7 +106,8 @@ def test_another_file_of_the_same_name_and_version_is_refused(tmp_path):
     assert "DO NOT MATCH THE HASHES" in refused.stdout
     wheel(tmp_path, "GENUINE = True")
     lock.write_text(
-        f"areal-sample==1.0 \\\n    --hash=sha256:{sha256((tmp_path / 'areal_sample-1.0-py3-none-any.whl').read_bytes()).hexdigest()}\n"
+        "areal-sample==1.0 \\\n   "
+        f" --hash=sha256:{sha256((tmp_path / 'areal_sample-1.0-py3-none-any.whl').read_bytes()).hexdigest()}\n"
     )
     accepted = install()
     assert accepted.returncode == 0, accepted.stdout

@@ -90,7 +90,10 @@ def test_ids_that_name_no_function_are_replaced_where_the_template_writes_ids_on
 
 
 def test_a_template_that_renders_calls_only_beside_null_content_gets_null():
-    calls = "{% if message.content is none %}<tool_call>\n{{ message.tool_calls[0].function | tojson }}\n</tool_call>{% endif %}"
+    calls = (
+        "{% if message.content is none %}<tool_call>\n{{ message.tool_calls[0].function | tojson }}\n</tool_call>{%"
+        " endif %}"
+    )
     template = ChatTemplate(CHATML.replace("{{ message.content }}CALLS", "{{ message.content or '' }}" + calls), {})
     form, support = tool_support(template, ())
     assert (form.name, support.error, support.parallel) == ("hermes", "", False)
@@ -99,7 +102,8 @@ def test_a_template_that_renders_calls_only_beside_null_content_gets_null():
 
 def test_calls_that_are_not_read_back_are_an_error_with_the_rendered_text():
     template = chatml(
-        "{% for call in message.tool_calls %}CALL {{ call.function.name }} WITH {{ call.function.arguments.values() | list }}{% endfor %}"
+        "{% for call in message.tool_calls %}CALL {{ call.function.name }} WITH {{ call.function.arguments.values() |"
+        " list }}{% endfor %}"
     )
     _, support = tool_support(template, ())
     assert "does not parse as generic_json" in support.error

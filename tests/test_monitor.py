@@ -127,7 +127,10 @@ def test_a_repeated_step_of_a_restarted_trainer_counts_once():
         ),
         (
             [story.gate("baseline", 0), story.batcher(0), story.trainer(busy=False)],
-            "the trainer waits for a batch: 0 of 16 groups are complete, 0 are running; the evaluation before the first step is running",
+            (
+                "the trainer waits for a batch: 0 of 16 groups are complete, 0 are running; the evaluation before the"
+                " first step is running"
+            ),
         ),
         (
             [story.gate("evaluation", 0), story.batcher(0), story.trainer(busy=False)],

@@ -98,7 +98,8 @@ async def test_an_engine_with_an_unknown_ability_is_refused_when_it_is_made() ->
         await asyncio.to_thread(make, "model")
     found = str(refused.value)
     assert found.startswith(
-        "generation.engine: path_engine.py:UnknownAbilityEngine has the unknown ability 'beams', known: constraint:grammar, "
+        "generation.engine: path_engine.py:UnknownAbilityEngine has the unknown ability 'beams', known:"
+        " constraint:grammar, "
     )
     for part in (
         "unknown ability 'constraint', did you mean constraint:regex or constraint:grammar or constraint:json_schema?",

@@ -34,7 +34,10 @@ def test_an_installed_package_called_agents_is_not_shadowed(tmp_path):
     package = tmp_path / "agents"
     package.mkdir()
     (package / "__init__.py").write_text("class Agent: ...\n")
-    program = f"import sys; sys.path.append({str(tmp_path)!r}); from agents import Agent; print(sys.modules['agents'].__file__)"
+    program = (
+        f"import sys; sys.path.append({str(tmp_path)!r}); from agents import Agent;"
+        " print(sys.modules['agents'].__file__)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
     )

@@ -282,7 +282,7 @@ async def test_an_agent_that_never_gives_the_loop_back_is_named_and_no_other_run
     monkeypatch.setattr(own_loop_runner, "END_SECONDS", 0.5)
     with pytest.raises(TimeoutError) as caught:
         await play(runner, "nap", "7.1", 2.0, pause=20.0)
-    (cause, *_) = caught.value.__context__.__notes__
+    cause, *_ = caught.value.__context__.__notes__
     assert isinstance(cause, Cause)
     assert cause.startswith("meanwhile episode 7.1 blocked the event loop for ")
     assert f"at agent.py:{NAP}" in cause
@@ -346,8 +346,10 @@ def test_the_message_has_agent_place_duration_and_remedy():
     blocked = EventLoopBlocked(
         seconds=8.21, line="agent.py:7", innermost="ssl.py:713 in load_default_certs", episode="3.1", episodes=64
     )
-    assert format_blocked(blocked) == (
-        "episode 3.1 and 63 more blocked the event loop for 8.2 s at agent.py:7 (in ssl.py:713 in load_default_certs): "
+    assert (
+        format_blocked(blocked)
+        == "episode 3.1 and 63 more blocked the event loop for 8.2 s at agent.py:7 (in ssl.py:713 in"
+        " load_default_certs): "
         "make the client once, in the agent's `__init__`, or take `http_client`: each new one loads certificates"
     )
     assert loop_watch.BLOCKED_SECONDS == 1.0

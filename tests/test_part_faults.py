@@ -44,7 +44,10 @@ def step(number):
         ),
         ("no progress for 6 s; session_manager-0 not started yet", ("session_manager-0",), True),
         (
-            "no progress for 9 s; rollout_worker-1 handles 2 RunEpisode, waits for OpenSession from session_manager-0 since 9 s",
+            (
+                "no progress for 9 s; rollout_worker-1 handles 2 RunEpisode, waits for OpenSession from"
+                " session_manager-0 since 9 s"
+            ),
             ("session_manager-0",),
             True,
         ),

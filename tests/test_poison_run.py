@@ -174,7 +174,9 @@ async def test_a_log_that_holds_poison_is_trained_without_it_resumed_and_comes_t
         "context",
     }
     checksums = {event.weight_version: event.location.checksum for event in of(events, WeightsPublished)}
-    assert [step for step in range(8) if checksums[step] == checksums[step + 1]] == [0, 2, 4], (
-        "and the others have learned something"
-    )
+    assert [step for step in range(8) if checksums[step] == checksums[step + 1]] == [
+        0,
+        2,
+        4,
+    ], "and the others have learned something"
     assert run.processes_left() == []

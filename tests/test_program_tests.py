@@ -31,10 +31,14 @@ def test_a_program_whose_process_is_gone_passes_no_test_even_if_the_test_catches
 
 
 def test_the_program_reaches_nothing_of_a_function_that_its_test_passes_but_its_call():
-    tests = "secret = 42\nclass Box:\n    _hidden = 1\n    shown = 2\nprobe = lambda: secret\nassert f(probe, Box()) == [0, 0, 2, 42]"
+    tests = (
+        "secret = 42\nclass Box:\n    _hidden = 1\n    shown = 2\nprobe = lambda: secret\nassert f(probe, Box()) == [0,"
+        " 0, 2, 42]"
+    )
     program = (
-        "def get(function):\n    try:\n        return function()\n    except BaseException:\n        return 0\n"
-        "def f(probe, box): return [get(lambda: probe.__globals__['secret']), get(lambda: box._hidden), box.shown, probe()]"
+        "def get(function):\n    try:\n        return function()\n    except BaseException:\n        return 0\ndef"
+        " f(probe, box): return [get(lambda: probe.__globals__['secret']), get(lambda: box._hidden), box.shown,"
+        " probe()]"
     )
     ran = run_program(program, checks=[tests], limits=LIMITS, errors=True)
     assert ran.proved, ran.output.decode()

@@ -34,10 +34,14 @@ class Agent:
         {call}
 """
 CALLS = {
-    "openai": "answer = await client.chat.completions.create(model='m', messages=task['messages'])\n"
-    "        return float(answer.choices[0].message.content == 'hi there')",
-    "anthropic": "answer = await client.messages.create(model='m', max_tokens=20, messages=task['messages'])\n"
-    "        return float(answer.content[0].text == 'hi there')",
+    "openai": (
+        "answer = await client.chat.completions.create(model='m', messages=task['messages'])\n"
+        "        return float(answer.choices[0].message.content == 'hi there')"
+    ),
+    "anthropic": (
+        "answer = await client.messages.create(model='m', max_tokens=20, messages=task['messages'])\n"
+        "        return float(answer.content[0].text == 'hi there')"
+    ),
 }
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -94,8 +98,9 @@ def test_exceptions_are_added_to_those_of_the_user_in_both_variables():
 
 
 def test_proxies_are_described_without_passwords():
-    assert describe_proxies({"http_proxy": NOWHERE, "HTTPS_PROXY": "p:3128", "no_proxy": "x", "ALL_PROXY": ""}) == (
-        "http_proxy=http://…@127.0.0.1:9, HTTPS_PROXY=p:3128"
+    assert (
+        describe_proxies({"http_proxy": NOWHERE, "HTTPS_PROXY": "p:3128", "no_proxy": "x", "ALL_PROXY": ""})
+        == "http_proxy=http://…@127.0.0.1:9, HTTPS_PROXY=p:3128"
     )
 
 

@@ -65,9 +65,10 @@ def pretrained(tmp_path):
 def test_settings_of_a_profile_for_the_embedded_model_hold_for_no_other(read, pretrained):
     resolved = read(RECIPE + OF_EMBEDDED, f"model={pretrained}")
     assert (resolved.profile, resolved.recipe.model) == ("embedded", pretrained)
-    assert resolved.reason == (
-        f"{NO_CUDA.reason}; without trainer.optimizer.lr and sampling.max_tokens of [profiles.embedded], which are for the embedded model "
-        f"and not for {pretrained}"
+    assert (
+        resolved.reason
+        == f"{NO_CUDA.reason}; without trainer.optimizer.lr and sampling.max_tokens of [profiles.embedded], which are"
+        f" for the embedded model and not for {pretrained}"
     )
     assert resolved.recipe.trainer.optimizer.lr == 1e-5
     assert (resolved.recipe.trainer.batch_size, resolved.recipe.sampling.max_tokens) == (8, 512)
@@ -103,9 +104,10 @@ def test_a_rate_that_destroys_a_pretrained_model_is_refused(read, pretrained):
     stated = (f"model={pretrained}", "trainer.optimizer.lr=8e-4")
     with pytest.raises(RecipeError) as refused:
         read(RECIPE, *stated)
-    assert str(refused.value) == (
-        "override `trainer.optimizer.lr=8e-4`: `trainer.optimizer.lr`: found 0.0008, which destroys a pretrained model in a few steps; "
-        "write 1e-05 to 5e-05, leave it out, or set trainer.optimizer.allow_high_lr = true"
+    assert (
+        str(refused.value)
+        == "override `trainer.optimizer.lr=8e-4`: `trainer.optimizer.lr`: found 0.0008, which destroys a pretrained"
+        " model in a few steps; write 1e-05 to 5e-05, leave it out, or set trainer.optimizer.allow_high_lr = true"
     )
     assert read(RECIPE, *stated, "trainer.optimizer.allow_high_lr=true").recipe.trainer.optimizer.lr == 8e-4
     assert read(RECIPE, *stated, 'trainer.optimizer.name="sgd"').recipe.trainer.optimizer.lr == 8e-4

@@ -218,7 +218,8 @@ def test_the_limit_of_a_call_itself_is_named(project):
         "reward 0, 1 model calls; the answer takes 97 tokens, the call's own limit or the context cuts it at 20"
     )
     assert rehearsed(64)[0].endswith(
-        "cut after 20 bytes by the call's own limit: the tokenizer of the model is not here, and a byte counts as a token"
+        "cut after 20 bytes by the call's own limit: the tokenizer of the model is not here, and a byte counts as a"
+        " token"
     )
 
 

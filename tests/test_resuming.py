@@ -105,7 +105,10 @@ def test_a_run_leaves_the_certificate_of_its_launch_if_asked(begun, recipe):
     [
         (
             "steps=80",
-            "override `steps=80`: `steps`: found 80 for a run that began with 40; this setting cannot change when a run is resumed",
+            (
+                "override `steps=80`: `steps`: found 80 for a run that began with 40; this setting cannot change when a"
+                " run is resumed"
+            ),
         ),
         ("algorithm.group_size=4", "`algorithm.group_size`: found 4 for a run that began with 8"),
         ("trainer.batch_size=1", "`trainer.batch_size`: found 1 for a run that began with 16"),

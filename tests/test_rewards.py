@@ -117,7 +117,10 @@ def test_every_rule_can_be_named_in_a_recipe(read, name):
         ),
         (
             'task.reward = "python_tests"\ntask.reward_timeout_seconds = 5',
-            "found 8, but the process is killed after task.reward_timeout_seconds = 5; write at most 4, or raise the deadline",
+            (
+                "found 8, but the process is killed after task.reward_timeout_seconds = 5; write at most 4, or raise"
+                " the deadline"
+            ),
         ),
         ('task.reward = "jsonschema"', "did you mean `json_schema`?, or write `path.py:function`, or `model:folder`"),
         ('task.reward = "weighted"', "found none, but `weighted` adds up"),

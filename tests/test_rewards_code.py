@@ -50,7 +50,9 @@ FORBIDDEN_DEEDS = {
     "raises its limits": "import resource as r; r.setrlimit(r.RLIMIT_AS, (-1, -1))",
     "limits others": "import os, resource as r; r.prlimit(os.getppid(), r.RLIMIT_CPU, (1, 1))",
     "owns a file's signals": "import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, 8, os.getppid())",
-    "owns them by structure": "import fcntl, os, struct as s\nr, w = os.pipe()\nfcntl.fcntl(r, 15, s.pack('ii', 1, os.getppid()))",
+    "owns them by structure": (
+        "import fcntl, os, struct as s\nr, w = os.pipe()\nfcntl.fcntl(r, 15, s.pack('ii', 1, os.getppid()))"
+    ),
     "chooses the signal of a file": "import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, 10, 9)",
     "makes a pipe asynchronous": "import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, fcntl.F_SETFL, 0x2000)",
     "takes a lease": "import fcntl; f = open('x', 'w'); fcntl.fcntl(f, 1024, 1)",
@@ -60,7 +62,9 @@ FORBIDDEN_DEEDS = {
     "leaves its session": "import os; os.setsid()",
     "makes a ring for input and output": "import ctypes; ctypes.CDLL(None).syscall(425, 8, 0) < 0 and 1 / 0",
     "opens a pair of sockets": "import socket; socket.socketpair()",
-    "makes a timer that signals": "import ctypes as c; c.CDLL(None).timer_create(1, None, c.create_string_buffer(64)) and 1 / 0",
+    "makes a timer that signals": (
+        "import ctypes as c; c.CDLL(None).timer_create(1, None, c.create_string_buffer(64)) and 1 / 0"
+    ),
     "watches files": "import ctypes; ctypes.CDLL(None).inotify_init() < 0 and 1 / 0",
     "calls what the kernel gains later": "import ctypes; ctypes.CDLL(None).syscall(600) and 1 / 0",
     "takes all memory": "x = bytearray(2 << 30)",

@@ -173,8 +173,8 @@ def waiting(seconds, *, at="engine", left=False):
 async def test_a_call_that_took_most_of_the_time_is_the_reason_and_not_the_agent(send):
     (gone,) = await run_episode(send, Agent("hang"), described=waiting(31.0))
     assert gone.reason == "engine"
-    assert gone.detail == (
-        "the agent did not return within 60 s; "
+    assert (
+        gone.detail == "the agent did not return within 60 s; "
         "its model call had waited 31 s for inference_worker-0 (no token yet; it has 3 calls in flight)"
     )
     (gone,) = await run_episode(send, Agent("hang"), described=waiting(31.0, at="gateway"))

@@ -131,9 +131,9 @@ async def test_nothing_is_reported_unless_it_is_asked_for(folder, tmp_path):
 
 def test_an_engine_that_reports_no_experts_is_refused_if_they_are_required(folder, tmp_path):
     (tmp_path / "mine.py").write_text(
-        "class Engine:\n    abilities, weight_version = frozenset(), 0\n    def __init__(self, folder, settings): pass\n"
-        "    async def generate(self): pass\n    async def load_weights(self): pass\n"
-        "    def take_counters(self): pass\n    async def close(self): pass\n"
+        "class Engine:\n    abilities, weight_version = frozenset(), 0\n    def __init__(self, folder, settings):"
+        " pass\n    async def generate(self): pass\n    async def load_weights(self): pass\n    def"
+        " take_counters(self): pass\n    async def close(self): pass\n"
     )
     settings = GenerationSettings(engine="mine.py:Engine")
     engine_factory(settings, {}, tmp_path, EnginePlace(routes="auto"))(folder)

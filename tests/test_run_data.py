@@ -46,10 +46,11 @@ async def test_a_run_on_solved_tasks_saves_what_it_has_and_ends_with_a_sentence(
     assert await run.ended() == 1, run.output()
     log = [event for _, event in await run.log()]
     (finished,) = (event for event in log if isinstance(event, RunFinished))
-    assert finished.error == (
-        "batcher.dynamic_sampling has dropped 8 groups since the last batch: all the rewards of each were equal, so the tasks are solved "
-        "or out of reach; take other tasks, or raise batcher.max_filtered_batches; ended after 0 of 9 steps; "
-        "the checkpoint of step 0 is complete"
+    assert (
+        finished.error
+        == "batcher.dynamic_sampling has dropped 8 groups since the last batch: all the rewards of each were equal, so"
+        " the tasks are solved or out of reach; take other tasks, or raise batcher.max_filtered_batches; ended after"
+        " 0 of 9 steps; the checkpoint of step 0 is complete"
     )
     assert {event.reason for event in log if isinstance(event, TrajectoryDropped)} == {"filtered"}
     assert not any(isinstance(event, BatchFormed) for event in log)

@@ -50,7 +50,10 @@ def test_bounds_that_do_not_agree_are_refused(words, complaint):
         ),
         (
             "hosts.rollout_worker.count=3",
-            "`autoscale.rollout_worker.max`: found 2, but hosts.rollout_worker starts 3: count × workers; write 3 or more, or 0",
+            (
+                "`autoscale.rollout_worker.max`: found 2, but hosts.rollout_worker starts 3: count × workers; write 3"
+                " or more, or 0"
+            ),
         ),
         ("staleness_gate.max_staleness=0", "take turns with staleness_gate.max_staleness = 0"),
     ],
@@ -72,7 +75,8 @@ def test_bounds_that_do_not_fit_the_run_are_refused(word, complaint):
         (
             ("actors.rollout_worker.count=2",),
             [
-                "actors.rollout_worker.count = 2 is as many as autoscale.rollout_worker.max allows: no decision can add one"
+                "actors.rollout_worker.count = 2 is as many as autoscale.rollout_worker.max allows: no decision can"
+                " add one"
             ],
         ),
         (("hosts.rollout_worker.count=1",), []),

@@ -259,7 +259,7 @@ def test_the_gpu_of_a_worker_that_was_killed_is_given_out_once_its_engine_is_gon
     scaled_hosts, workers = launch(2)
     scaled_hosts.apply(change("inference_worker", 1, 2))
     first = workers.processes["inference_worker-added-0"]
-    (engine, _) = _family(first)
+    engine, _ = _family(first)
     engine.suspend()
     first.send_signal(signal.SIGKILL)
     first.wait()

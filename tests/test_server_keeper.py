@@ -98,7 +98,8 @@ async def test_a_server_that_is_killed_while_it_starts_is_started_again(
 ) -> None:
     binary = tmp_path / "dies-twice"
     binary.write_text(
-        f"#!/bin/sh\necho >> {tmp_path}/starts\n[ $(wc -l < {tmp_path}/starts) -gt $(cat {tmp_path}/deaths) ] || kill -9 $$\n"
+        f"#!/bin/sh\necho >> {tmp_path}/starts\n[ $(wc -l < {tmp_path}/starts) -gt $(cat {tmp_path}/deaths) ] || kill"
+        " -9 $$\n"
     )
     with binary.open("a") as file:
         file.write(f'exec {find_binary()} "$@"\n')

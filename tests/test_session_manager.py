@@ -103,8 +103,10 @@ async def test_a_prompt_beyond_the_context_is_a_400_with_both_numbers(manager):
     opened = await manager.open()
     (answer,) = await manager.chat(opened.session, "x" * 300)
     assert (answer.error_status, answer.error_field) == (400, "messages")
-    assert answer.error == (
-        "prompt is too long: 305 tokens > 200 maximum; this model's maximum context length is 200 tokens: shorten 'messages'"
+    assert (
+        answer.error
+        == "prompt is too long: 305 tokens > 200 maximum; this model's maximum context length is 200 tokens: shorten"
+        " 'messages'"
     )
 
 

@@ -43,7 +43,8 @@ def mkdocs() -> list[str]:
         ):
             return [python, "-m", "mkdocs"]
     pytest.skip(
-        "mkdocs-material is not installed: `just environments docs`, or AREAL_MKDOCS_PYTHON names an interpreter that has it"
+        "mkdocs-material is not installed: `just environments docs`, or AREAL_MKDOCS_PYTHON names an interpreter that"
+        " has it"
     )
 
 

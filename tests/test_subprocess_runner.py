@@ -127,7 +127,10 @@ async def test_whatever_goes_wrong_is_an_error_with_its_name_and_the_next_episod
 
 @pytest.mark.parametrize("raised", ["SystemExit(3)", "KeyboardInterrupt(3)"])
 async def test_a_task_of_an_agent_that_quits_is_an_error_with_its_name_and_not_the_end_of_the_process(tmp_path, raised):
-    body = f"async def tool(): raise {raised}\nif task.get('quits'): await asyncio.gather(tool(), asyncio.sleep(0.01))\nreturn os.getpid()"
+    body = (
+        f"async def tool(): raise {raised}\nif task.get('quits'): await asyncio.gather(tool(),"
+        " asyncio.sleep(0.01))\nreturn os.getpid()"
+    )
     async with serving(tmp_path, body) as runner:
         before = await episode(runner)
         with pytest.raises(AgentError, match=f"raised {raised.partition('(')[0]}: 3 at mine.py:4"):

@@ -79,7 +79,10 @@ def test_the_summary_reports_cost_and_learning(width):
         "3.1% a step, at most 3.1%",
         "at most 2.5e-06 in log p",
         "generation was busy in 50% of training time",
-        "1 attempt abandoned (agent); 1 attempt abandoned (timeout); 1 episode given up; 1 × rollout_worker-0: killed by signal 9",
+        (
+            "1 attempt abandoned (agent); 1 attempt abandoned (timeout); 1 episode given up; 1 × rollout_worker-0:"
+            " killed by signal 9"
+        ),
         "Ana has 3 eggs [and buys 4]. How many?",
         "step 0, reward 0.0 #### 9",
         "step 40, reward 1.0 That makes 3+4=<<3+4=7>>7 eggs. #### 7",

@@ -71,7 +71,10 @@ def test_schemas_of_nested_values_decide_their_types(family):
 
 def test_nested_elements_that_do_not_close_leave_the_call_text():
     form, _ = form_of("elements")
-    text = f'{M3}<tool_call>\n{M3}<invoke name="book">{M3}<trip>{M3}<tags>{M3}<item>a{M3}</trip>{M3}</invoke>\n{M3}</tool_call>'
+    text = (
+        f"{M3}<tool_call>\n{M3}<invoke"
+        f' name="book">{M3}<trip>{M3}<tags>{M3}<item>a{M3}</trip>{M3}</invoke>\n{M3}</tool_call>'
+    )
     answer = read_by(form, text, BOOK)
     assert (answer.text, answer.tool_calls) == (text, ())
     assert answer.tool_call_error.startswith("a tool call does not parse: ")
@@ -99,10 +102,10 @@ def test_an_answer_in_channels_is_reasoning_then_text_or_calls():
 
 
 DESCRIBED = (
-    "{%- set head = namespace(text='') %}{%- if tools %}{% set head.text = \"List of tools: [\" + (tools | tojson) + ']' %}"
-    "<|im_start|>system\n{{ head.text }}<|im_end|>\n{% endif %}"
-    "{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{%- set head = namespace(text='') %}{%- if tools %}{% set head.text = \"List of tools: [\" + (tools | tojson) +"
+    " ']' %}<|im_start|>system\n{{ head.text }}<|im_end|>\n{% endif %}{%- for message in messages %}<|im_start|>{{"
+    " message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}{%- if add_generation_prompt"
+    " %}<|im_start|>assistant\n{% endif %}"
 )
 
 
@@ -119,10 +122,10 @@ def test_calls_of_a_template_without_them_are_written_into_the_text():
 
 def test_a_template_that_renders_bare_json_is_read_though_it_describes_delimiters():
     source = (
-        "{%- if tools %}{{ tools | tojson }} Write <tool_call>JSON</tool_call>.\n{% endif %}"
-        "{%- for message in messages %}<|im_start|>{{ message.role }}\n{% if message.tool_calls %}"
-        "[{% for call in message.tool_calls %}{{ call.function | tojson }}{% if not loop.last %}, {% endif %}{% endfor %}]"
-        "{% else %}{{ message.content }}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        "{%- if tools %}{{ tools | tojson }} Write <tool_call>JSON</tool_call>.\n{% endif %}{%- for message in messages"
+        " %}<|im_start|>{{ message.role }}\n{% if message.tool_calls %}[{% for call in message.tool_calls %}{{"
+        " call.function | tojson }}{% if not loop.last %}, {% endif %}{% endfor %}]{% else %}{{ message.content }}{%"
+        " endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     _, support = tool_support(ChatTemplate(source, {}), ("<|im_end|>",))
     assert (support.format, support.error) == ("generic_json", "")

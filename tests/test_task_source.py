@@ -113,9 +113,10 @@ async def test_what_the_queue_of_work_has_lost_is_published_again_when_the_run_c
         ("3.1", "3", 2, 1, "task-3")
     ]
     assert await send(actor, resumed({"task_source": 3}, _0=1, _1=2)) == []
-    assert [run.episode for run in await send(actor, resumed({"task_source": 3}, _1=1))] == ["3.0", "3.1"], (
-        "an earlier attempt is none"
-    )
+    assert [run.episode for run in await send(actor, resumed({"task_source": 3}, _1=1))] == [
+        "3.0",
+        "3.1",
+    ], "an earlier attempt is none"
 
 
 async def test_what_is_published_anyway_or_follows_from_the_log_is_not_lost(send):

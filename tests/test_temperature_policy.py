@@ -55,7 +55,10 @@ async def test_a_server_without_training_samples_at_any_temperature(send):
         (
             0.0,
             "error",
-            r"'temperature' is 0, but this run trains at 0.8: leave it out, or set gateway.temperature_policy='as_asked'",
+            (
+                r"'temperature' is 0, but this run trains at 0.8: leave it out, or set"
+                r" gateway.temperature_policy='as_asked'"
+            ),
         ),
         (
             0.0,

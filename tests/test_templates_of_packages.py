@@ -29,14 +29,17 @@ FENCE = (
     f"{{% if not loop.last %}},{{% endif %}}{END})⏎{END}```⏎<|tool_call_end|>⏎"
 )
 PYTHON_LIST = (
-    f"[{FOR_CALLS}{{{{ it.name }}}}({{% for key, value in it.arguments.items() %}}{{{{ key }}}}={{{{ '%s' | format(value) }}}}"
-    f"{{% if not loop.last %}}, {{% endif %}}{END}){COMMA}{END}]"
+    f"[{FOR_CALLS}{{{{ it.name }}}}({{% for key, value in it.arguments.items() %}}{{{{ key }}}}={{{{ '%s' |"
+    f" format(value) }}}}{{% if not loop.last %}}, {{% endif %}}{END}){COMMA}{END}]"
 )
 OPEN_ID = (
-    f'⏎<tool_calls>[{FOR_CALLS}{{"name": "{{{{ it.name }}}}", "arguments": {{{{ it.arguments | string }}}}, "id": "{{{{ call.id }}}}}}'
-    f"{COMMA}{END}]</tool_calls>"
+    f'⏎<tool_calls>[{FOR_CALLS}{{"name": "{{{{ it.name }}}}", "arguments": {{{{ it.arguments | string }}}}, "id": "{{{{'
+    f" call.id }}}}}}{COMMA}{END}]</tool_calls>"
 )
-NO_ARGUMENTS = f'{FOR_CALLS}<tool_call>{{"name": "{{{{ it.name }}}}", "arguments": {{% if it.arguments %}}{JSON}{{% endif %}}}}</tool_call>{END}'
+NO_ARGUMENTS = (
+    f'{FOR_CALLS}<tool_call>{{"name": "{{{{ it.name }}}}", "arguments": {{% if it.arguments %}}{JSON}{{% endif'
+    f" %}}}}</tool_call>{END}"
+)
 TYPED = "⏎<tool_call>⏎{{ message.tool_calls | tojson(indent=2) }}⏎</tool_call>"
 WITHOUT_CALLS = "{{ raise_exception('no calls') if message.tool_calls }}"
 LISTED = "{{ tools | tojson }}"
@@ -54,9 +57,9 @@ DESCRIBED = {
 }
 """Calls as a template renders them, how it describes them, and the delimiter by which they are read."""
 IN_SYSTEM = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
-    "{% if message.functions %} <function_calls></function_calls> {{ message.functions }}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}{% if message.functions %}"
+    " <function_calls></function_calls> {{ message.functions }}{% endif %}<|im_end|>\n{% endfor %}{% if"
+    " add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 UNLISTED = HERMES.replace("{%- if tools %}", "{%- if false %}")
 NO_RESULTS = HERMES.replace("{{ message.content }}<|im_end|>", "<|im_end|>", 1)

@@ -120,7 +120,10 @@ WELL_FORMED = {
             "Done.",
         ),
         (
-            "<|tool_call_start|>[search(query='a', filters={'x': [None, True, -1.5, null]}, tags=('b', 'ü'), limit=null)]<|tool_call_end|>",
+            (
+                "<|tool_call_start|>[search(query='a', filters={'x': [None, True, -1.5, null]}, tags=('b', 'ü'),"
+                " limit=null)]<|tool_call_end|>"
+            ),
             [
                 (
                     "search",

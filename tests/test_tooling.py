@@ -99,7 +99,10 @@ def test_a_parameter_may_be_called_title():
     "documented",
     [
         "Add.\n\n    :param a: the first.\n    :param int b: the second.\n    ",
-        "Add.\n\n    Parameters\n    ----------\n    a : int\n        the first.\n    b : int\n        the second.\n    ",
+        (
+            "Add.\n\n    Parameters\n    ----------\n    a : int\n        the first.\n    b : int\n        the"
+            " second.\n    "
+        ),
     ],
 )
 def test_other_styles_of_docstrings_are_read_too(documented):

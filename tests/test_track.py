@@ -255,8 +255,8 @@ def test_a_tracker_that_fails_is_named_with_its_error(tmp_path, fake, capsys, mo
     assert main(["track", "a", "--to", "wandb", "--folder", str(tmp_path)]) == 1
     error = capsys.readouterr().err
     assert (
-        "tracker wandb: ConnectionError: no route to the cloud; the run is not affected; `areal-actors track a --to wandb`"
-        in error
+        "tracker wandb: ConnectionError: no route to the cloud; the run is not affected; `areal-actors track a --to"
+        " wandb`" in error
     )
 
 

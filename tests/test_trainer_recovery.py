@@ -277,7 +277,9 @@ async def test_what_cannot_be_written_is_not_left_behind_and_a_full_disk_is_name
     story = Story(send, tmp_path)
     with pytest.raises(
         SetupError,
-        match=r"cannot write a checkpoint to .*: the disk is full \(.* MiB free\); free space, then `areal-actors resume",
+        match=(
+            r"cannot write a checkpoint to .*: the disk is full \(.* MiB free\); free space, then `areal-actors resume"
+        ),
     ):
         await send(
             story.trainer(Full()), STARTED, SaveCheckpoint(folder="checkpoints/.writing-step-0", reason="schedule")

@@ -205,9 +205,11 @@ async def test_a_batch_on_which_ranks_fail_twice_is_refused_by_name_and_replayed
     (refused,) = of(emitted, BatchRefused)
     assert (refused.step, refused.trained_sequences) == (1, 0)
     assert "rank 1 of 2 failed in step 1: RuntimeError: out of memory" in refused.cause
-    assert [len(rows) for rows in engine.trained] == [1, 0, 1], (
-        "the steps since the ranks were started for the third time"
-    )
+    assert [len(rows) for rows in engine.trained] == [
+        1,
+        0,
+        1,
+    ], "the steps since the ranks were started for the third time"
     completed = of(emitted, StepCompleted)
     other, second = trainer_of(Engine())  # on other ranks nothing fails: what the log refused stays refused
     log = [STARTED, batches[0], completed[0], batches[1], completed[1]]

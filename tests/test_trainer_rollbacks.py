@@ -142,9 +142,10 @@ async def test_a_run_whose_rank_is_killed_takes_every_step_once_more_from_the_ch
         run.abort()
     (rolled_back,) = of(log, TrainerRolledBack)
     assert "signal 9" in rolled_back.reason
-    assert rolled_back.weight_version in {0, *(event.step for event in of(log, CheckpointCommitted))}, (
-        "the last one that it had received"
-    )
+    assert rolled_back.weight_version in {
+        0,
+        *(event.step for event in of(log, CheckpointCommitted)),
+    }, "the last one that it had received"
     assert [event.step for event in of(log, StepCompleted)] == [1, 2, 3, 4, 5, 6]
     assert [event.weight_version for event in of(log, WeightsPublished)] == [0, 1, 2, 3, 4, 5, 6]
     assert of(log, RunFinished) == [RunFinished(steps=6)]

@@ -37,7 +37,8 @@ def test_the_checker_finds_words_in_names_comments_docstrings_and_prose(tmp_path
     monkeypatch.setattr(vocabulary, "ROOT", tmp_path)
     code = tmp_path / "code.py"
     code.write_text(
-        '"""Whether it is."""\ndef heardWord():  # so many\n    """Statement."""\n    return "it was told" if is_worth else 1\n'
+        '"""Whether it is."""\ndef heardWord():  # so many\n    """Statement."""\n    return "it was told" if is_worth'
+        " else 1\n"
     )
     assert sorted(vocabulary.hits(code)) == [
         (1, 'docstring begins with "Whether"'),

@@ -90,13 +90,12 @@ def test_the_message_has_the_waiting_actors_durations_and_the_limit_reached():
         beat("idle-0"),
         at=43.0,
     )
-    assert dog.sentence(45.0) == (
-        "no progress for 45 s; "
-        "the staleness gate (limit reached: staleness_gate.max_staleness) has 2 groups running, "
-        "1 complete and 0 in training at weight version 4; "
-        "the batcher has 1 complete groups of the 3 of a batch; "
-        "evaluation-4-sampled has ended 9/10 episodes; "
-        "session_manager-0 handles 2 ModelRequest, waits for Generate from inference_worker-0 since 40 s, waits for later since 36 s"
+    assert (
+        dog.sentence(45.0)
+        == "no progress for 45 s; the staleness gate (limit reached: staleness_gate.max_staleness) has 2 groups"
+        " running, 1 complete and 0 in training at weight version 4; the batcher has 1 complete groups of the 3 of a"
+        " batch; evaluation-4-sampled has ended 9/10 episodes; session_manager-0 handles 2 ModelRequest, waits for"
+        " Generate from inference_worker-0 since 40 s, waits for later since 36 s"
     )
 
 
@@ -171,8 +170,8 @@ def test_work_that_is_thrown_away_is_no_progress_however_much_there_is():
     dog.receive(beat("inference_worker-0", waits=(wait,)), 39.0, 39.0)
     sentence, seconds = dog.find_stall(40.0)
     assert seconds == 38.0
-    assert sentence == (
-        "no step was trained for 40 s: 38 groups were sampled and dropped since step 3 (38 stale); "
+    assert (
+        sentence == "no step was trained for 40 s: 38 groups were sampled and dropped since step 3 (38 stale); "
         "inference_worker-0 still serves weight version 3 while version 4 was published 39 s ago; "
         "inference_worker-0: loading weight version 4 has taken 38 s; "
         "inference_worker-0 waits for loading weight version 4 since 38 s"
@@ -239,8 +238,9 @@ def test_failures_while_weights_do_not_load_name_the_weights():
     assert dog.problem(9.0) == "", "nobody serves weights yet: loading them has a deadline of its own"
     for message in (loaded("inference_worker-0", 0), published(1), *failed):
         dog.receive(message, 10.0)
-    assert dog.problem(19.0) == (
-        "3 episodes in a row failed after all retries; most common reason (3 times): timeout: as it happens; "
+    assert (
+        dog.problem(19.0)
+        == "3 episodes in a row failed after all retries; most common reason (3 times): timeout: as it happens; "
         "inference_worker-0 still serves weight version 0 while version 1 was published 9 s ago"
     )
 

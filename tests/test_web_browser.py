@@ -76,8 +76,8 @@ async def test_every_view_shows_a_finished_run_and_the_keys_reach_all_of_them(ta
             assert await tab.run("[...document.querySelectorAll('main > section:not([hidden])')].length") == 1
             assert await tab.run("document.documentElement.scrollWidth <= innerWidth"), name
         unnamed = await tab.run(
-            "[...document.querySelectorAll('button, input, select, a')]"
-            ".filter(one => !one.ariaLabel && !one.textContent.trim() && !one.labels?.length).map(one => one.outerHTML).join()"
+            "[...document.querySelectorAll('button, input, select, a')].filter(one => !one.ariaLabel &&"
+            " !one.textContent.trim() && !one.labels?.length).map(one => one.outerHTML).join()"
         )
         assert unnamed == ""
         await tab.press("?")
@@ -103,7 +103,8 @@ async def test_the_page_follows_a_log_that_grows(tab, tmp_path):
             rows = source.tables.rows_changed_after(0)
             steps, trained = len(rows["steps"]), sum(row.trained > 0 for row in rows["episodes"])
             await tab.until(
-                f"document.querySelector('.facts').textContent.includes('{steps} of 4') && {station('trained')} === {trained}"
+                f"document.querySelector('.facts').textContent.includes('{steps} of 4') && {station('trained')} ==="
+                f" {trained}"
             )
             slider = "document.querySelector('#slider')"
             await tab.until(
@@ -185,7 +186,8 @@ async def test_an_episode_of_5000_tokens_is_coloured_and_text_of_an_agent_stays_
         await tab.run("document.querySelector('.token').focus()")
         await tab.press("ArrowRight")
         await tab.until(
-            "document.querySelector('#view-episode .tip').textContent.startsWith('token 1 of call 1 · id 2 · log p -0.0010')"
+            "document.querySelector('#view-episode .tip').textContent.startsWith('token 1 of call 1 · id 2 · log p"
+            " -0.0010')"
         )
         for view in VIEWS:
             await tab.run(f"location.hash = '{view}'")

@@ -366,7 +366,10 @@ async def test_a_server_that_does_not_take_a_version_in_time_is_unavailable(
         await bring(channel, versions[0], 0)
         channel._settings = msgspec.structs.replace(channel._settings, weights_seconds=20.0)
         receiver.sleeps = True
-        late = "broadcast of weight version 1 to Receiver at http://127.0.0.1:9 did not end within generation.server.weights_seconds = 20"
+        late = (
+            "broadcast of weight version 1 to Receiver at http://127.0.0.1:9 did not end within"
+            " generation.server.weights_seconds = 20"
+        )
         with pytest.raises(EngineUnavailable, match=late):
             await bring(channel, versions[0], 1)
         assert channel._sender.pid == 0

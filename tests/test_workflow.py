@@ -227,7 +227,10 @@ FORGETTING = """
         async def arun_group(self, engines, data):
             return [await self.arun_episode(engine, data) for engine in engines]
 """
-FORGOTTEN = r"`?set_reward\('0.0-1-1', 1.0\) at .*:1 was not awaited, so this reward was not set; write `await client.set_reward\(…\)`"
+FORGOTTEN = (
+    r"`?set_reward\('0.0-1-1', 1.0\) at .*:1 was not awaited, so this reward was not set; write `await"
+    r" client.set_reward\(…\)`"
+)
 
 
 @pytest.mark.parametrize("way", ["inline", "group", "subprocess"])

@@ -209,7 +209,10 @@ class Audit(msgspec.Struct):
         if unknown := {version for version in spans if version not in self.versions}:
             yield (
                 "version",
-                f"episode {trajectory.episode} has tokens of version {format_numbers(unknown)}, which was never published",
+                (
+                    f"episode {trajectory.episode} has tokens of version {format_numbers(unknown)}, which was never"
+                    " published"
+                ),
             )
         if not self.is_served():
             exported = ExportedTrajectory(
@@ -280,7 +283,10 @@ class Audit(msgspec.Struct):
         elif published.checksum != message.checksum:
             yield (
                 "checksum",
-                f"{message.worker} loaded version {version} with {message.checksum}, but published was {published.checksum}",
+                (
+                    f"{message.worker} loaded version {version} with {message.checksum}, but published was"
+                    f" {published.checksum}"
+                ),
             )
         else:
             published.loaded += 1

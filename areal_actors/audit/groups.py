@@ -126,7 +126,10 @@ class GroupLedger(msgspec.Struct):
         elif record.step >= 0:
             yield (
                 "twice",
-                f"the trajectory of episode {episode} was dropped ({reason}), but it is in the batch of step {record.step + 1}",
+                (
+                    f"the trajectory of episode {episode} was dropped ({reason}), but it is in the batch of step"
+                    f" {record.step + 1}"
+                ),
             )
         elif episode in record.dropped:
             yield "twice", f"the trajectory of episode {episode} was dropped twice ({reason})"
@@ -188,7 +191,10 @@ class GroupLedger(msgspec.Struct):
             return -1, [
                 (
                     "twice",
-                    f"the batch of step {step} has group {number}, which is also in the batch of step {record.step + 1}",
+                    (
+                        f"the batch of step {step} has group {number}, which is also in the batch of step"
+                        f" {record.step + 1}"
+                    ),
                 )
             ]
         self.trained_tokens += sum(record.exported[name].tokens for name in names if name in record.exported)
@@ -209,12 +215,18 @@ class GroupLedger(msgspec.Struct):
             ended = len(record.exported) + len(record.given_up)
             yield (
                 "batch",
-                f"the batch of step {step} has group {number}, but only {ended} of {self.group_size} episodes have ended",
+                (
+                    f"the batch of step {step} has group {number}, but only {ended} of {self.group_size} episodes have"
+                    " ended"
+                ),
             )
         if record.dropped:
             yield (
                 "twice",
-                f"the batch of step {step} has group {number}, but its trajectories {', '.join(record.dropped)} were dropped",
+                (
+                    f"the batch of step {step} has group {number}, but its trajectories {', '.join(record.dropped)}"
+                    " were dropped"
+                ),
             )
         for member in group:
             exported = record.exported.get(member.episode)
@@ -236,7 +248,10 @@ class GroupLedger(msgspec.Struct):
             if claimed != counted:
                 yield (
                     "count",
-                    f"the batch of step {event.step + 1} counts {claimed} {what} since the run began; the log has {counted}",
+                    (
+                        f"the batch of step {event.step + 1} counts {claimed} {what} since the run began; the log has"
+                        f" {counted}"
+                    ),
                 )
         self.trained, self.trained_tokens = event.trained_trajectories, event.trained_tokens
         self.dropped, self.dropped_tokens = event.dropped_trajectories, event.dropped_tokens
@@ -254,7 +269,10 @@ class GroupLedger(msgspec.Struct):
                 self.passed_over.add(number)
                 yield (
                     "lost",
-                    f"the batch of step {step} left out group {number}, which was complete and older than others of the batch",
+                    (
+                        f"the batch of step {step} left out group {number}, which was complete and older than others of"
+                        " the batch"
+                    ),
                 )
 
     def trained_step(self, step: int) -> None:

@@ -31,8 +31,8 @@ def _counts(audit: Audit) -> Iterator[str]:
     yield _episodes(audit.counts)
     waiting = len(groups.under_way)
     yield (
-        f"groups        {groups.granted:,} granted = {groups.trained_groups:,} trained + {groups.dropped_groups:,} dropped "
-        f"+ {groups.abandoned_groups:,} abandoned + {waiting:,} in flight"
+        f"groups        {groups.granted:,} granted = {groups.trained_groups:,} trained + {groups.dropped_groups:,}"
+        f" dropped + {groups.abandoned_groups:,} abandoned + {waiting:,} in flight"
     )
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(groups.dropped_for.items()))
     yield (
@@ -43,8 +43,8 @@ def _counts(audit: Audit) -> Iterator[str]:
     again = sum(version.published > 1 for version in audit.versions.values())
     proved = sum(version.proved for version in audit.versions.values())
     yield (
-        f"versions      {len(audit.versions):,} published; {loaded:,} loaded by inference workers, {again:,} published again, "
-        f"{proved:,} recomputed from the log, each with the same checksum"
+        f"versions      {len(audit.versions):,} published; {loaded:,} loaded by inference workers, {again:,} published"
+        f" again, {proved:,} recomputed from the log, each with the same checksum"
     )
 
 

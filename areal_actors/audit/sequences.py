@@ -44,7 +44,10 @@ class SequencesCheck:
             if expected != message.sequences_checksum:
                 yield (
                     "sequences",
-                    f"step {message.step} was given sequences with checksum {message.sequences_checksum}; its batch has {expected}",
+                    (
+                        f"step {message.step} was given sequences with checksum {message.sequences_checksum}; its batch"
+                        f" has {expected}"
+                    ),
                 )
 
     def _record_batch(self, batch: BatchFormed) -> None:

@@ -237,7 +237,10 @@ class Chaos:
             if not blocks or not self.targets.server_pid():
                 return None
             block = random.choice(blocks)
-            detail = f"one bit of {block.relative_to(self.targets.folder)}, after SIGKILL to nats-server, and then to every process"
+            detail = (
+                f"one bit of {block.relative_to(self.targets.folder)}, after SIGKILL to nats-server, and then to every"
+                " process"
+            )
             return LOG, detail, lambda: self._end((block, random))
         files = faults.newest_checkpoint(self.targets.folder / "checkpoints")
         trainers = [pid for name, pid in self.targets.processes().items() if self.targets.matches("trainer", name)]

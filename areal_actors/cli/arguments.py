@@ -116,7 +116,8 @@ def _with_settings(words: Sequence[str], parser: argparse.ArgumentParser) -> lis
                 near = difflib.get_close_matches(name, OPTIONS_BESIDE_SETTINGS, n=1)
                 hint = f"did you mean {near[0]}? " if near else ""
                 parser.error(
-                    f"unrecognized arguments: {name} without a value; {hint}A setting is written `key=value` or `--key value`"
+                    f"unrecognized arguments: {name} without a value; {hint}A setting is written `key=value` or `--key"
+                    " value`"
                 )
             value = left.pop(0)
         settings += ["--set", f"{name[2:].replace('-', '_')}={value}"]
@@ -134,7 +135,9 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     """Returns the parser and the names of its commands."""
     parser = argparse.ArgumentParser(
         prog=COMMAND,
-        description="Fully asynchronous reinforcement learning of language-model agents, as asyncio actors on one message bus.",
+        description=(
+            "Fully asynchronous reinforcement learning of language-model agents, as asyncio actors on one message bus."
+        ),
         epilog=f"`{COMMAND} COMMAND --help` describes each command.",
     )
     parser.add_argument("--version", action="version", version=f"{COMMAND} {__version__}")
@@ -163,10 +166,11 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         "resume",
         "resume:resume",
         "resume an interrupted or failed run",
-        "Resume a run that was interrupted, failed or was killed, from its last checkpoint and its log: steps after the checkpoint\n"
-        "are trained again from the same trajectories, unfinished episodes are run again, and nothing is counted twice.",
-        "Settings of placement and speed may change, as `trainer.microbatch_tokens=2048` after a trainer that ran out of memory;\n"
-        "settings of what is learned may not: for those, start another run from a checkpoint.",
+        "Resume a run that was interrupted, failed or was killed, from its last checkpoint and its log: steps after the"
+        " checkpoint\nare trained again from the same trajectories, unfinished episodes are run again, and nothing is"
+        " counted twice.",
+        "Settings of placement and speed may change, as `trainer.microbatch_tokens=2048` after a trainer that ran out"
+        " of memory;\nsettings of what is learned may not: for those, start another run from a checkpoint.",
     )
     resuming.add_argument(
         "words", nargs="*", metavar="RUN|KEY=VALUE", help="the run (default: the latest), and overrides from now on"
@@ -176,7 +180,10 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         dest="checkpoint",
         default="",
         metavar="step-N",
-        help="go back to this checkpoint and retrain the later steps from the log (default: the newest; step-0: all steps)",
+        help=(
+            "go back to this checkpoint and retrain the later steps from the log (default: the newest; step-0: all"
+            " steps)"
+        ),
     )
     _takes_settings(resuming)
     splits_words(resuming)
@@ -185,9 +192,9 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         "serve",
         "serve:serve",
         "serve a recipe's model to external agents, without training",
-        "Serve the model of a recipe through the gateway until Ctrl-C: agents start sessions, call the model over the OpenAI\n"
-        "or Anthropic protocol, set rewards, end and export their sessions. Nothing is trained.\n"
-        "At most staleness_gate.max_concurrent × algorithm.group_size sessions run at once.",
+        "Serve the model of a recipe through the gateway until Ctrl-C: agents start sessions, call the model over the"
+        " OpenAI\nor Anthropic protocol, set rewards, end and export their sessions. Nothing is trained.\nAt most"
+        " staleness_gate.max_concurrent × algorithm.group_size sessions run at once.",
         _SETTINGS_HELP.format(command=COMMAND, verb="serve")
         + "\n\nServe a checkpoint with `model=runs/NAME/checkpoints/step-40`.",
     )
@@ -203,9 +210,9 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         "check",
         "check_static:check",
         "validate a recipe and print the resolved configuration (dry run)",
-        "Print the resolved recipe, the chosen profile with its reason, the supervision tree and the plan; then open the data, load\n"
-        "agent and reward, and let them play a task with given answers in place of a model. Nothing is written.\n"
-        "Exit status 2, with every error, if the recipe is invalid.",
+        "Print the resolved recipe, the chosen profile with its reason, the supervision tree and the plan; then open"
+        " the data, load\nagent and reward, and let them play a task with given answers in place of a model. Nothing is"
+        " written.\nExit status 2, with every error, if the recipe is invalid.",
         _SETTINGS_HELP.format(command=COMMAND, verb="check"),
     )
     _takes_recipe(check)
@@ -221,13 +228,19 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     check.add_argument(
         "--data",
         action="store_true",
-        help="also look at every row: references that the reward cannot read, prompts against the limits, duplicates, overlap",
+        help=(
+            "also look at every row: references that the reward cannot read, prompts against the limits, duplicates,"
+            " overlap"
+        ),
     )
     check.add_argument(
         "--json", dest="as_json", action="store_true", help="print recipe, profile and reason as JSON, nothing else"
     )
 
-    about = f"Describe settings of a recipe, or all settings of a table, as in\n`{COMMAND} explain trainer.microbatch_tokens gateway`."
+    about = (
+        f"Describe settings of a recipe, or all settings of a table, as in\n`{COMMAND} explain"
+        " trainer.microbatch_tokens gateway`."
+    )
     describe = command("explain", "check_static:explain", "describe settings: type, default, meaning", about)
     describe.add_argument("settings", nargs="*", metavar="SETTING|TABLE", help="dotted names (default: all settings)")
     describe.add_argument(
@@ -247,11 +260,13 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         "audit",
         "reader.audit_command:audit",
         "check that a run lost nothing and trained nothing twice",
-        "Read the log of a live or finished run, or an exported log, and check it: every group granted is trained, dropped, abandoned\n"
-        "or in flight; every trajectory is in one batch or dropped; every step is taken once, on the rows of its batch; every\n"
-        "weight version has one checksum. Exit status 1 if a check fails, with its position in the log.",
-        "With --recompute the trainer repeats every step from the log alone, and its weight checksums must equal those in the log:\n"
-        "that makes a version `proved`; it is `compared` if it was loaded, or published again, with the same checksum.",
+        "Read the log of a live or finished run, or an exported log, and check it: every group granted is trained,"
+        " dropped, abandoned\nor in flight; every trajectory is in one batch or dropped; every step is taken once, on"
+        " the rows of its batch; every\nweight version has one checksum. Exit status 1 if a check fails, with its"
+        " position in the log.",
+        "With --recompute the trainer repeats every step from the log alone, and its weight checksums must equal those"
+        " in the log:\nthat makes a version `proved`; it is `compared` if it was loaded, or published again, with the"
+        " same checksum.",
     )
     audit.add_argument(
         "run",
@@ -269,8 +284,9 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     add_explanations(command)
 
     about = (
-        "Print what this machine has for a run: packages, nats-server, devices, memory, disk, inference servers, and the abilities of\n"
-        "the engines. Exit status 1 if a run with the embedded defaults cannot start here; each problem has its remedy. Starts nothing."
+        "Print what this machine has for a run: packages, nats-server, devices, memory, disk, inference servers, and"
+        " the abilities of\nthe engines. Exit status 1 if a run with the embedded defaults cannot start here; each"
+        " problem has its remedy. Starts nothing."
     )
     examine = command("doctor", "run.doctor:doctor", "print what this machine has and lacks for a run", about)
     takes_json(examine)
@@ -305,20 +321,25 @@ def _watches(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _begins(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = (
-        "Write a folder with an agent, its reward, its tasks, a recipe and a test, which run at once: change them step by step into your\n"
-        "own. With the recipe as written, the embedded model learns on a CPU; nothing is downloaded."
+        "Write a folder with an agent, its reward, its tasks, a recipe and a test, which run at once: change them step"
+        " by step into your\nown. With the recipe as written, the embedded model learns on a CPU; nothing is"
+        " downloaded."
     )
     begun = command("init", "init:init", "write a new agent with tasks, recipe, reward and test", about)
     begun.add_argument("path", metavar="NAME", help="folder to create; its last part is the name of the run")
-    kinds = "text: one call; tools: with a tool; environment: several turns; node: in JavaScript, without packages (default: %(default)s)"
+    kinds = (
+        "text: one call; tools: with a tool; environment: several turns; node: in JavaScript, without packages"
+        " (default: %(default)s)"
+    )
     begun.add_argument("--kind", choices=("text", "tools", "environment", "node"), default="text", help=kinds)
 
 
 def _joins(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = (
-        "Serve more workers to a live run of another host, which was started with `bus.host`: recipe, code, tokenizer, model and weights\n"
-        "come from there over the network; this host needs the same version of areal-actors and the packages of the agent.\n"
-        "At SIGTERM or Ctrl-C episodes in progress are finished, then the workers leave; nothing of the run is lost if they are killed."
+        "Serve more workers to a live run of another host, which was started with `bus.host`: recipe, code, tokenizer,"
+        " model and weights\ncome from there over the network; this host needs the same version of areal-actors and the"
+        " packages of the agent.\nAt SIGTERM or Ctrl-C episodes in progress are finished, then the workers leave;"
+        " nothing of the run is lost if they are killed."
     )
     joined = command("join", "join:join", "serve workers to a run of another host", about)
     joined.add_argument(
@@ -347,15 +368,19 @@ def _joins(command: Callable[..., argparse.ArgumentParser]) -> None:
     joined.add_argument(
         "--folder", default="", help="where code, model and logs are kept (default: a temporary folder)"
     )
-    settings = "a setting that differs here: of [generation] or [actors], task.python, task.processes, gateway.host, …; may be repeated"
+    settings = (
+        "a setting that differs here: of [generation] or [actors], task.python, task.processes, gateway.host, …; may be"
+        " repeated"
+    )
     joined.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=settings)
 
 
 def _launches(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = (
-        f"Start a run together with the remote workers that its table [hosts] lists: `{COMMAND} run`, and an\n"
-        f"`{COMMAND} join` for each of these hosts. slurm, kubernetes, ray: write a batch script, manifests or a Ray program, and print\n"
-        "the command that submits it; nothing is started. local: start all of it on this machine, until the run ends."
+        f"Start a run together with the remote workers that its table [hosts] lists: `{COMMAND} run`, and"
+        f" an\n`{COMMAND} join` for each of these hosts. slurm, kubernetes, ray: write a batch script, manifests or a"
+        " Ray program, and print\nthe command that submits it; nothing is started. local: start all of it on this"
+        " machine, until the run ends."
     )
     launched = command(
         "launch",
@@ -380,8 +405,9 @@ def _launches(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _serves_tinker(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = (
-        "Serve a model through Thinking Machines' Tinker API until Ctrl-C: programs that use its client library train the model, save\n"
-        "it, and sample from it, with TINKER_BASE_URL as printed. Every API key that begins with `tml-` is accepted."
+        "Serve a model through Thinking Machines' Tinker API until Ctrl-C: programs that use its client library train"
+        " the model, save\nit, and sample from it, with TINKER_BASE_URL as printed. Every API key that begins with"
+        " `tml-` is accepted."
     )
     api = command("tinker", "tinker:serve", "serve the Tinker API on this machine", about)
     defaults = TinkerOptions()
@@ -404,8 +430,9 @@ def _serves_tinker(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _uploads(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = (
-        "Send the steps, evaluations and recipe of a live, finished or exported run to experiment trackers, and follow it until it ends.\n"
-        "The run is not affected. Each tracker gets only what it does not have yet. `[track]` in the recipe does the same beside the run."
+        "Send the steps, evaluations and recipe of a live, finished or exported run to experiment trackers, and follow"
+        " it until it ends.\nThe run is not affected. Each tracker gets only what it does not have yet. `[track]` in"
+        " the recipe does the same beside the run."
     )
     sent = command("track", "track:track", "send a run to TensorBoard, W&B, MLflow, Trackio or OpenTelemetry", about)
     sent.add_argument(
@@ -428,8 +455,8 @@ def _uploads(command: Callable[..., argparse.ArgumentParser]) -> None:
     takes_folder(sent)
 
     about = (
-        "Upload the best or newest checkpoint of a run to the Hugging Face hub as a model, with a card, the recipe and the curve, in one\n"
-        "commit. HF_TOKEN, or `hf auth login`, gives the access; HF_ENDPOINT names another hub."
+        "Upload the best or newest checkpoint of a run to the Hugging Face hub as a model, with a card, the recipe and"
+        " the curve, in one\ncommit. HF_TOKEN, or `hf auth login`, gives the access; HF_ENDPOINT names another hub."
     )
     pushed = command("push", "reader.push:push", "upload a checkpoint, or the episodes, to the Hugging Face hub", about)
     pushed.add_argument("run", metavar="RUN", help="the run's name or folder")

@@ -12,7 +12,8 @@ def compare(options: Options) -> int:
     """Compare runs."""
     if len(options.words) < 2:
         raise RecipeError(
-            f"found {len(options.words)} run; name two or more, as in `{COMMAND} compare A B` (`{COMMAND} runs` lists them)"
+            f"found {len(options.words)} run; name two or more, as in `{COMMAND} compare A B` (`{COMMAND} runs` lists"
+            " them)"
         )
     metrics, plot = options.metric, options.plot
     return comparison.compare(options.words, folder=options.folder, metrics=metrics, plot=plot, as_json=options.as_json)

@@ -11,9 +11,10 @@ from areal_actors.cli.reader_arguments import positive_count
 def add_gateway_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the command."""
     about = (
-        "Record the calls of OpenAI and Anthropic clients at a vLLM or SGLang server, without a run: any client with the printed base\n"
-        "URL and key works as it is. Each completed call is a line of JSON with its prompt ids, sampled ids and log-probabilities, as it\n"
-        "is trained. Needs no GPU and no torch here; the server needs no plug-in."
+        "Record the calls of OpenAI and Anthropic clients at a vLLM or SGLang server, without a run: any client with"
+        " the printed base\nURL and key works as it is. Each completed call is a line of JSON with its prompt ids,"
+        " sampled ids and log-probabilities, as it\nis trained. Needs no GPU and no torch here; the server needs no"
+        " plug-in."
     )
     served = command(
         "gateway", "gateway:serve", "record the calls of clients at an inference server, without a run", about

@@ -60,7 +60,13 @@ def _print_next(folder: Path, names: list[str]) -> None:
         f"  {program(COMMAND)} check {recipe}    validates the recipe and prints the plan",
         f"  {program(COMMAND)} run {recipe}    trains",
         f"  {program('python')} -m pytest {shlex.quote(str(folder))}    tests agent and reward{needs}",
-        "The model `embedded` knows word problems like those in tasks.jsonl. Of other tasks it learns what some of its first answers have",
-        f"right: the held-out result before the first step. `{program(COMMAND)} run {recipe} model=FOLDER` trains another model.",
+        (
+            "The model `embedded` knows word problems like those in tasks.jsonl. Of other tasks it learns what some of"
+            " its first answers have"
+        ),
+        (
+            f"right: the held-out result before the first step. `{program(COMMAND)} run {recipe} model=FOLDER` trains"
+            " another model."
+        ),
     )
     sys.stdout.write("\n".join(lines) + "\n")

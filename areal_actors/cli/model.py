@@ -35,7 +35,8 @@ def convert(options: Options) -> int:
         _report(line)
     if not result.has_template:
         _report(
-            f"a base model: `{program(COMMAND)} model template {shlex.quote(str(folder))}` writes a chat template for it"
+            f"a base model: `{program(COMMAND)} model template {shlex.quote(str(folder))}` writes a chat template"
+            " for it"
         )
     _print_next(str(folder))
     return 0

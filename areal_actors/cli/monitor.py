@@ -24,7 +24,8 @@ def monitor(options: Options) -> int:
 def _page_of_live_run(options: Options) -> int:
     if options.subjects or options.as_json or options.prometheus:
         raise SetupError(
-            "--web serves a page instead of printing: leave out subjects, --json and --prometheus, or start a second monitor"
+            "--web serves a page instead of printing: leave out subjects, --json and --prometheus, or start a second"
+            " monitor"
         )
     page = PageOptions(host=options.host, port=options.port)
     return web_page.monitor_page(options.run, options.folder, options.bus, page)

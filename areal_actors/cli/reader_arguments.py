@@ -57,8 +57,8 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
     takes_folder(listed)
 
     about = (
-        "Print the latest episodes of a live, finished or exported run, or one episode call by call: prompt and completion as sampled,\n"
-        "weight versions, reward, and the step that trained it."
+        "Print the latest episodes of a live, finished or exported run, or one episode call by call: prompt and"
+        " completion as sampled,\nweight versions, reward, and the step that trained it."
     )
     shown = command("show", "show:show", "show episodes of a run, or one of them call by call", about)
     shown.add_argument(
@@ -84,8 +84,9 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
     takes_folder(shown)
 
     about = (
-        "Serve the page of a live, finished or exported run until Ctrl-C: curves, swim lanes of episodes, groups with their answers,\n"
-        "tokens, batches, actors and events, at any moment of the log. It prints its address; the run is not affected."
+        "Serve the page of a live, finished or exported run until Ctrl-C: curves, swim lanes of episodes, groups with"
+        " their answers,\ntokens, batches, actors and events, at any moment of the log. It prints its address; the run"
+        " is not affected."
     )
     viewed = command("view", "view:view", "show a run in a browser", about)
     viewed.add_argument(
@@ -102,7 +103,10 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
     takes_page_address(viewed)
     takes_folder(viewed)
 
-    about = "Print where the recipes of two or more runs differ, their results side by side, and the course of their metrics."
+    about = (
+        "Print where the recipes of two or more runs differ, their results side by side, and the course of their"
+        " metrics."
+    )
     compared = command("compare", "compare:compare", "compare runs: recipes, results, curves", about)
     compared.add_argument("words", nargs="+", metavar="RUN|FILE", help="names or folders of runs, or exported logs")
     compared.add_argument(
@@ -116,10 +120,11 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
 def add_replays(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add replay, state and what-if."""
     about = (
-        "Give the log of a live, finished or exported run to new actors, built as the run built them, and compare each event that they\n"
-        "emit with the log: gate, task source, batcher, evaluator and example source, without inference and without training. The run is\n"
-        "not affected. Exit status 1 at a difference, which is printed with its event and the state of the actor.\n\n"
-        "With KEY=VALUE the actors have other settings than the run; the first difference is where they would have decided otherwise."
+        "Give the log of a live, finished or exported run to new actors, built as the run built them, and compare each"
+        " event that they\nemit with the log: gate, task source, batcher, evaluator and example source, without"
+        " inference and without training. The run is\nnot affected. Exit status 1 at a difference, which is printed"
+        " with its event and the state of the actor.\n\nWith KEY=VALUE the actors have other settings than the run; the"
+        " first difference is where they would have decided otherwise."
     )
     played = command("replay", "replay.command:replay", "replay a run from its log, and compare", about)
     played.add_argument(
@@ -143,8 +148,9 @@ def add_replays(command: Callable[..., argparse.ArgumentParser]) -> None:
     splits_words(played)
 
     about = (
-        "Print the state of a run after an event of its log, after a step, or at a time: which bound the gate had reached,\n"
-        "groups and episodes in flight, the batch, the weights that each worker had, the evaluation. The run is not affected."
+        "Print the state of a run after an event of its log, after a step, or at a time: which bound the gate had"
+        " reached,\ngroups and episodes in flight, the batch, the weights that each worker had, the evaluation. The run"
+        " is not affected."
     )
     looked = command("state", "replay.state:state", "print the state of a run at any moment of its log", about)
     looked.add_argument(
@@ -160,9 +166,9 @@ def add_replays(command: Callable[..., argparse.ArgumentParser]) -> None:
     takes_folder(looked)
 
     about = (
-        "Give the recorded episodes of a run to batcher, credit assignment and algorithm with other settings, or score their outputs with\n"
-        "another reward function, and print what would have been trained beside what was. Nothing is sampled: it is exact up to the first\n"
-        "step that differs, which it names."
+        "Give the recorded episodes of a run to batcher, credit assignment and algorithm with other settings, or score"
+        " their outputs with\nanother reward function, and print what would have been trained beside what was. Nothing"
+        " is sampled: it is exact up to the first\nstep that differs, which it names."
     )
     asked = command(
         "what-if", "replay.what_if:what_if", "compare what a run trained with what other settings would have", about
@@ -180,9 +186,9 @@ def add_replays(command: Callable[..., argparse.ArgumentParser]) -> None:
 def add_explanations(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add trace and why."""
     about = (
-        "Print one episode of a live, finished or exported run as the tree of its calls, with every sampled token: text, log-probability,\n"
-        f"weight version, whether a step trained it and with which advantage. `{COMMAND} show RUN` lists the episodes. The run is\n"
-        "not affected."
+        "Print one episode of a live, finished or exported run as the tree of its calls, with every sampled token:"
+        f" text, log-probability,\nweight version, whether a step trained it and with which advantage. `{COMMAND} show"
+        " RUN` lists the episodes. The run is\nnot affected."
     )
     followed = command(
         "trace", "replay.trace:trace", "show an episode with all of its sampled tokens, and what trained them", about
@@ -200,9 +206,9 @@ def add_explanations(command: Callable[..., argparse.ArgumentParser]) -> None:
     takes_folder(followed)
 
     about = (
-        "Print what limits a live, finished or exported run: what the trainer spent its time on, which bound the staleness gate had\n"
-        "reached and what was in flight while the trainer waited, all limits of concurrent episodes, the open waits of a live run, and\n"
-        "what to change. The run is not affected."
+        "Print what limits a live, finished or exported run: what the trainer spent its time on, which bound the"
+        " staleness gate had\nreached and what was in flight while the trainer waited, all limits of concurrent"
+        " episodes, the open waits of a live run, and\nwhat to change. The run is not affected."
     )
     explained = command("why", "replay.why:why", "print what limits a run, and what to change", about)
     explained.add_argument(

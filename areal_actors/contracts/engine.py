@@ -184,7 +184,10 @@ async def what_it_cannot_do_is_refused_before_it_is_asked(harness: EngineHarness
                 refuse_unable(engine, sampling)
                 continue
             kind = f"a constraint of kind {ability.partition(':')[2]} is " if ":" in ability else ""
-            refusal = f"'{field}': {kind}not supported by {getattr(engine, 'title', type(engine).__name__)}, .*set generation.engine to"
+            refusal = (
+                f"'{field}': {kind}not supported by {getattr(engine, 'title', type(engine).__name__)}, .*set"
+                " generation.engine to"
+            )
             with pytest.raises(RequestError, match=refusal) as refused:
                 refuse_unable(engine, sampling)
             assert refused.value.field == field

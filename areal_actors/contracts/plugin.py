@@ -15,11 +15,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="KIND:NAME",
-        help="an installed part, or `KIND:path.py:Name`, to test; may be repeated: `pytest --pyargs areal_actors.contracts`",
+        help=(
+            "an installed part, or `KIND:path.py:Name`, to test; may be repeated: `pytest --pyargs"
+            " areal_actors.contracts`"
+        ),
     )
     group.addoption(
         "--areal-model",
         default="",
         metavar="FOLDER",
-        help="model for the contract of an engine: a Hugging Face folder (default: a small one of random weights, which needs torch)",
+        help=(
+            "model for the contract of an engine: a Hugging Face folder (default: a small one of random weights, which"
+            " needs torch)"
+        ),
     )

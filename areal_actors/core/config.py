@@ -25,9 +25,9 @@ class Config(msgspec.Struct, metaclass=FrozenMeta, forbid_unknown_fields=True):
 def merge_tables(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge tables key by key; any other value of `over` replaces that of `below`."""
     both = {
-        name: merge_tables(below[name], value)
-        if isinstance(value, dict) and isinstance(below.get(name), dict)
-        else value
+        name: (
+            merge_tables(below[name], value) if isinstance(value, dict) and isinstance(below.get(name), dict) else value
+        )
         for name, value in over.items()
     }
     return {**below, **both}

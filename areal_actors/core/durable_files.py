@@ -116,7 +116,8 @@ def storage_error(what: str, error: Exception, folder: Path, root: Path, then: s
 def read_only(what: str, folder: Path, refusal: str, then: str) -> SetupError:
     """Returns the error of a folder in which nothing can be written, with a remedy."""
     return SetupError(
-        f"{what}: {folder} cannot be written ({refusal}); make it writable (its owner, its mode, the mount of its disk), then {then}"
+        f"{what}: {folder} cannot be written ({refusal}); make it writable (its owner, its mode, the mount of its"
+        f" disk), then {then}"
     )
 
 

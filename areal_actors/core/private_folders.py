@@ -45,7 +45,8 @@ def make_or_keep_private(path: Path, option: str) -> None:
     """
     if path.is_dir() and path.stat().st_mode & 0o077:
         raise SetupError(
-            f"{option} {path}: other users of this machine may enter this folder; name a new one, or close it: chmod 700 {path}"
+            f"{option} {path}: other users of this machine may enter this folder; name a new one, or close it: chmod"
+            f" 700 {path}"
         )
     if path.exists() and not path.is_dir():
         raise SetupError(f"{option} {path}: this is a file; name a folder, or none for a temporary one")
@@ -72,6 +73,7 @@ def take_private(path: Path) -> None:
         path.mkdir(mode=MODE)
     if not is_own(path):
         raise SetupError(
-            f"{path} was made by another user of this machine, who could read or replace the weights: have it removed, and start again"
+            f"{path} was made by another user of this machine, who could read or replace the weights: have it removed,"
+            " and start again"
         )
     path.chmod(MODE)

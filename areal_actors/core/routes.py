@@ -73,14 +73,20 @@ class RouteShape(msgspec.Struct, metaclass=FrozenMeta):
     def fault(self, routes: bytes, positions: int | None = None) -> ColumnFault | None:
         """Returns why a column is none of this model, or of more than this number of positions; None if it is one."""
         if len(routes) % self.position_bytes:
-            expected = f"a multiple of {self.position_bytes} was expected, for {len(self.layers)} layers with {self.top_k} experts each"
+            expected = (
+                f"a multiple of {self.position_bytes} was expected, for {len(self.layers)} layers with {self.top_k}"
+                " experts each"
+            )
             return ColumnFault(check="routes", detail=f"{len(routes)} bytes; {expected}")
         experts = self.unpack(routes)
         if positions is not None and len(experts) > positions:
             return ColumnFault(check="routes", detail=f"{len(experts)} positions; at most {positions} were expected")
         if routes and int(experts.max()) >= self.experts:
             place = int((experts >= self.experts).any((1, 2)).argmax())
-            detail = f"expert {int(experts[place].max())} at position {place}; the model's experts are 0 to {self.experts - 1}"
+            detail = (
+                f"expert {int(experts[place].max())} at position {place}; the model's experts are 0 to"
+                f" {self.experts - 1}"
+            )
             return ColumnFault(check="routes", detail=detail)
         return None
 

@@ -185,7 +185,8 @@ async def restore(bus: Bus, store: Snapshots, name: str, fold: Fold) -> Restored
             snapshot = store.read(name, sequence)
             if sequence >= span.first and (await bus.read([sequence]))[0].id != snapshot.event:
                 raise UnusableSnapshot(
-                    f"{name} after event {sequence} does not belong to this log: it was taken after event {snapshot.event}"
+                    f"{name} after event {sequence} does not belong to this log: it was taken after event"
+                    f" {snapshot.event}"
                 )
             fold.restore(_decode_state(snapshot, fold))
         except UnusableSnapshot as error:
@@ -194,9 +195,9 @@ async def restore(bus: Bus, store: Snapshots, name: str, fold: Fold) -> Restored
             return Restored(after=sequence, refused=tuple(refused))
     if span.first > 1:
         raise EventsTrimmed(
-            f"{name} cannot be restored: the log begins at event {span.first}, since earlier ones were trimmed, and no snapshot is "
-            f"usable ({'; '.join(refused) or f'{store} has none'}); restore the run folder's snapshots from a backup, "
-            "or start another run from the last checkpoint"
+            f"{name} cannot be restored: the log begins at event {span.first}, since earlier ones were trimmed, and no"
+            f" snapshot is usable ({'; '.join(refused) or f'{store} has none'}); restore the run folder's snapshots"
+            " from a backup, or start another run from the last checkpoint"
         )
     return Restored(after=0, refused=tuple(refused))
 
@@ -204,9 +205,8 @@ async def restore(bus: Bus, store: Snapshots, name: str, fold: Fold) -> Restored
 def _decode_state(snapshot: Snapshot, fold: Fold) -> Any:
     if snapshot.version != fold.state_version:
         raise UnusableSnapshot(
-            f"{snapshot.fold} after event {snapshot.sequence} has version {snapshot.version} of its format, but this program requires "
-            f"version "
-            f"{fold.state_version}"
+            f"{snapshot.fold} after event {snapshot.sequence} has version {snapshot.version} of its format, but this"
+            f" program requires version {fold.state_version}"
         )
     try:
         return msgspec.msgpack.decode(snapshot.state, type=fold.state_type)

@@ -51,4 +51,7 @@ def install_hint(names: list[str], python: str) -> str:
     """Returns the sentence about trackers that are not installed, with the command that installs them."""
     pip = f"{python} -m pip" if python else "pip"
     where = f" in {python}" if python else ""
-    return f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} not installed{where}; `{pip} install {' '.join(names)}`"
+    return (
+        f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} not installed{where}; `{pip} install"
+        f" {' '.join(names)}`"
+    )

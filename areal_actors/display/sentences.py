@@ -152,7 +152,10 @@ def best_checkpoint(chosen: BestCheckpointChosen) -> str:
 
 def left_out_text(event: ExamplesDropped) -> str:
     """Returns the number of examples that were too long."""
-    dropped = f"{count_of(event.dropped, 'example')} and {event.held_out_dropped} held out, longer than {event.limit:,} tokens"
+    dropped = (
+        f"{count_of(event.dropped, 'example')} and {event.held_out_dropped} held out, longer than {event.limit:,}"
+        " tokens"
+    )
     return f"{dropped}; {event.left:,} are left"
 
 
@@ -191,8 +194,9 @@ def _mismatch(event: EngineMismatch) -> str:
     vetoed = f" and {event.vetoed_frac:.1%} of tokens vetoed" if event.vetoed_frac else ""
     done = "its engine is recycled" if event.recycle else "no action is taken"
     return (
-        f"engine mismatch: {worker}: KL {event.kl:.3g} nats per token{vetoed}, {event.steps} steps in a row, worst token {event.token} of "
-        f"episode {event.episode} (engine {event.recorded_logprob:.3f}, trainer {event.trainer_logprob:.3f}); {done}"
+        f"engine mismatch: {worker}: KL {event.kl:.3g} nats per token{vetoed}, {event.steps} steps in a row, worst"
+        f" token {event.token} of episode {event.episode} (engine {event.recorded_logprob:.3f}, trainer"
+        f" {event.trainer_logprob:.3f}); {done}"
     )
 
 

@@ -196,7 +196,10 @@ def _accuracy(mode: str, evaluations: Sequence[EvaluationCompleted], width: int)
         f" → {values[-1]:.3f}  {sparkline(values, width) + '  ' if len(values) > 2 else ''}" if len(values) > 1 else " "
     )
     named = "" if measure == ACCURACY else f"{measure} "
-    return f"{mode}  {named}{values[0]:.3f}{course}of {last.tasks} tasks at step {last.weight_version}{without_score(last)}"
+    return (
+        f"{mode}  {named}{values[0]:.3f}{course}of {last.tasks} tasks at step"
+        f" {last.weight_version}{without_score(last)}"
+    )
 
 
 def _answers(state: RunState, step: Mapping[str, float]) -> list[str]:
@@ -260,7 +263,10 @@ def refusals(state: RunState) -> list[str]:
 
 def refused_sequences(state: RunState) -> str:
     """Returns the number of rows left out of steps, and of steps without an update."""
-    return f"{count_of(state.refused_sequences, 'sequence')} not trainable, {count_of(state.skipped_steps, 'step')} skipped"
+    return (
+        f"{count_of(state.refused_sequences, 'sequence')} not trainable, {count_of(state.skipped_steps, 'step')}"
+        " skipped"
+    )
 
 
 def injected_faults(state: RunState) -> str:

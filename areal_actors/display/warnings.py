@@ -44,7 +44,10 @@ def _signal(state: RunState) -> Iterator[str]:
     if reward is None or spread is None:
         return
     if spread == 0:
-        yield f"all rewards of the last {WINDOW} steps are {reward:.3g}: nothing to learn from; {_easier_or_harder(reward)}"
+        yield (
+            f"all rewards of the last {WINDOW} steps are {reward:.3g}: nothing to learn from;"
+            f" {_easier_or_harder(reward)}"
+        )
     elif groups and equal is not None and equal >= WITHOUT_SIGNAL * groups:
         remedy = (
             _easier_or_harder(reward)
@@ -59,8 +62,9 @@ def _credit(state: RunState) -> Iterator[str]:
     if missing:
         discount = state.setting("task", "turn_discount")
         yield (
-            f"{missing:.1f} calls a step are trained with reward 0, since neither they nor calls that continue them have one "
-            f"(task.turn_discount = {discount}): reward each conversation that the client names, or leave task.turn_discount out"
+            f"{missing:.1f} calls a step are trained with reward 0, since neither they nor calls that continue them"
+            f" have one (task.turn_discount = {discount}): reward each conversation that the client names, or leave"
+            " task.turn_discount out"
         )
 
 
@@ -76,8 +80,8 @@ def _collapse(state: RunState) -> Iterator[str]:
     means = [sum(rewards[end - WINDOW : end]) / WINDOW for end in range(WINDOW, len(rewards) + 1)]
     if last < COLLAPSED * first and means[-1] < max(means) - FALLEN * (max(rewards) - min(rewards)):
         yield (
-            f"entropy has collapsed from {first:.2g} to {last:.2g} nats and the reward has fallen: lower trainer.optimizer.lr, or set "
-            "algorithm.clip_higher or algorithm.kl.coefficient"
+            f"entropy has collapsed from {first:.2g} to {last:.2g} nats and the reward has fallen: lower"
+            " trainer.optimizer.lr, or set algorithm.clip_higher or algorithm.kl.coefficient"
         )
 
 
@@ -93,8 +97,8 @@ def _staleness(state: RunState) -> Iterator[str]:
     bound = state.setting("staleness_gate", "max_staleness")
     if masked is not None and masked >= MASKED:
         yield (
-            f"{masked:.0%} of the sampled tokens are older than staleness_gate.max_staleness = {bound} and not trained: raise it, or lower "
-            "staleness_gate.max_concurrent"
+            f"{masked:.0%} of the sampled tokens are older than staleness_gate.max_staleness = {bound} and not trained:"
+            " raise it, or lower staleness_gate.max_concurrent"
         )
     if effective is not None and effective < EFFECTIVE:
         yield (
@@ -106,7 +110,10 @@ def _staleness(state: RunState) -> Iterator[str]:
 def _skipped_steps(state: RunState) -> Iterator[str]:
     skipped = _mean(state, "skipped")
     if skipped is not None and skipped >= SKIPPED:
-        yield f"{skipped:.0%} of the last steps changed no weight: loss or gradient is not finite; lower trainer.optimizer.lr"
+        yield (
+            f"{skipped:.0%} of the last steps changed no weight: loss or gradient is not finite; lower"
+            " trainer.optimizer.lr"
+        )
 
 
 def _workers(state: RunState) -> Iterator[str]:
@@ -123,8 +130,8 @@ def _workers(state: RunState) -> Iterator[str]:
     could = min(int(state.setting("generation", "max_num_seqs") or 0) * len(engines), allowed)
     if each and taken >= each * len(workers) and each * len(workers) < allowed and sum(engines.values()) < IDLE * could:
         yield (
-            f"all {taken} places of the rollout workers are taken, and engines run {sum(engines.values())} of {could} completions: raise "
-            f"actors.rollout_worker.concurrency = {each}"
+            f"all {taken} places of the rollout workers are taken, and engines run {sum(engines.values())} of {could}"
+            f" completions: raise actors.rollout_worker.concurrency = {each}"
         )
 
 

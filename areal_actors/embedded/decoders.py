@@ -187,12 +187,14 @@ def check_context(config: Any, context: int, longest: int | None) -> None:
     """Refuse a context beyond the positions (`longest`, if known) or the attention window, and layers that do not attend to slots."""
     if longest is not None and context > longest:
         raise SetupError(
-            f"generation.max_model_len is {context} but the model has {longest} positions: lower generation.max_model_len"
+            f"generation.max_model_len is {context} but the model has {longest} positions: lower"
+            " generation.max_model_len"
         )
     window = getattr(config, "sliding_window", None) or context
     if context > window:
         raise SetupError(
-            f"generation.max_model_len is {context} but the model attends to a window of {window}: lower generation.max_model_len"
+            f"generation.max_model_len is {context} but the model attends to a window of {window}: lower"
+            " generation.max_model_len"
         )
     unknown = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if unknown:

@@ -26,7 +26,10 @@ REPAIR_ONLY_SHARE = 0.7
 REPORT, UNTESTED_REPORT = "Fixed, the test passes.", "Fixed."
 CHARACTERS_A_TOKEN = 4
 """Codex CLI estimates the tokens of a result in this way."""
-RESULT = "Chunk ID: {chunk:06x}\nWall time: {seconds:.4f} seconds\nProcess exited with code 0\nOriginal token count: {tokens}\nOutput:\n"
+RESULT = (
+    "Chunk ID: {chunk:06x}\nWall time: {seconds:.4f} seconds\nProcess exited with code 0\nOriginal token count:"
+    " {tokens}\nOutput:\n"
+)
 LONGEST_SECONDS = 2.0
 
 
@@ -57,12 +60,14 @@ COMPLETE = [
         max_output_tokens=OUTPUT_TOKENS,
         prefix_rule=_parameter(
             "array",
-            'Reusable approval prefix for `cmd`, only with `sandbox_permissions: "require_escalated"`; for example ["git", "pull"].',
+            'Reusable approval prefix for `cmd`, only with `sandbox_permissions: "require_escalated"`; for example'
+            ' ["git", "pull"].',
             items={"type": "string"},
         ),
         sandbox_permissions=_parameter(
             "string",
-            "Per-command sandbox override. Defaults to `use_default`; use `require_escalated` for unsandboxed execution.",
+            "Per-command sandbox override. Defaults to `use_default`; use `require_escalated` for unsandboxed"
+            " execution.",
             enum=["use_default", "require_escalated"],
         ),
         shell=_parameter("string", "Shell binary to launch. Defaults to the user's default shell."),

@@ -98,13 +98,14 @@ def make_decoder(
     if check.difference < check.allowed:
         return decoder, ""
     finding = (
-        f"decoding {type(model).__name__} from slots differs from its plain forward by {check.difference:.2g} nats in the log-probability "
-        f"of a sampled token; {check.allowed:.2g} is what rounding explains"
+        f"decoding {type(model).__name__} from slots differs from its plain forward by {check.difference:.2g} nats in"
+        f" the log-probability of a sampled token; {check.allowed:.2g} is what rounding explains"
     )
     if start_check == "refuse" and not check.difference < check.refused:
         raise SetupError(
-            f"{finding}, and {check.refused:.2g} is the most that is accepted: the embedded engine does not compute this model; use an "
-            'inference server (generation.engine = "vllm"), or set generation.start_check = "warn" and watch train_infer_logprob_diff_max'
+            f"{finding}, and {check.refused:.2g} is the most that is accepted: the embedded engine does not compute"
+            ' this model; use an inference server (generation.engine = "vllm"), or set generation.start_check = "warn"'
+            " and watch train_infer_logprob_diff_max"
         )
     logger.warning("the embedded engine rounds otherwise than the model's plain forward", finding=finding)
     return decoder, f"{finding}; the trainer's own measure is train_infer_logprob_diff_max"

@@ -58,7 +58,8 @@ class TransformersEngine:
         self.context = settings.max_model_len
         if not has_vision(model_folder) and language_model_class(model_folder) is AutoModelForImageTextToText:
             raise SetupError(
-                f"`{model_folder}`: the embedded engine runs no model with a vision tower of this type: use an inference server"
+                f"`{model_folder}`: the embedded engine runs no model with a vision tower of this type: use an"
+                " inference server"
             )
         model = load_model(model_folder, settings)
         note_source(model, model_folder)

@@ -88,7 +88,10 @@ async def _live_bus(stack: AsyncExitStack, folder: RunFolder) -> NatsBus | None:
                 raise
         except FileNotFoundError as missing:
             if time.monotonic() > give_up:
-                late = f"the bus of {folder.path} has had no address for {CHANGE_SECONDS:.0f} s, though its supervisor is alive"
+                late = (
+                    f"the bus of {folder.path} has had no address for {CHANGE_SECONDS:.0f} s, though its supervisor is"
+                    " alive"
+                )
                 raise SetupError(f"{late}; see the run's logs in {folder.logs}, or try again") from missing
         await asyncio.sleep(POLL_SECONDS)
     return None

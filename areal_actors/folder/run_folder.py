@@ -105,7 +105,8 @@ class RunFolder:
                     self._wait_for_processes()
             except LockHeld as held:
                 raise SetupError(
-                    f"run '{self.path.name}' is running{_process_text(held.pid)}; stop it first, or give this one another name: run=NAME"
+                    f"run '{self.path.name}' is running{_process_text(held.pid)}; stop it first, or give this one"
+                    " another name: run=NAME"
                 ) from held
             try:
                 yield
@@ -140,8 +141,8 @@ class RunFolder:
                         pass
                 except LockHeld as held:
                     raise SetupError(
-                        f"run '{self.path.name}' was killed, but some of its processes still run and hold {lock}{_process_text(held.pid)}: "
-                        "end them"
+                        f"run '{self.path.name}' was killed, but some of its processes still run and hold"
+                        f" {lock}{_process_text(held.pid)}: end them"
                     ) from held
 
     def join(self) -> None:

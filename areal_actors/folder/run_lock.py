@@ -90,8 +90,9 @@ def _acquire(path: Path, deadline: float) -> int:
             os.close(descriptor)
             if error.errno in NO_LOCKS:
                 raise SetupError(
-                    f"the file system of {path.parent} does not support locks ({error.strerror}), without which two runs of one name would "
-                    "corrupt each other: set folder to another disk, or mount it with `flock` support"
+                    f"the file system of {path.parent} does not support locks ({error.strerror}), without which two"
+                    " runs of one name would corrupt each other: set folder to another disk, or mount it with `flock`"
+                    " support"
                 ) from error
             raise
         os.close(descriptor)

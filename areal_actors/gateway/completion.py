@@ -241,8 +241,9 @@ def withheld_tools(request: ModelRequest) -> frozenset[str]:
 def tools_refused(support: ToolSupport) -> str:
     """Return the error for a request with tools to a model whose tool calls cannot be read."""
     return (
-        f"'tools' cannot be used with this model's chat template: {support.error}; leave them out, or set gateway.chat_template to a "
-        f"template that renders tool calls, or gateway.tool_format to the format that the model writes"
+        f"'tools' cannot be used with this model's chat template: {support.error}; leave them out, or set"
+        " gateway.chat_template to a template that renders tool calls, or gateway.tool_format to the format that the"
+        " model writes"
     )
 
 

@@ -38,7 +38,8 @@ def constraint_of(
         return grammar.constraint(f"{grammar.until(closing)} /\\n{{0,2}}/ {grammar.rule(answer)}")
     if in_reasoning or not form.stream(tools).push("{"):
         raise RequestError(
-            "'response_format' and 'tools' cannot be combined in this model's format; send one of them, or tool_choice none",
+            "'response_format' and 'tools' cannot be combined in this model's format; send one of them, or tool_choice"
+            " none",
             "response_format",
         )
     calls = form.constraint(tools, parallel=parallel)

@@ -169,12 +169,18 @@ class ExternalSessions:
         if closed := self._unavailable():
             return closed
         if request.group_size not in {0, size} and not self.slots.capacity.slots:
-            reason = f"'group_size' is {request.group_size}, but this run trains groups of {size}: send {size}, or leave it out"
+            reason = (
+                f"'group_size' is {request.group_size}, but this run trains groups of {size}: send {size}, or leave"
+                " it out"
+            )
             return Refusal(status=400, reason=reason, field="group_size")
         if unfinished is not None and not (
             request.replace and unfinished.external and unfinished.id not in self.ending
         ):
-            reason = f"'api_key' opens session {unfinished.id}, which is unfinished: end it, or send \"replace\": true to end and export it"
+            reason = (
+                f"'api_key' opens session {unfinished.id}, which is unfinished: end it, or send \"replace\": true to"
+                " end and export it"
+            )
             return Refusal(status=409, reason=reason, field="api_key")
         if request.api_key and self.share.count > 1 and (other := self._open_elsewhere(request)):
             reason = (
@@ -195,7 +201,10 @@ class ExternalSessions:
     def _unavailable(self) -> Refusal | None:
         """The refusal if no session may start now."""
         if not self.slots.capacity.group_size:
-            reason = 'the rollout workers of this run run its episodes; for external agents set task.agent = "online" in the recipe'
+            reason = (
+                'the rollout workers of this run run its episodes; for external agents set task.agent = "online" in the'
+                " recipe"
+            )
             return Refusal(status=403, reason=reason)
         return None if self.caught_up else unavailable("the gateway is reading the run's log")
 
@@ -286,7 +295,10 @@ class ExternalSessions:
             with context.waiting(f"the end of session {name}", request.wait_seconds):
                 await self._await_end(name, request.wait_seconds)
         if (session := self.registry.find(name)) is not None:
-            reason = f"session {name} is {session.state}: end it first (POST /rl/end_session), or send wait_seconds to wait for its end"
+            reason = (
+                f"session {name} is {session.state}: end it first (POST /rl/end_session), or send wait_seconds to wait"
+                " for its end"
+            )
             yield TrajectoryReply(refused=Refusal(status=409, reason=reason, retry_after=SOON_SECONDS))
         elif (kept := self.registry.find_finished(name)) is None:
             yield TrajectoryReply(refused=self._unknown(name))
@@ -343,11 +355,9 @@ class ExternalSessions:
                 task=started.work.task.id,
                 state="exported" if exported is not None else "abandoned",
                 detail=ending.detail if isinstance(ending, EpisodeAbandoned) else "",
-                calls=len(live.turns)
-                if live is not None
-                else len(exported.interactions)
-                if exported is not None
-                else 0,
+                calls=(
+                    len(live.turns) if live is not None else len(exported.interactions) if exported is not None else 0
+                ),
                 trajectory=exported,
             )
         )

@@ -118,13 +118,20 @@ def _refusal_message(request: web.Request, refused: web.HTTPException) -> str:
     if request.path.endswith(GOOGLE):
         return f"Google's protocol (generateContent) is not served: let the agent call {served}"
     messages = {
-        web.HTTPNotFound: f"there is no {request.path:.200}; this gateway serves {served} and the paths in GET /openapi.json",
-        web.HTTPMethodNotAllowed: f"{request.path:.200} does not take {request.method}; "
-        f"use {refused.headers.get(hdrs.ALLOW, 'another method')}",
-        web.HTTPRequestEntityTooLarge: f"the request body is larger than {request.client_max_size // 2**20} MiB "
-        "(`gateway.max_body_mb`); send less",
-        web.HTTPUnsupportedMediaType: f"the request body is encoded as {request.headers.get(hdrs.CONTENT_ENCODING, ''):.40}; "
-        "send it uncompressed, without Content-Encoding",
+        web.HTTPNotFound: (
+            f"there is no {request.path:.200}; this gateway serves {served} and the paths in GET /openapi.json"
+        ),
+        web.HTTPMethodNotAllowed: (
+            f"{request.path:.200} does not take {request.method}; "
+            f"use {refused.headers.get(hdrs.ALLOW, 'another method')}"
+        ),
+        web.HTTPRequestEntityTooLarge: (
+            f"the request body is larger than {request.client_max_size // 2**20} MiB (`gateway.max_body_mb`); send less"
+        ),
+        web.HTTPUnsupportedMediaType: (
+            f"the request body is encoded as {request.headers.get(hdrs.CONTENT_ENCODING, ''):.40}; "
+            "send it uncompressed, without Content-Encoding"
+        ),
         web.HTTPRequestTimeout: f"the request body did not arrive within {BODY_SECONDS:g} s; send it at once",
     }
     return messages.get(type(refused), refused.reason)

@@ -68,8 +68,8 @@ class ImageIntake:
         if processor is None:
             kinds = " and ".join(VISION_TYPES)
             raise RequestError(
-                f"'{field}' is an image, but the model behind this gateway reads text only; send text, or set `model` to one with vision "
-                f"of type {kinds} (docs/vision.md)",
+                f"'{field}' is an image, but the model behind this gateway reads text only; send text, or set `model`"
+                f" to one with vision of type {kinds} (docs/vision.md)",
                 field,
             )
         try:
@@ -144,5 +144,6 @@ class ImageIntake:
 
     def _too_large(self) -> ImageRefused:
         return ImageRefused(
-            f"is larger than gateway.images.max_mb = {self._settings.max_mb} MiB; send a smaller one, or raise it in the recipe"
+            f"is larger than gateway.images.max_mb = {self._settings.max_mb} MiB; send a smaller one, or raise it in"
+            " the recipe"
         )

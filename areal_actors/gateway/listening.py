@@ -23,6 +23,6 @@ def encryption(config: GatewaySettings) -> ssl.SSLContext | None:
         return Certificate(certificate=files[0], key=files[1], fingerprint="").context()
     except OSError as error:
         raise SetupError(
-            f"gateway.certificate, gateway.certificate_key: cannot be used ({error}); name PEM files of a certificate and of its key, "
-            "which has no password"
+            f"gateway.certificate, gateway.certificate_key: cannot be used ({error}); name PEM files of a certificate"
+            " and of its key, which has no password"
         ) from error

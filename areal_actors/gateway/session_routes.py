@@ -187,7 +187,10 @@ class SessionEndpoints:
         if not self.open_metrics:
             self._only_admin(request)
         elif name := foreign_name(request.host):
-            reason = f"these metrics are served to this machine only, as 127.0.0.1, without the admin key; found the name {name}"
+            reason = (
+                "these metrics are served to this machine only, as 127.0.0.1, without the admin key; found the name"
+                f" {name}"
+            )
             raise RequestRefused(Refusal(status=403, reason=reason))
         return web.Response(
             text=_prometheus(await self._ask(DescribeGateway())), content_type="text/plain", charset="utf-8"

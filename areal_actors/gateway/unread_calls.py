@@ -99,7 +99,10 @@ def find_wrong_type(calls: Sequence[ToolCall], tools: Sequence[ToolDefinition]) 
         for key, value in arguments.items():
             types = json_types(properties.get(key), schemas[call.name])
             if isinstance(value, str) and types and types <= {"array", "object"}:
-                return f"argument {key!r} of {call.name!r} is of the wrong type: text, where its schema has {' or '.join(sorted(types))}"
+                return (
+                    f"argument {key!r} of {call.name!r} is of the wrong type: text, where its schema has"
+                    f" {' or '.join(sorted(types))}"
+                )
     return ""
 
 

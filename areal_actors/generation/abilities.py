@@ -84,7 +84,10 @@ def engine_abilities(engine: str) -> frozenset[str]:
 def missing_ability_error(ability: str, title: str) -> RequestError:
     """Returns the error for a request that needs an ability which the engine with this title does not have."""
     field, kind = FIELD_OF.get(ability, ability), ability.partition(":")[2]
-    fault = f"'{field}': {f'a constraint of kind {kind} is ' if kind else ''}not supported by {title}, the engine of this run"
+    fault = (
+        f"'{field}': {f'a constraint of kind {kind} is ' if kind else ''}not supported by {title}, the engine of"
+        " this run"
+    )
     if ability == IMAGES:
         fault = f"'messages' has images, which are not seen by {title}, the engine of this run"
     remedy = (

@@ -304,7 +304,8 @@ def validate_prompt(
     outside = ids[(ids < 0) | (ids >= vocabulary_size)]
     if len(outside):
         raise RequestError(
-            f"prompt_ids holds {outside[0]}, but this model's ids are 0 to {vocabulary_size - 1}: use its own tokenizer",
+            f"prompt_ids holds {outside[0]}, but this model's ids are 0 to {vocabulary_size - 1}: use its own"
+            " tokenizer",
             "prompt_ids",
         )
     if not 0 <= resumed_tokens < len(ids):
@@ -321,7 +322,8 @@ def validate_prompt(
     for token_id, bias in sampling.logit_bias.items():
         if not 0 <= token_id < vocabulary_size:
             raise RequestError(
-                f"'logit_bias' holds {token_id}, but this model's ids are 0 to {vocabulary_size - 1}: use its own tokenizer",
+                f"'logit_bias' holds {token_id}, but this model's ids are 0 to {vocabulary_size - 1}: use its own"
+                " tokenizer",
                 "logit_bias",
             )
         if not math.isfinite(bias):

@@ -368,7 +368,10 @@ class InferenceWorker(Actor):
             if not deadline.expired():
                 raise
             serves = f"it serves version {self.weight_version}" if self.weight_version >= 0 else "it serves none yet"
-            late = f"{self.name} has not loaded weight version {weight_version} within watchdog.load_seconds = {self.load_seconds:g}"
+            late = (
+                f"{self.name} has not loaded weight version {weight_version} within watchdog.load_seconds ="
+                f" {self.load_seconds:g}"
+            )
             raise EngineError(f"{late}; {serves}") from error
         except Exception as error:
             if not (isinstance(error, WeightsSuperseded) or is_superseded(location.folder)):

@@ -66,7 +66,9 @@ def definitions() -> Iterator[str]:
     for table in TABLES:
         columns = ", ".join(f"{name} {kind}" for name, kind in columns_of(table).items())
         composite = "," in table.key
-        yield f"CREATE TABLE {table.table} ({columns}, PRIMARY KEY ({table.key})){' WITHOUT ROWID' if composite else ''}"
+        yield (
+            f"CREATE TABLE {table.table} ({columns}, PRIMARY KEY ({table.key})){' WITHOUT ROWID' if composite else ''}"
+        )
         for column in table.indexes:
             yield f"CREATE INDEX {table.table}_{column} ON {table.table} ({column})"
     for name, query in VIEWS.items():

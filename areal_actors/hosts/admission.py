@@ -196,7 +196,10 @@ class Joining:
         most = max_connections() - len(self.server.addresses.processes) - SPARE_CONNECTIONS
         if len(self.leases.held) < most:
             return ""
-        return f"its bus has connections for {max(most, 0):,} remote workers; raise the hard limit of descriptors on the run's host"
+        return (
+            f"its bus has connections for {max(most, 0):,} remote workers; raise the hard limit of descriptors on the"
+            " run's host"
+        )
 
     def _refusal(self, request: JoinRun) -> str:
         """Returns why a worker cannot join; empty if it can."""
@@ -228,7 +231,10 @@ class Joining:
         is_served_here = len(self.shares.processes) < self.recipe.actors.session_manager.count
         if is_served_here and not self._reaches_gateways():
             gateway = self.recipe.gateway.url(self.recipe.gateway.port)
-            remedy = f"gateway.host={self.recipe.bus.host}, and gateway.advertise if that is no address that other hosts reach"
+            remedy = (
+                f"gateway.host={self.recipe.bus.host}, and gateway.advertise if that is no address that other hosts"
+                " reach"
+            )
             return f"agents on this host cannot reach the gateway at {gateway}; start the run with {remedy}"
         return ""
 

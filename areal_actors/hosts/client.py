@@ -141,7 +141,8 @@ async def _await_listener(options: JoinOptions, stopped: asyncio.Event) -> None:
         stopped, lambda name: sys.stderr.write(f"{name}: this host no longer waits for run '{options.address.run}'\n")
     )
     sys.stderr.write(
-        f"waiting for run '{options.address.run}' at {parts.hostname}:{parts.port} for up to {options.wait_seconds:g} s\n"
+        f"waiting for run '{options.address.run}' at {parts.hostname}:{parts.port} for up to"
+        f" {options.wait_seconds:g} s\n"
     )
     while time.monotonic() < until and not stopped.is_set():
         with contextlib.suppress(OSError):  # also TimeoutError, and a name that is not known yet

@@ -39,12 +39,14 @@ def join_address(url: str, *, token: str = "", credential: Path | None = None) -
     )
     if fingerprint and not FINGERPRINT.fullmatch(fingerprint):
         raise SetupError(
-            f"'#{fingerprint}' of the address is no fingerprint of a certificate; copy all 64 digits, as `{COMMAND} run` printed them"
+            f"'#{fingerprint}' of the address is no fingerprint of a certificate; copy all 64 digits, as `{COMMAND}"
+            " run` printed them"
         )
     if parts.scheme == "tls" and given is None and token and not (fingerprint or parts.username):
         raise SetupError(
-            f"'{without_credentials(url)}' is encrypted, and a token does not show whether its server is that of the run: write "
-            f"tls://HOST:PORT/RUN#FINGERPRINT, as `{COMMAND} run` printed it, or take --credential join.json in place of --token"
+            f"'{without_credentials(url)}' is encrypted, and a token does not show whether its server is that of the"
+            f" run: write tls://HOST:PORT/RUN#FINGERPRINT, as `{COMMAND} run` printed it, or take --credential"
+            " join.json in place of --token"
         )
     place = parts.netloc.rpartition("@")[2]
     login = parts.netloc.rpartition("@")[0] or (f"{JOINER}:{quote(token)}" if token else "")

@@ -49,8 +49,9 @@ class PortableRecipe:
         if len(self.files) > MAX_FILES or sum(path.stat().st_size for path in self.files.values()) > MAX_MB * MEBIBYTE:
             folders = ", ".join(sorted({str(path.parent) for path in self.files.values()})[:3])
             raise SetupError(
-                f"bus.host: remote workers would be sent {len(self.files):,} files, of {folders} and others; at most {MAX_FILES:,} "
-                f"files of together {MAX_MB} MiB are: keep agent and reward in a folder without other files"
+                f"bus.host: remote workers would be sent {len(self.files):,} files, of {folders} and others; at most"
+                f" {MAX_FILES:,} files of together {MAX_MB} MiB are: keep agent and reward in a folder without other"
+                " files"
             )
 
     def _ship_value(self, value: Any) -> Any:

@@ -86,9 +86,11 @@ def _without_titles(schema: Any) -> Any:
     """Remove the titles that pydantic generates: they cost tokens and repeat the names."""
     if isinstance(schema, dict):
         return {
-            key: {name: _without_titles(entry) for name, entry in value.items()}
-            if key == "properties"
-            else _without_titles(value)
+            key: (
+                {name: _without_titles(entry) for name, entry in value.items()}
+                if key == "properties"
+                else _without_titles(value)
+            )
             for key, value in schema.items()
             if key != "title"
         }

@@ -135,7 +135,8 @@ class RewardCall(Coroutine[Any, Any, None]):
         if not self.awaited:
             self._sending.close()
             raise RewardError(
-                f"{self._call} was not awaited, so this reward was not set; write `await client.{self._call.partition('(')[0]}(…)`"
+                f"{self._call} was not awaited, so this reward was not set; write `await"
+                f" client.{self._call.partition('(')[0]}(…)`"
             )
 
 

@@ -31,8 +31,10 @@ def find_lost_tool_calls(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Learn
     cause, episodes = most_common(facts.lost_calls)
     yield LearningFault(
         name="lost tool calls",
-        sentence=f"tool calls in {lost} of {facts.calls} answers were not read; most often: {cause}; the agent saw them as text: choose "
-        "the model's format with `gateway.tool_format`, or show the model its form in the prompt",
+        sentence=(
+            f"tool calls in {lost} of {facts.calls} answers were not read; most often: {cause}; the agent saw them as"
+            " text: choose the model's format with `gateway.tool_format`, or show the model its form in the prompt"
+        ),
         episodes=some_of(episodes),
         setting="gateway.tool_format",
     )
@@ -44,8 +46,11 @@ def find_calls_without_credit(facts: FirstEpisodes, recipe: Recipe) -> Iterator[
     if missing:
         yield LearningFault(
             name="calls without credit",
-            sentence=f"{sum(episode.uncredited for episode in missing)} calls of {len(missing)} episodes are trained with reward 0: "
-            f"no reward follows them (task.turn_discount = {recipe.task.turn_discount}): reward every conversation that the client names",
+            sentence=(
+                f"{sum(episode.uncredited for episode in missing)} calls of {len(missing)} episodes are trained with"
+                f" reward 0: no reward follows them (task.turn_discount = {recipe.task.turn_discount}): reward every"
+                " conversation that the client names"
+            ),
             episodes=tuple(episode.name for episode in missing[:EPISODES_NAMED]),
             setting="task.turn_discount",
         )
@@ -59,8 +64,11 @@ def find_ignored_fields(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Learni
         more = f" and {len(names) - FIELDS_NAMED} more" if len(names) > FIELDS_NAMED else ""
         yield LearningFault(
             name="ignored fields",
-            sentence=f"clients send {shown}{more}, which {'has' if len(names) == 1 else 'have'} no effect in this run (docs/gateway.md): "
-            'leave them out, or refuse what is unknown with gateway.unknown_fields = "refuse"',
+            sentence=(
+                f"clients send {shown}{more}, which {'has' if len(names) == 1 else 'have'} no effect in this run"
+                " (docs/gateway.md): leave them out, or refuse what is unknown with gateway.unknown_fields ="
+                ' "refuse"'
+            ),
             episodes=some_of(facts.ignored_fields[names[0]]),
             setting="gateway.unknown_fields",
         )
@@ -72,8 +80,10 @@ def find_cut_answers(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningF
     if len(facts.episodes) >= LEAST_EPISODES and len(cut) >= OFTEN * len(facts.episodes):
         yield LearningFault(
             name="cut answers",
-            sentence=f"the last answers of {len(cut)} of {len(facts.episodes)} episodes were cut at sampling.max_tokens = "
-            f"{recipe.sampling.max_tokens}: raise it, or reward short answers",
+            sentence=(
+                f"the last answers of {len(cut)} of {len(facts.episodes)} episodes were cut at sampling.max_tokens = "
+                f"{recipe.sampling.max_tokens}: raise it, or reward short answers"
+            ),
             episodes=tuple(episode.name for episode in cut[:EPISODES_NAMED]),
             setting="sampling.max_tokens",
         )
@@ -85,8 +95,11 @@ def find_empty_answers(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Learnin
     if len(facts.episodes) >= LEAST_EPISODES and len(empty) >= MOSTLY * len(facts.episodes):
         yield LearningFault(
             name="empty answers",
-            sentence=f"the last answers of {len(empty)} of {len(facts.episodes)} episodes end at once, with one token at most: look for "
-            "`stop` in the agent's requests that an answer begins with, and for a chat template that is not the model's",
+            sentence=(
+                f"the last answers of {len(empty)} of {len(facts.episodes)} episodes end at once, with one token at"
+                " most: look for `stop` in the agent's requests that an answer begins with, and for a chat template"
+                " that is not the model's"
+            ),
             episodes=tuple(episode.name for episode in empty[:EPISODES_NAMED]),
         )
 
@@ -99,8 +112,11 @@ def find_equal_prompts(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Learnin
         return
     yield LearningFault(
         name="equal prompts",
-        sentence=f"the prompts of {len(tasks)} different tasks are the same, so that the model does not know what it is asked: "
-        f"look for a column that the agent does not find in its task (task.dataset = {recipe.task.dataset!r}, task.columns)",
+        sentence=(
+            f"the prompts of {len(tasks)} different tasks are the same, so that the model does not know what it is"
+            " asked: look for a column that the agent does not find in its task (task.dataset ="
+            f" {recipe.task.dataset!r}, task.columns)"
+        ),
         episodes=tuple(episode.name for episode in single[:EPISODES_NAMED]),
         setting="task.columns",
     )
@@ -111,8 +127,11 @@ def find_forged_marks(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Learning
     if facts.marked and recipe.gateway.marks_in_text == "control":
         yield LearningFault(
             name="forged marks",
-            sentence=f"{len(facts.marked)} episodes have marks of a chat template in the text of their task or output, and "
-            'gateway.marks_in_text = "control" reads them as control tokens, which end a turn or speak as the system: set it to "text"',
+            sentence=(
+                f"{len(facts.marked)} episodes have marks of a chat template in the text of their task or output, and"
+                ' gateway.marks_in_text = "control" reads them as control tokens, which end a turn or speak as the'
+                ' system: set it to "text"'
+            ),
             episodes=some_of(facts.marked),
             setting="gateway.marks_in_text",
         )
@@ -125,8 +144,10 @@ def find_episodes_ended_by_model(facts: FirstEpisodes, recipe: Recipe) -> Iterat
         cause = Counter(episode.end_cause for episode in ended).most_common(1)[0][0]
         yield LearningFault(
             name="ended by the model",
-            sentence=f"the model itself ended {len(ended)} of {len(facts.episodes)} episodes, which have task.overflow_reward = "
-            f"{recipe.task.overflow_reward:g}; most often: {cause:.200}",
+            sentence=(
+                f"the model itself ended {len(ended)} of {len(facts.episodes)} episodes, which have"
+                f" task.overflow_reward = {recipe.task.overflow_reward:g}; most often: {cause:.200}"
+            ),
             episodes=tuple(episode.name for episode in ended[:EPISODES_NAMED]),
             setting="task.overflow_reward",
         )
@@ -153,7 +174,9 @@ def find_rewritten_histories(facts: FirstEpisodes, recipe: Recipe) -> Iterator[L
     cause, episodes = most_common(facts.broken)
     yield LearningFault(
         name="rewritten histories",
-        sentence=f"the prompts of {broken} of {facts.calls} calls do not extend the call before, and are computed and trained again; most "
-        f"often: {cause}",
+        sentence=(
+            f"the prompts of {broken} of {facts.calls} calls do not extend the call before, and are computed and"
+            f" trained again; most often: {cause}"
+        ),
         episodes=some_of(episodes),
     )

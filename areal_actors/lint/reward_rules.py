@@ -28,9 +28,11 @@ def find_equal_samples(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Learnin
         return
     yield LearningFault(
         name="equal samples",
-        sentence=f"all episodes of {len(equal)} of {len(groups)} groups sampled the same tokens: nothing to learn from; "
-        "raise sampling.temperature and leave top_p and top_k, of the recipe and of the agent's requests, at their defaults; or use harder "
-        "tasks",
+        sentence=(
+            f"all episodes of {len(equal)} of {len(groups)} groups sampled the same tokens: nothing to learn from;"
+            " raise sampling.temperature and leave top_p and top_k, of the recipe and of the agent's requests, at"
+            " their defaults; or use harder tasks"
+        ),
         episodes=tuple(group[0].name for group in equal[:EPISODES_NAMED]),
         setting="sampling.temperature",
     )
@@ -43,8 +45,11 @@ def find_constant_rewards(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Lear
     reward = facts.episodes[0].reward
     yield LearningFault(
         name="constant rewards",
-        sentence=f"all {len(facts.episodes)} episodes have the reward {reward:g}: nothing to learn from; check `task.reward` "
-        f"({recipe.task.reward or 'set by the agent'}) on an answer that is right, or use {'harder' if reward > 0.5 else 'easier'} tasks",
+        sentence=(
+            f"all {len(facts.episodes)} episodes have the reward {reward:g}: nothing to learn from; check `task.reward`"
+            f" ({recipe.task.reward or 'set by the agent'}) on an answer that is right, or use"
+            f" {'harder' if reward > 0.5 else 'easier'} tasks"
+        ),
         episodes=tuple(episode.name for episode in facts.episodes[:EPISODES_NAMED]),
         setting="task.reward",
     )
@@ -57,8 +62,11 @@ def find_equal_rewards_in_groups(facts: FirstEpisodes, recipe: Recipe) -> Iterat
         return
     yield LearningFault(
         name="equal rewards in groups",
-        sentence=f"rewards differ between tasks, but not within any of {len(groups)} groups: nothing to learn from; let `task.reward` "
-        f"({recipe.task.reward or 'set by the agent'}) depend on the answer, or use tasks of middling difficulty",
+        sentence=(
+            f"rewards differ between tasks, but not within any of {len(groups)} groups: nothing to learn from; let"
+            f" `task.reward` ({recipe.task.reward or 'set by the agent'}) depend on the answer, or use tasks of"
+            " middling difficulty"
+        ),
         episodes=tuple(group[0].name for group in groups[:EPISODES_NAMED]),
         setting="task.reward",
     )
@@ -75,8 +83,11 @@ def find_right_answers_without_reward(facts: FirstEpisodes, recipe: Recipe) -> I
         return
     yield LearningFault(
         name="right answers without reward",
-        sentence=f"{len(missed)} of {len(right)} answers that state the task's reference have the lowest reward, {lowest:g}: "
-        f"`task.reward` = {recipe.task.reward!r} reads another form than the model writes; change the prompt or the reward",
+        sentence=(
+            f"{len(missed)} of {len(right)} answers that state the task's reference have the lowest reward, {lowest:g}:"
+            f" `task.reward` = {recipe.task.reward!r} reads another form than the model writes; change the prompt or"
+            " the reward"
+        ),
         episodes=tuple(missed[:EPISODES_NAMED]),
         setting="task.reward",
     )
@@ -91,9 +102,11 @@ def find_unreadable_references(facts: FirstEpisodes, recipe: Recipe) -> Iterator
     if episodes:
         yield LearningFault(
             name="unreadable references",
-            sentence=f"`task.reward` = {recipe.task.reward!r} cannot read the references of {len(episodes)} tasks that were drawn, so "
-            "that no answer to them is right: correct or remove these rows of task.dataset, or name their column in task.columns "
-            f"(`{COMMAND} check` lists them)",
+            sentence=(
+                f"`task.reward` = {recipe.task.reward!r} cannot read the references of {len(episodes)} tasks that were"
+                " drawn, so that no answer to them is right: correct or remove these rows of task.dataset, or name"
+                f" their column in task.columns (`{COMMAND} check` lists them)"
+            ),
             episodes=some_of(episodes),
             setting="task.dataset",
         )
@@ -114,8 +127,10 @@ def find_roles_with_one_baseline(facts: FirstEpisodes, recipe: Recipe) -> Iterat
         named = ", ".join(f"{role or 'none'}: {mean:.2g}" for role, mean in sorted(means.items()))
         yield LearningFault(
             name="roles with one baseline",
-            sentence=f"roles with different rewards are compared with each other (mean rewards: {named}): the one with the lower scale is "
-            'always trained as a failure; set task.baseline_over = "roles"',
+            sentence=(
+                f"roles with different rewards are compared with each other (mean rewards: {named}): the one with the"
+                ' lower scale is always trained as a failure; set task.baseline_over = "roles"'
+            ),
             episodes=tuple(episode.name for episode in rewarded[:EPISODES_NAMED]),
             setting="task.baseline_over",
         )

@@ -57,7 +57,8 @@ def convert_gguf(file: Path, folder: Path, *, dtype: Dtype = "float32", report: 
         _write(gguf, partial, dtype)
         if added := write_stop_ids(partial):
             report(
-                f"stop tokens: {', '.join(added)}, which end a turn of the chat template, are added to those of the file"
+                f"stop tokens: {', '.join(added)}, which end a turn of the chat template, are added to those of the"
+                " file"
             )
         checked = check_folder(partial)
     return checked  # noqa: RET504 - the folder has its name by now
@@ -68,8 +69,9 @@ def _check_architecture(gguf: GgufFile) -> None:
         _config(gguf)
     except Exception as error:  # transformers raises what it happens to meet
         raise SetupError(
-            f"{gguf.path}: transformers {transformers.__version__} cannot read the architecture '{gguf.architecture}' from a GGUF file "
-            f"({_first_line(error)}); take the model's folder from a hub instead (docs/bring-a-model.md)"
+            f"{gguf.path}: transformers {transformers.__version__} cannot read the architecture '{gguf.architecture}'"
+            f" from a GGUF file ({_first_line(error)}); take the model's folder from a hub instead"
+            " (docs/bring-a-model.md)"
         ) from error
 
 
@@ -104,9 +106,9 @@ def _read(gguf: GgufFile, what: str, reader: Any, **options: Any) -> Any:
         return reader.from_pretrained(gguf.path.parent, gguf_file=gguf.path.name, **options)
     except Exception as error:  # transformers and its converters raise what they happen to meet
         raise SetupError(
-            f"{gguf.path}: transformers {transformers.__version__} cannot read the {what} of this {gguf.architecture} file "
-            f"({type(error).__name__}: {_first_line(error)}); copy the file again, or take the model's folder from a hub "
-            "(docs/bring-a-model.md)"
+            f"{gguf.path}: transformers {transformers.__version__} cannot read the {what} of this {gguf.architecture}"
+            f" file ({type(error).__name__}: {_first_line(error)}); copy the file again, or take the model's folder"
+            " from a hub (docs/bring-a-model.md)"
         ) from error
 
 
@@ -120,8 +122,8 @@ def _check_all_read(gguf: GgufFile, model: Any, loading: dict[str, Any]) -> None
     count = sum(parameter.numel() for parameter in model.parameters())
     if count != gguf.parameters:
         raise SetupError(
-            f"{gguf.path} has {gguf.parameters:,} parameters, but transformers {transformers.__version__} reads {count:,} of them into "
-            f"{type(model).__name__}; {remedy}"
+            f"{gguf.path} has {gguf.parameters:,} parameters, but transformers {transformers.__version__} reads"
+            f" {count:,} of them into {type(model).__name__}; {remedy}"
         )
 
 
@@ -137,8 +139,8 @@ def _clean_config(gguf: GgufFile, model: Any) -> None:
         config.rope_parameters = _llama3_rope(gguf)
     elif gguf.rope_scaling and (config.rope_parameters or {}).get("rope_type", "default") == "default":
         raise SetupError(
-            f"{gguf.path} scales its rotary embedding ({gguf.rope_scaling}), which transformers does not read from a GGUF file; take the "
-            "model's folder from a hub instead (docs/bring-a-model.md)"
+            f"{gguf.path} scales its rotary embedding ({gguf.rope_scaling}), which transformers does not read from a"
+            " GGUF file; take the model's folder from a hub instead (docs/bring-a-model.md)"
         )
 
 
@@ -153,8 +155,8 @@ def _llama3_rope(gguf: GgufFile) -> dict[str, Any]:
         if len(expected) == len(gguf.rope_factors) and all(map(_is_like, gguf.rope_factors, expected)):
             return {**LLAMA3_ROPE, "factor": factor, "rope_theta": gguf.rope_base}
     raise SetupError(
-        f"{gguf.path} has {ROPE_FACTORS} with an unknown scaling of the rotary embedding, which transformers would ignore; take the "
-        "model's folder from a hub instead (docs/bring-a-model.md)"
+        f"{gguf.path} has {ROPE_FACTORS} with an unknown scaling of the rotary embedding, which transformers would"
+        " ignore; take the model's folder from a hub instead (docs/bring-a-model.md)"
     )
 
 

@@ -76,8 +76,8 @@ def check_folder(folder: Path) -> FolderCheck:
     if end is not None and end not in chat.stop_ids:
         shown = chat.decode([end], skip_special=False)
         raise SetupError(
-            f"{folder}: the chat template ends a turn with {shown}, and the model stops at {' '.join(stops)} only; add {end} to "
-            f"eos_token_id in {GENERATION}"
+            f"{folder}: the chat template ends a turn with {shown}, and the model stops at {' '.join(stops)} only; add"
+            f" {end} to eos_token_id in {GENERATION}"
         )
     shown = "" if end is None else chat.decode([end], skip_special=False)
     return FolderCheck(chat.vocabulary_size, stops, bool(chat.template.source), changed, shown)

@@ -102,8 +102,8 @@ def _fetch(name: str, model: KnownModel | None, folder: Path, work: Path, origin
 
 def _otherwise(name: str) -> str:
     return (
-        f'no package carries {name}: name a mirror in HF_ENDPOINT, copy the model\'s folder to this machine and write model = "FOLDER", or '
-        f"`{COMMAND} model convert FILE.gguf` (docs/bring-a-model.md)"
+        f"no package carries {name}: name a mirror in HF_ENDPOINT, copy the model's folder to this machine and write"
+        f' model = "FOLDER", or `{COMMAND} model convert FILE.gguf` (docs/bring-a-model.md)'
     )
 
 

@@ -54,8 +54,8 @@ def read_gguf(path: Path) -> GgufFile:
     except Exception as error:  # of numpy, for an offset beyond the end, or of the reader, for an unknown version
         size = path.stat().st_size
         raise SetupError(
-            f"{path}: this GGUF file of {size:,} bytes is cut short or damaged ({error}); compare its size with that of the source, and "
-            "copy it again"
+            f"{path}: this GGUF file of {size:,} bytes is cut short or damaged ({error}); compare its size with that of"
+            " the source, and copy it again"
         ) from error
     values = {name: field.contents() for name, field in reader.fields.items()}
     _check_whole(path, values, [tensor.name for tensor in reader.tensors])

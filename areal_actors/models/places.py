@@ -37,7 +37,8 @@ def check_room(folder: Path, needed: int, what: str) -> None:
     if (free := shutil.disk_usage(place).free) < needed:
         need = f"{needed // MEBIBYTE:,} MB are needed for {what}"
         raise SetupError(
-            f"{folder}: {need}, and {free // MEBIBYTE:,} MB are free on the disk of {place}; free space, or name another folder"
+            f"{folder}: {need}, and {free // MEBIBYTE:,} MB are free on the disk of {place}; free space, or name"
+            " another folder"
         )
 
 

@@ -19,8 +19,8 @@ FILE = "chat_template.jinja"
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 TEMPLATES: Mapping[str, str] = {
     "chatml": (
-        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}\n"
+        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] +"
+        " '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}\n"
     ),
     "plain": (
         "{% for message in messages %}"
@@ -40,7 +40,8 @@ def write_template(folder: Path, style: Style) -> str:
     chat = ChatTokenizer.load(folder)
     if chat.template.source:
         raise SetupError(
-            f"{folder} has a chat template already; gateway.chat_template = FILE in a recipe takes another one in its place"
+            f"{folder} has a chat template already; gateway.chat_template = FILE in a recipe takes another one in its"
+            " place"
         )
     has_chatml = all(chat.special_id(token) is not None for token in CHATML_TOKENS)
     if style == "auto":
@@ -49,7 +50,8 @@ def write_template(folder: Path, style: Style) -> str:
         raise SetupError(f"{folder}: its tokenizer has no tokens {' and '.join(CHATML_TOKENS)}; take --style plain")
     if style == "plain" and "eos_token" not in chat.template.special_tokens:
         raise SetupError(
-            f"{folder}: tokenizer_config.json names no eos_token, with which the template would end a turn; add it there"
+            f"{folder}: tokenizer_config.json names no eos_token, with which the template would end a turn; add it"
+            " there"
         )
     try:
         atomic_write(folder / FILE, TEMPLATES[style].encode())

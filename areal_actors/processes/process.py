@@ -158,9 +158,9 @@ def _rollout_worker(context: BuildContext) -> Actor:
         overflow_reward=task.overflow_reward,
         plays_environment=recipe.plays_environment(),
         evaluations=processes - task.processes,
-        gateway_seconds=recipe.watchdog.max_stall_seconds
-        if recipe.gateway.joined
-        else rollout_worker.GATEWAY_PATIENCE_SECONDS,
+        gateway_seconds=(
+            recipe.watchdog.max_stall_seconds if recipe.gateway.joined else rollout_worker.GATEWAY_PATIENCE_SECONDS
+        ),
     )
 
 
@@ -199,9 +199,11 @@ def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
             recipe.engine_settings(), {**named.ENGINES_WITHOUT_TORCH, **engines}, Path.cwd(), place
         )
         return InferenceWorker(
-            (lambda model: corruption.SpoilingEngine(make(model), run_folder, context.instance))
-            if recipe.chaos.injects("bad_completion")
-            else make,
+            (
+                (lambda model: corruption.SpoilingEngine(make(model), run_folder, context.instance))
+                if recipe.chaos.injects("bad_completion")
+                else make
+            ),
             name=context.instance,
             concurrency=recipe.actors.inference_worker.concurrency,
             load_seconds=recipe.watchdog.load_seconds,

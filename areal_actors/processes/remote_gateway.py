@@ -53,11 +53,13 @@ def encrypts_here(settings: Sequence[str]) -> bool:
         return advertise.startswith("https://")
     if not all(files.values()):
         raise SetupError(
-            "gateway.certificate: certificate and certificate_key belong together; name both files with --set, or neither"
+            "gateway.certificate: certificate and certificate_key belong together; name both files with --set, or"
+            " neither"
         )
     if not advertise:
         raise SetupError(
-            "gateway.certificate: agents verify it for the name of this host, which is not known; add --set gateway.advertise=NAME"
+            "gateway.certificate: agents verify it for the name of this host, which is not known; add --set"
+            " gateway.advertise=NAME"
         )
     return (
         named_certificate(GatewaySettings(certificate=files["certificate"], certificate_key=files["certificate_key"]))

@@ -39,9 +39,11 @@ class EngineBuilder:
         return engine(
             folder,
             recipe.algorithm,
-            recipe.trainer
-            if not recipe.learns_from_examples()
-            else msgspec.structs.replace(recipe.trainer, logprob_check_sequences=0),
+            (
+                recipe.trainer
+                if not recipe.learns_from_examples()
+                else msgspec.structs.replace(recipe.trainer, logprob_check_sequences=0)
+            ),
             total_steps=recipe.steps,
             temperature=recipe.sampling.temperature,
             max_staleness=recipe.staleness_gate.max_staleness,

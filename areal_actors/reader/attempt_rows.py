@@ -32,9 +32,11 @@ def episode_row(ended: EndedEpisode) -> dict[str, Any]:
         "output": ended.output,
         "interactions": len(calls),
         "prompt_tokens": sum(call["prompt_tokens"] or 0 for call in calls),
-        "completion_tokens": event.completion_tokens
-        if isinstance(event, EpisodeEvaluated)
-        else sum(call["completion_tokens"] for call in calls),
+        "completion_tokens": (
+            event.completion_tokens
+            if isinstance(event, EpisodeEvaluated)
+            else sum(call["completion_tokens"] for call in calls)
+        ),
         "oldest_version": min(versions, default=None),
         "newest_version": max(versions, default=None),
         "seconds": ended.seconds,

@@ -135,7 +135,8 @@ def _run_folder(run: str, folder: Path) -> RunFolder:
     run_path, hint = find_run(run, folder)
     if run_path is None:
         raise SetupError(
-            f"{folder.absolute()} has no run '{run}', and no run's folder or log file has that path; {hint}; see --folder"
+            f"{folder.absolute()} has no run '{run}', and no run's folder or log file has that path; {hint}; see"
+            " --folder"
         )
     return run_path
 
@@ -189,7 +190,8 @@ async def _compare(auditor: Auditor, results: AsyncIterator[RecomputeProgress], 
                 shown.update(f"preparing the model: {recomputed.phase}")
             if recomputed.version >= 0 or recomputed.step:
                 shown.update(
-                    f"recomputing the weights from the log: {max(recomputed.version, recomputed.step)} of {wanted} steps"
+                    f"recomputing the weights from the log: {max(recomputed.version, recomputed.step)} of {wanted}"
+                    " steps"
                 )
             if not audit.compare_computed(recomputed, auditor.steps.get(recomputed.step)):
                 return

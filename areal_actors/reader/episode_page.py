@@ -175,13 +175,17 @@ def _facts(ended: EndedEpisode) -> RenderableType:
     table.add_column()
     detail = f": {detail}" if (detail := getattr(ended.event, "detail", "")) else ""
     rows = {
-        "task": ended.task_id
-        + (f"  {json.dumps(ended.work.task.data, ensure_ascii=False, default=str)}" if ended.work else ""),
+        "task": (
+            ended.task_id
+            + (f"  {json.dumps(ended.work.task.data, ensure_ascii=False, default=str)}" if ended.work else "")
+        ),
         "outcome": ended.describe() + detail,
         "reward": "" if ended.reward is None else f"{ended.reward:g}",
         "ended by": describe_party(ended.event),
-        "ended": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended.time))
-        + (f", {ended.seconds:.1f} s after its group was granted" if ended.seconds is not None else ""),
+        "ended": (
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended.time))
+            + (f", {ended.seconds:.1f} s after its group was granted" if ended.seconds is not None else "")
+        ),
     }
     for label, value in rows.items():
         if value:

@@ -33,7 +33,8 @@ def list_runs(folder: Path, *, as_json: bool = False, console: Console | None = 
     """
     if not folder.is_dir():
         raise SetupError(
-            f"no run yet: {folder.absolute()} does not exist; start one with `{COMMAND} run RECIPE`, or name another folder: --folder PATH"
+            f"no run yet: {folder.absolute()} does not exist; start one with `{COMMAND} run RECIPE`, or name another"
+            " folder: --folder PATH"
         )
     rows = [facts(run) for run in sorted(_runs(folder), key=lambda run: run.state.started_at)]
     screen = console or output()
@@ -109,8 +110,9 @@ def _cells(run: dict[str, Any]) -> dict[str, str]:
         "status": run["status"],
         "steps": f"{run['steps']}/{run['of_steps']}",
         "reward": _course(run["reward"]),
-        "held out": _course(run["held_out"])
-        + (" loss" if run["held_out"] and run["held_out_metric"] == "loss" else ""),
+        "held out": (
+            _course(run["held_out"]) + (" loss" if run["held_out"] and run["held_out_metric"] == "loss" else "")
+        ),
         "started": time.strftime("%m-%d %H:%M", time.localtime(run["started"])) if run["started"] else "",
         "took": duration(run["seconds"]) if run["seconds"] is not None else "",
         "algorithm": run["algorithm"],

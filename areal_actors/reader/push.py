@@ -105,6 +105,6 @@ def _upload(repo: str, files: dict[str, Path | bytes], kind: Kind, *, private: b
     except Exception as error:  # which HTTP library raises it depends on the version of huggingface_hub
         reason = str(error).strip().partition("\n")[0]
         raise SetupError(
-            f"'{repo}' at {api.endpoint} did not take the upload ({type(error).__name__}: {reason}); write the repository as owner/name, "
-            "and log in with `hf auth login` or set HF_TOKEN to a token that may write"
+            f"'{repo}' at {api.endpoint} did not take the upload ({type(error).__name__}: {reason}); write the"
+            " repository as owner/name, and log in with `hf auth login` or set HF_TOKEN to a token that may write"
         ) from error

@@ -113,6 +113,7 @@ def run_folder(run: str, folder: Path) -> RunFolder:
     if run_path is None:
         name = f"'{run}'" if run else "yet"
         raise SetupError(
-            f"{folder.absolute()} has no run {name}, and no run's folder or log file has that path; {hint}; see --folder"
+            f"{folder.absolute()} has no run {name}, and no run's folder or log file has that path; {hint}; see"
+            " --folder"
         )
     return run_path

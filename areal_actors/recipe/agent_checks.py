@@ -111,7 +111,10 @@ def _program(task: TaskSettings) -> Problems:
     if task.is_script() and not Path(task.agent).expanduser().is_file():
         yield (
             ("task", "agent"),
-            f"found {toml_value(task.agent)}, but there is no such file (looked beside the recipe and in {Path.cwd()}); fix the path",
+            (
+                f"found {toml_value(task.agent)}, but there is no such file (looked beside the recipe and in"
+                f" {Path.cwd()}); fix the path"
+            ),
         )
 
 
@@ -124,7 +127,10 @@ def _runner(task: TaskSettings) -> Problems:
                     f'found {toml_value(value)}, which applies only with `runner = "subprocess"`; set that too',
                 )
     elif task.python and not os.access(Path(task.python).expanduser(), os.X_OK):
-        value = f"found {toml_value(task.python)}, but there is no interpreter (looked beside the recipe and in {Path.cwd()})"
+        value = (
+            f"found {toml_value(task.python)}, but there is no interpreter (looked beside the recipe and in"
+            f" {Path.cwd()})"
+        )
         yield ("task", "python"), f"{value}; create the environment"
 
 

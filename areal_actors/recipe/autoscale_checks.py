@@ -56,4 +56,6 @@ def exhausted_bounds(recipe: Recipe) -> Iterator[str]:
         if role in hosts and hosts[role].count * hosts[role].workers == bounds.max:
             yield f"hosts.{role} starts {bounds.max}, as many as autoscale.{role}.max allows: no decision can add one"
         elif role not in hosts and getattr(recipe.actors, role).count == bounds.max:
-            yield f"actors.{role}.count = {bounds.max} is as many as autoscale.{role}.max allows: no decision can add one"
+            yield (
+                f"actors.{role}.count = {bounds.max} is as many as autoscale.{role}.max allows: no decision can add one"
+            )

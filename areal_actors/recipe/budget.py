@@ -211,27 +211,39 @@ def describe_budget(
     total = sum(use.size for use in uses) + shared
     yield (
         "memory",
-        f"{_size(total)} of {_size(machine.memory_bytes)}: processes, and {_size(shared)} of published weights in shared memory",
+        (
+            f"{_size(total)} of {_size(machine.memory_bytes)}: processes, and {_size(shared)} of published weights in"
+            " shared memory"
+        ),
     )
     width = max(len(use.process) for use in uses)
     for use in uses:
         yield "", f"{use.process:<{width}}  {_size(use.size)}: {use.content}"
     yield (
         "disk",
-        f"{_size(disk)} of {_size(machine.disk_bytes)} free, at most: checkpoints with the one being written, besides the log",
+        (
+            f"{_size(disk)} of {_size(machine.disk_bytes)} free, at most: checkpoints with the one being written,"
+            " besides the log"
+        ),
     )
     seconds = step_seconds(recipe, calibration, lengths)
     if calibration.decode is not None:
         measured = sorted(calibration.decode.step_seconds.items())
         yield (
             "speed",
-            f"{', '.join(f'{count / taken:.0f} tokens/s with {count}' for count, taken in measured)} completions at once, measured",
+            (
+                f"{', '.join(f'{count / taken:.0f} tokens/s with {count}' for count, taken in measured)} completions at"
+                " once, measured"
+            ),
         )
     lengths_text = f"prompts of {lengths.prompt:.0f} tokens and answers of {lengths.answer:.0f}"
     parts = f"generation {seconds.generating:.1f} s, training {seconds.training:.1f} s"
     yield (
         "time",
-        f"{seconds.step:.1f} s a step ({parts}) with {lengths_text}; {duration(seconds.step * recipe.steps)} for {recipe.steps} steps",
+        (
+            f"{seconds.step:.1f} s a step ({parts}) with {lengths_text}; {duration(seconds.step * recipe.steps)} for"
+            f" {recipe.steps} steps"
+        ),
     )
 
 
@@ -270,7 +282,10 @@ def _memory_remedy(recipe: Recipe, calibration: Calibration, lengths: Lengths) -
         (
             trainer.microbatch_tokens * token_bytes,
             ("trainer", "microbatch_tokens"),
-            f"lower trainer.microbatch_tokens, {trainer.microbatch_tokens}, or set trainer.recompute_activations = true",
+            (
+                f"lower trainer.microbatch_tokens, {trainer.microbatch_tokens}, or set trainer.recompute_activations ="
+                " true"
+            ),
         ),
         (
             count * 8.0 if trainer.lora is None else 0.0,

@@ -19,7 +19,10 @@ def bus_problems(recipe: Recipe) -> Problems:
     if recipe.bus.tls and recipe.bus.url:
         yield (
             ("bus", "tls"),
-            "found true, but the server of bus.url encrypts by its own settings; write tls:// in bus.url, and leave bus.tls out",
+            (
+                "found true, but the server of bus.url encrypts by its own settings; write tls:// in bus.url, and leave"
+                " bus.tls out"
+            ),
         )
     elif recipe.bus.tls and not (recipe.bus.host or recipe.hosts.joined_hosts() or recipe.autoscale.enabled):
         yield (

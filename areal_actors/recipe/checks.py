@@ -163,7 +163,10 @@ def _source(key: Key, spec: str, remedy: str) -> Problems:
     elif sources.needs_library(spec) and not is_installed("datasets"):
         yield (
             key,
-            f'{fault}, but the `datasets` library is not installed; {library.NEEDED}, or name a local .jsonl file, or "arithmetic"',
+            (
+                f"{fault}, but the `datasets` library is not installed; {library.NEEDED}, or name a local .jsonl file,"
+                ' or "arithmetic"'
+            ),
         )
 
 
@@ -226,7 +229,10 @@ def _sleep(recipe: Recipe) -> Problems:
     if recipe.generation.server.urls:
         yield (
             key,
-            'found "on", but servers that were started elsewhere keep their memory; write "off", or leave generation.server.urls out',
+            (
+                'found "on", but servers that were started elsewhere keep their memory; write "off", or leave'
+                " generation.server.urls out"
+            ),
         )
 
 
@@ -240,7 +246,10 @@ def _servers(recipe: Recipe) -> Problems:
         if not url.startswith(("http://", "https://")):
             yield key, f"found {toml_value(url)}; write `http://host:port`"
     if urls and len(urls) != workers:
-        fault = f"found {len(urls)} servers for actors.inference_worker.count = {workers}, and each worker has one of its own"
+        fault = (
+            f"found {len(urls)} servers for actors.inference_worker.count = {workers}, and each worker has one of"
+            " its own"
+        )
         yield key, f"{fault}; write {workers}, or actors.inference_worker.count = {len(urls)}"
     lora = recipe.trainer.lora
     if (
@@ -263,13 +272,19 @@ def _weights(recipe: Recipe) -> Problems:
     if server.weights == "tensors" and (far := [url for url in server.urls if not is_here(url)]):
         yield (
             key,
-            f'{fault} {far[0]} is on another host, which does not have this one\'s memory; write "broadcast" or "delta"',
+            (
+                f'{fault} {far[0]} is on another host, which does not have this one\'s memory; write "broadcast" or'
+                ' "delta"'
+            ),
         )
     lora = recipe.trainer.lora
     if server.weights != "folder" and lora is not None and lora.published == "adapter":
         yield (
             key,
-            f'{fault} adapters are loaded by name from their folder; write "folder", or trainer.lora.published = "merged"',
+            (
+                f'{fault} adapters are loaded by name from their folder; write "folder", or trainer.lora.published ='
+                ' "merged"'
+            ),
         )
 
 
@@ -295,7 +310,10 @@ def _check_name_in_file(key: Key, spec: str, what: str, example: str) -> Problem
     except OSError:
         yield (
             key,
-            f"{fault}, but there is no file {path} to read (looked beside the recipe and in {Path.cwd()}); fix the path",
+            (
+                f"{fault}, but there is no file {path} to read (looked beside the recipe and in {Path.cwd()}); fix the"
+                " path"
+            ),
         )
         return
     except (SyntaxError, ValueError) as error:
@@ -339,7 +357,10 @@ def _lengths(recipe: Recipe) -> Problems:
         else None
     )
     if longest and context > longest:
-        fault = f"found {context} (unstated, it is at least twice sampling.max_tokens), but the model has {longest} positions"
+        fault = (
+            f"found {context} (unstated, it is at least twice sampling.max_tokens), but the model has {longest}"
+            " positions"
+        )
         yield ("generation", "max_model_len"), f"{fault}; write at most {longest}, and a lower sampling.max_tokens"
     if sampling.temperature > HIGHEST_TEMPERATURE:
         fault = f"found {sampling.temperature:g}, at which every token is almost as likely as any other"

@@ -167,9 +167,9 @@ def _workers(recipe: Recipe) -> int:
 
 def _named_devices(recipe: Recipe) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the devices that the recipe names for ranks and for inference workers; none for what does not run on this machine's."""
-    return recipe.trainer.devices if _trains_here(recipe) else (), recipe.generation.devices if _generates_here(
-        recipe
-    ) else ()
+    return recipe.trainer.devices if _trains_here(recipe) else (), (
+        recipe.generation.devices if _generates_here(recipe) else ()
+    )
 
 
 def _assign_devices(recipe: Recipe, cuda: CudaDevices) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
@@ -239,11 +239,17 @@ def _too_few(recipe: Recipe, cuda: CudaDevices, needed: int, free: int) -> tuple
     key: Key = ("trainer", "ranks") if ranks > 1 or not workers else ("actors", "inference_worker", "count")
     if not recipe.generation.devices and width > 1 and width >= cuda.count:
         key = ("generation", "tensor_parallel")
-    remedy = "lower trainer.ranks, actors.inference_worker.count or generation.tensor_parallel, name devices that they share in "
+    remedy = (
+        "lower trainer.ranks, actors.inference_worker.count or generation.tensor_parallel, name devices that they"
+        " share in "
+    )
     remedy += 'trainer.devices and generation.devices, or write device = "cpu"'
     return (
         key,
-        f"{' and '.join(parts)} need {needed} CUDA devices, but this machine has {free} for them ({cuda.reason}); {remedy}",
+        (
+            f"{' and '.join(parts)} need {needed} CUDA devices, but this machine has {free} for them ({cuda.reason});"
+            f" {remedy}"
+        ),
     )
 
 
@@ -284,6 +290,9 @@ def _too_small(recipe: Recipe, uses: Sequence[DeviceUse], cuda: CudaDevices) -> 
         if needed > room:
             what = "weights, gradients and optimizer state take" if use.role == TRAINS else "weights take"
             key: Key = ("trainer", "ranks") if use.role == TRAINS else ("generation", "tensor_parallel")
-            fault = f"{use.process}: {what} {needed / GIBIBYTE:,.2f} GiB of {room / GIBIBYTE:,.2f} GiB on each of its devices"
+            fault = (
+                f"{use.process}: {what} {needed / GIBIBYTE:,.2f} GiB of {room / GIBIBYTE:,.2f} GiB on each of its"
+                " devices"
+            )
             yield key, f"{fault}; write a higher one, a higher {use.role}.memory_fraction, or another model"
             return

@@ -45,7 +45,10 @@ def environment_problems(recipe: Recipe) -> Problems:
     elif task.python and not os.access(Path(task.python).expanduser(), os.X_OK):
         yield (
             ("task", "python"),
-            f"found {toml_value(task.python)}, but there is no interpreter (looked beside the recipe and in {Path.cwd()}); run {install}",
+            (
+                f"found {toml_value(task.python)}, but there is no interpreter (looked beside the recipe and in"
+                f" {Path.cwd()}); run {install}"
+            ),
         )
     if isinstance(task.held_out, str):
         value = f"found {toml_value(task.held_out)}, but held-out tasks come from the environment"
@@ -61,5 +64,8 @@ def misplaced_problems(recipe: Recipe) -> Problems:
         if getattr(recipe.task, name):
             yield (
                 ("task", name),
-                'found a table, which applies only with `environment = "verifiers:NAME"` or another environment; set that too',
+                (
+                    'found a table, which applies only with `environment = "verifiers:NAME"` or another environment;'
+                    " set that too"
+                ),
             )

@@ -130,7 +130,10 @@ class _Explanation:
             is_table = _struct(_type_at(self.kind, key, self.layer.data), None) is not None
             line = f"a table `[{name}]`" if is_table else f"`{toml_key(key[-1])} = …`"
             return f"{prefix}`{name}` is missing; write {line} {where}"
-        return f"{prefix}`{name}`: found {toml_value(_at(self.layer.data, key))}, expected {self._expected_text(complaint, key)}"
+        return (
+            f"{prefix}`{name}`: found {toml_value(_at(self.layer.data, key))}, expected"
+            f" {self._expected_text(complaint, key)}"
+        )
 
     def _of_which(self, table: Key) -> str:
         tag = _tag_of(_struct(_type_at(self.kind, table, self.layer.data), _at(self.layer.data, table)))

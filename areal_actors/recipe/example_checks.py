@@ -90,8 +90,8 @@ def check_examples(recipe: Recipe) -> None:
             examples[number]  # raises if it is invalid
     if len(opened.train) < recipe.trainer.batch_size:
         raise RecipeError(
-            f"`trainer.batch_size`: found {recipe.trainer.batch_size}, but {recipe.task.dataset} has {len(opened.train)} "
-            f"{recipe.examples()} besides those held out; write at most {len(opened.train)}"
+            f"`trainer.batch_size`: found {recipe.trainer.batch_size}, but {recipe.task.dataset} has"
+            f" {len(opened.train)} {recipe.examples()} besides those held out; write at most {len(opened.train)}"
         )
     model = Path(recipe.model).expanduser()
     if (model / "tokenizer.json").is_file():

@@ -73,5 +73,8 @@ def _several(recipe: Recipe) -> Problems:
         )
     for name, taken in (("port", recipe.bus.port), ("objects_port", recipe.bus.objects_port)):
         if port <= taken <= last:
-            fault = f"found {port}, but {count} gateways take the ports from {port} to {last}, among them bus.{name} = {taken}"
+            fault = (
+                f"found {port}, but {count} gateways take the ports from {port} to {last}, among them bus.{name} ="
+                f" {taken}"
+            )
             yield ("gateway", "port"), f"{fault}; write another"

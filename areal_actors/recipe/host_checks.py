@@ -52,7 +52,10 @@ def host_problems(recipe: Recipe) -> Problems:
             f"found {url}, but hosts that `{COMMAND} launch` starts join the run's own server; remove it, or [hosts]",
         )
     if hosts.gateway.count and recipe.gateway.certificate:
-        fault = f"found {hosts.gateway.count}, but gateway.certificate is not for the addresses of other hosts, which are not known yet"
+        fault = (
+            f"found {hosts.gateway.count}, but gateway.certificate is not for the addresses of other hosts, which are"
+            " not known yet"
+        )
         yield ("hosts", "gateway", "count"), f"{fault}; write 0, or leave gateway.certificate out"
     for option in hosts.slurm:
         name = option.removeprefix("--").partition("=")[0]

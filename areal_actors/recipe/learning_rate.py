@@ -57,7 +57,10 @@ def learning_rate_problems(recipe: Recipe) -> Problems:
         return
     most = REFUSED_LR.get(_algorithm(recipe), REFUSED_RL_LR) * (LORA_FACTOR if recipe.trainer.lora else 1)
     if optimizer.lr > most:
-        remedy = f"write {_usual_rate(recipe):g} to {most / 4:.1g}, leave it out, or set trainer.optimizer.allow_high_lr = true"
+        remedy = (
+            f"write {_usual_rate(recipe):g} to {most / 4:.1g}, leave it out, or set trainer.optimizer.allow_high_lr ="
+            " true"
+        )
         yield (
             ("trainer", "optimizer", "lr"),
             f"found {optimizer.lr:g}, which destroys a pretrained model in a few steps; {remedy}",

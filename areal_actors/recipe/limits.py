@@ -72,7 +72,10 @@ def limits(recipe: Recipe) -> list[Limit]:
     listed = [Limit("staleness_gate.max_concurrent", concurrent, allowed, groups)]
     if not recipe.is_served():
         ahead = (gate.max_staleness + 1) * recipe.trainer.batch_size * size
-        groups = f"({gate.max_staleness} + 1) × {recipe.trainer.batch_size} groups × {size} = {ahead} episodes ahead of the weights"
+        groups = (
+            f"({gate.max_staleness} + 1) × {recipe.trainer.batch_size} groups × {size} = {ahead} episodes ahead of the"
+            " weights"
+        )
         listed.append(Limit("staleness_gate.max_staleness", gate.max_staleness, ahead, groups))
 
     def add(setting: str, value: int, workers: int, what: str) -> None:
@@ -101,8 +104,8 @@ def lowest_limit(recipe: Recipe) -> str:
     equal = sorted({limit.setting for limit in listed if limit.episodes < allowed.episodes} - {lowest.setting})
     also = f" (then {', '.join(equal)})" if equal else ""
     return (
-        f"{lowest.setting} = {lowest.value} is the lowest limit: {lowest.count} at once, of the {allowed.episodes} that "
-        f"{allowed.setting} = {allowed.value} allows; raise it{also}, or lower {allowed.setting}"
+        f"{lowest.setting} = {lowest.value} is the lowest limit: {lowest.count} at once, of the {allowed.episodes} that"
+        f" {allowed.setting} = {allowed.value} allows; raise it{also}, or lower {allowed.setting}"
     )
 
 

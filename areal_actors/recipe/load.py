@@ -173,7 +173,8 @@ def _conditions(written: Layer) -> tuple[dict[str, Condition], list[str]]:
         when = Layer({"when": table["when"]} if "when" in table else {}, layer.places)
         condition, more = decode(when, Condition, table=("profiles", name))
         more += [
-            f"{layer.place((key,))}: `profiles.{name}.{key}`: found a profile within a profile; name profiles at the top"
+            f"{layer.place((key,))}: `profiles.{name}.{key}`: found a profile within a profile; name profiles at"
+            " the top"
             for key in DIRECTIVES
             if key in table
         ]
@@ -196,8 +197,8 @@ def _choose(written: Layer, conditions: dict[str, Condition], cuda: CudaDevices)
     fitting = [name for name, condition in conditions.items() if condition.when == devices]
     if len(fitting) > 1:
         raise RecipeError(
-            f'{written.place(("profiles", fitting[1]))}: `profiles`: found `when = "{devices}"` in {" and ".join(fitting)}, '
-            "and both fit this machine; keep it in one of them, or set `profile = …`"
+            f'{written.place(("profiles", fitting[1]))}: `profiles`: found `when = "{devices}"` in'
+            f" {' and '.join(fitting)}, and both fit this machine; keep it in one of them, or set `profile = …`"
         )
     if fitting:
         return fitting[0], f"{cuda.reason}{_describe_omissions(written, fitting[0])}"
@@ -223,7 +224,10 @@ def _describe_omissions(written: Layer, profile: str) -> str:
     names = [".".join(key) for key in _foreign_settings(written, profile) if key != ("model",)]
     if not names:
         return ""
-    return f"; without {' and '.join(names)} of [profiles.{profile}], which are for the embedded model and not for {_own_model(written)}"
+    return (
+        f"; without {' and '.join(names)} of [profiles.{profile}], which are for the embedded model and not for"
+        f" {_own_model(written)}"
+    )
 
 
 def _merge_layers(layers: Sequence[Layer], written: Layer, profile: str) -> Layer:

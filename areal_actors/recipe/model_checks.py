@@ -57,7 +57,10 @@ def _of_file(path: Path) -> str:
     write = f"write model = {toml_value(str(folder))}"
     if (folder / CONFIG).is_file():
         return f"which is a GGUF file; it is converted: {write}"
-    return f"which is a GGUF file, and a run needs a folder; `{_areal('model', 'convert', str(path))}` makes it once, then {write}"
+    return (
+        f"which is a GGUF file, and a run needs a folder; `{_areal('model', 'convert', str(path))}` makes it once, then"
+        f" {write}"
+    )
 
 
 def _of_folder(path: Path) -> str:
@@ -66,11 +69,20 @@ def _of_folder(path: Path) -> str:
         return f"{missing}; a model is in {inner}: write model = {toml_value(str(inner))}"
     if files := sorted(path.glob(f"*{GGUF}")):
         folder = files[0].with_suffix("")
-        return f"{missing}, and {files[0].name}; `{_areal('model', 'convert', str(files[0]))}`, then write model = {toml_value(str(folder))}"
+        return (
+            f"{missing}, and {files[0].name}; `{_areal('model', 'convert', str(files[0]))}`, then write model ="
+            f" {toml_value(str(folder))}"
+        )
     if (path / ADAPTER).is_file():
-        return f"{missing}, which holds an adapter ({ADAPTER}); name the folder of a whole model, with the adapter merged into it"
+        return (
+            f"{missing}, which holds an adapter ({ADAPTER}); name the folder of a whole model, with the adapter merged"
+            " into it"
+        )
     if any(path.glob("*.safetensors")):
-        return f"{missing} beside the weights; copy the other files of the model into it: config.json, tokenizer.json, tokenizer_config.json"
+        return (
+            f"{missing} beside the weights; copy the other files of the model into it: config.json, tokenizer.json,"
+            " tokenizer_config.json"
+        )
     return f"{missing}; name a Hugging Face model folder"
 
 

@@ -117,7 +117,10 @@ def _name_model(model: str) -> str:
 def _model(recipe: Recipe) -> str:
     if recipe.model == EMBEDDED:
         steps = recipe.warm_start.steps + recipe.warm_start.tail_steps
-        return f"created locally: a small model, {f'warmed up by {steps} supervised steps' if steps else 'untrained'}; nothing is downloaded"
+        return (
+            f"created locally: a small model, {f'warmed up by {steps} supervised steps' if steps else 'untrained'};"
+            " nothing is downloaded"
+        )
     if is_local(recipe.model):
         return f"read from {recipe.model}"
     if "/" not in recipe.model:
@@ -142,7 +145,10 @@ def _tasks(recipe: Recipe) -> str:
         return "brought to the gateway by external agents"
     dataset, held_out = recipe.task.dataset, recipe.task.held_out
     if recipe.task.environment:
-        return f"at most {recipe.task.environment_tasks} of {recipe.task.environment}, listed when the run starts; held out: {held_out}"
+        return (
+            f"at most {recipe.task.environment_tasks} of {recipe.task.environment}, listed when the run starts; held"
+            f" out: {held_out}"
+        )
     if is_on_hub(dataset):
         source = f"{dataset}, downloaded from the Hugging Face hub unless cached"
     else:
@@ -183,7 +189,8 @@ def _evaluation(recipe: Recipe) -> str:
     if not tasks:
         return "none"
     between = (
-        f"; {min(tasks, recipe.evaluation.periodic_tasks)} of them, {recipe.evaluation.periodic_mode}, every {every} steps"
+        f"; {min(tasks, recipe.evaluation.periodic_tasks)} of them, {recipe.evaluation.periodic_mode}, every {every}"
+        " steps"
         if every
         else ""
     )
@@ -208,9 +215,11 @@ def _processes(recipe: Recipe, gateway: str = "") -> Iterator[tuple[str, str]]:
     faults = recipe.chaos.describe()
     yield (
         "chaos",
-        f"ON: FAULTS ARE INJECTED INTO THIS RUN: {faults}; killed processes count against [supervisors]"
-        if faults
-        else "none",
+        (
+            f"ON: FAULTS ARE INJECTED INTO THIS RUN: {faults}; killed processes count against [supervisors]"
+            if faults
+            else "none"
+        ),
     )
     hosted: dict[str, list[str]] = {}
     for actor, placement in msgspec.structs.asdict(recipe.actors).items():

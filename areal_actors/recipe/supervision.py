@@ -79,7 +79,10 @@ def _lines(tree: Tree, placements: Mapping[str, Placement], name: str, depth: in
         below = [line for child in supervisor.children for line in _lines(tree, placements, child, depth + 1)]
         if below:
             times = "restart" if supervisor.max_restarts == 1 else "restarts"
-            yield f"{indent}{name} [{supervisor.restart}, at most {supervisor.max_restarts} {times} in {supervisor.window_seconds:g} s]"
+            yield (
+                f"{indent}{name} [{supervisor.restart}, at most {supervisor.max_restarts} {times} in"
+                f" {supervisor.window_seconds:g} s]"
+            )
             yield from below
         return
     placement = placements[name]

@@ -22,7 +22,10 @@ def track_problems(track: TrackSettings) -> Problems:
     if not track.to or unknown:
         return
     if not os.access(interpreter(track.python), os.X_OK):
-        fault = f"found {toml_value(track.python)}, but there is no interpreter (looked beside the recipe and in {Path.cwd()})"
+        fault = (
+            f"found {toml_value(track.python)}, but there is no interpreter (looked beside the recipe and in"
+            f" {Path.cwd()})"
+        )
         yield ("track", "python"), f"{fault}; create the environment"
         return
     try:

@@ -114,7 +114,8 @@ def checkpoint_to_resume(folder: RunFolder, name: str) -> int:
     if step != 0 and step not in kept:
         steps = ", ".join(f"step-{kept_step}" for kept_step in kept)
         raise SetupError(
-            f"run '{folder.path.name}' has no checkpoint '{name}'; kept: {steps or 'none'}. step-0 retrains all steps from the log"
+            f"run '{folder.path.name}' has no checkpoint '{name}'; kept: {steps or 'none'}. step-0 retrains all steps"
+            " from the log"
         )
     return step
 
@@ -164,7 +165,7 @@ def _at(data: Any, key: Key) -> Any:
 def _refusal(over: Layer, key: Key, before: Any, folder: RunFolder) -> str:
     allowed = ", ".join(sorted(".".join(name) for name in MAY_CHANGE))
     return (
-        f"{over.place(key)}: `{'.'.join(key)}`: found {toml_value(_at(over.data, key))} for a run that began with "
-        f"{toml_value(_at(before, key))}; this setting cannot change when a run is resumed. Start another run from a checkpoint, "
-        f"model={folder.checkpoints / 'step-N'}, or change only: {allowed}"
+        f"{over.place(key)}: `{'.'.join(key)}`: found {toml_value(_at(over.data, key))} for a run that began with"
+        f" {toml_value(_at(before, key))}; this setting cannot change when a run is resumed. Start another run from a"
+        f" checkpoint, model={folder.checkpoints / 'step-N'}, or change only: {allowed}"
     )

@@ -74,7 +74,8 @@ class ReplayReport(msgspec.Struct):
             result = "DIFFERENT" if name in differing else "equal"
             work = f", {actor.work:,} work items (not in the log)" if actor.work else ""
             lines.append(
-                f"  {name:<18} {result:<9}  {actor.received:,} events received, {actor.equal:,} emitted as recorded{work}"
+                f"  {name:<18} {result:<9}  {actor.received:,} events received, {actor.equal:,} emitted as"
+                f" recorded{work}"
             )
         lines += [f"  {name:<18} left out: {reason}" for name, reason in self.left_out.items()]
         for one in self.differences:
@@ -136,8 +137,9 @@ def replay(
         return _replay_trainer(run, folder)
     if unknown := [name for name in actors if re.sub(r"-\d+$", "", name) not in FOLDS]:
         raise SetupError(
-            f"--actor: found '{unknown[0]}'; only actors that are folds over events can be replayed from a log: {', '.join(FOLDS)}. "
-            "A tape of any other (record_actor_io = true) is replayed by areal_actors.testing.replayed"
+            f"--actor: found '{unknown[0]}'; only actors that are folds over events can be replayed from a log:"
+            f" {', '.join(FOLDS)}. A tape of any other (record_actor_io = true) is replayed by"
+            " areal_actors.testing.replayed"
         )
     report = asyncio.run(_replay_run(run, folder, actors, settings, every=every))
     sys.stdout.write(f"{msgspec.json.encode(report.to_builtins()).decode() if as_json else report.to_text()}\n")

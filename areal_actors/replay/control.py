@@ -81,8 +81,8 @@ class ControlReplay:
         """Build the actors at the start of the run, and again when it is resumed with other settings."""
         if self._recipe is None and kind is not RunStarted:
             raise SetupError(
-                f"the log begins with event {envelope.sequence}, {envelope.subject}, since earlier events were trimmed; a replay needs "
-                'all events of a run: log.keep = "all" keeps them'
+                f"the log begins with event {envelope.sequence}, {envelope.subject}, since earlier events were trimmed;"
+                ' a replay needs all events of a run: log.keep = "all" keeps them'
             )
         self.first_time = self.first_time or envelope.time
         message = envelope.open(kind)

@@ -109,11 +109,13 @@ def facts(traced_episode: EpisodeTrace) -> dict[str, str]:
         )
         batch = f"{traced_episode.batch_episodes} episodes, formed by event {traced_episode.batch_event:,}{bound}"
     rows = {
-        "task": traced_episode.task
-        + (
-            f"  {json.dumps(traced_episode.task_data, ensure_ascii=False, default=str)}"
-            if traced_episode.task_data
-            else ""
+        "task": (
+            traced_episode.task
+            + (
+                f"  {json.dumps(traced_episode.task_data, ensure_ascii=False, default=str)}"
+                if traced_episode.task_data
+                else ""
+            )
         ),
         "outcome": traced_episode.outcome + (f": {traced_episode.detail}" if traced_episode.detail else ""),
         "reward": "" if traced_episode.reward is None else f"{traced_episode.reward:g}{numbers}",
@@ -137,9 +139,11 @@ def call_facts(call: CallTrace) -> list[str]:
         "" if not versions else f"weight version {versions[0]}" + (f" to {versions[-1]}" if len(versions) > 1 else ""),
         call.finish_reason,
         f"reward {call.reward:g}" if call.reward is not None else "",
-        f"set by the agent: {call.set_reward:g}"
-        if call.set_reward is not None and call.set_reward != call.reward
-        else "",
+        (
+            f"set by the agent: {call.set_reward:g}"
+            if call.set_reward is not None and call.set_reward != call.reward
+            else ""
+        ),
         f"{trained} of {len(call.trained)} tokens trained" if call.trained else "",
         call.untrained,
         f"continues {call.parent}" if call.parent else "",

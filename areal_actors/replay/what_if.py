@@ -94,16 +94,19 @@ class WhatIf(msgspec.Struct):
         """Sentence about what the comparison can show."""
         first = self.first_change()
         if not first and self.trained is None and self.loss_only:
-            return "every step trains the same tokens with the same advantages; --train also compares losses, gradients and weights"
+            return (
+                "every step trains the same tokens with the same advantages; --train also compares losses, gradients"
+                " and weights"
+            )
         if not first:
             return "every step trains the same tokens with the same advantages"
         exact = "Its episodes are those that were recorded, so it is exact"
         if 0 < self.replayed.newer <= first:
             exact = "It is not exact either, since its tokens are of newer weights"
         return (
-            f"step {first} is the first that differs. {exact}. Later episodes were sampled by the weights of the recorded run, not by "
-            "those that this training would have had: from there on the figures show what the recorded data would train, not the run that "
-            "would have followed"
+            f"step {first} is the first that differs. {exact}. Later episodes were sampled by the weights of the"
+            " recorded run, not by those that this training would have had: from there on the figures show what the"
+            " recorded data would train, not the run that would have followed"
         )
 
     def to_text(self) -> str:
@@ -151,15 +154,19 @@ class WhatIf(msgspec.Struct):
             else "every version has the recorded checksum"
         )
         if was.repeated:
-            yield "this machine computes other bits than that of the run (processor or torch differ), so both sides were computed here"
+            yield (
+                "this machine computes other bits than that of the run (processor or torch differ), so both sides were"
+                " computed here"
+            )
             equal = equal.replace("the recorded checksum", "the same checksum on both sides")
         yield f"{equal} ({len(now.checksums):,} versions)"
         if changed is not None and (
             sizes := [step.get("effective_sample_size", 1.0) for step in now.metrics[changed:]]
         ):
             yield (
-                "from there on the trained tokens are off-policy for these weights: their effective sample size, a share of the tokens, is "
-                f"{_mean(sizes):.3f} on average and {min(sizes):.3f} at the least (1 is on policy)"
+                "from there on the trained tokens are off-policy for these weights: their effective sample size, a"
+                f" share of the tokens, is {_mean(sizes):.3f} on average and {min(sizes):.3f} at the least (1 is on"
+                " policy)"
             )
 
     def _notes(self) -> Iterator[str]:
@@ -171,8 +178,9 @@ class WhatIf(msgspec.Struct):
             yield f"the run would have ended: {now.ended}"
         if now.newer:
             yield (
-                f"from step {now.newer} on batches have tokens of newer weights than those of the step: the recorded run had trained more "
-                "steps when it sampled them. A log cannot answer what this setting does to the age of tokens beyond that step"
+                f"from step {now.newer} on batches have tokens of newer weights than those of the step: the recorded"
+                " run had trained more steps when it sampled them. A log cannot answer what this setting does to the"
+                " age of tokens beyond that step"
             )
         if now.without_advantages:
             yield f"advantages are not compared: {now.without_advantages}"
@@ -210,8 +218,8 @@ def _refuse_unanswerable(over: Layer) -> None:
     for key in _keys(over.data):
         if not any(key[: len(answered)] == answered for answered in ANSWERED):
             raise RecipeError(
-                f"`{'.'.join(key)}` decides how episodes are sampled or how the model is trained, which a log cannot answer: run it. "
-                f"Recorded episodes answer {', '.join('.'.join(known) for known in ANSWERED)}"
+                f"`{'.'.join(key)}` decides how episodes are sampled or how the model is trained, which a log cannot"
+                f" answer: run it. Recorded episodes answer {', '.join('.'.join(known) for known in ANSWERED)}"
             )
 
 
@@ -246,7 +254,8 @@ async def _fold(place: RunFolder | None, file: Path, over: Layer) -> tuple[Recor
             if sides is None:
                 if not isinstance(message, RunStarted):
                     raise SetupError(
-                        f'the log begins with event {envelope.sequence}; log.keep = "all" keeps the events of a whole run'
+                        f'the log begins with event {envelope.sequence}; log.keep = "all" keeps the events of a'
+                        " whole run"
                     )
                 sides = _sides(message.recipe, over)
             for side in sides:
@@ -286,7 +295,8 @@ def _sides(recorded: dict[str, Any], over: Layer) -> tuple[RecordedBatches, Reco
     if (was.task.reward, was.task.reward_options) != (now.task.reward, now.task.reward_options):
         if now.task.reward.startswith(MODEL):
             raise RecipeError(
-                "`task.reward`: a reward model is no function of the recorded text alone here; name a rule or `path.py:function`"
+                "`task.reward`: a reward model is no function of the recorded text alone here; name a rule or"
+                " `path.py:function`"
             )
         reward = resolve_reward(now.task.reward, Path.cwd(), now.task.reward_options)
     return RecordedBatches(was), RecordedBatches(now, reward=reward)

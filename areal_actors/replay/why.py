@@ -91,7 +91,8 @@ class Why(msgspec.Struct, kw_only=True):
         lines += [f"{'now':<12}{self.now}"] if self.now else []
         for wait in self.open_waits[:OPEN_WAITS]:
             lines.append(
-                f"{'':<12}{wait.actor} waits {wait.seconds:.0f} s for {wait.name}, for {wait.seconds_left:.0f} s more at most"
+                f"{'':<12}{wait.actor} waits {wait.seconds:.0f} s for {wait.name}, for {wait.seconds_left:.0f} s more"
+                " at most"
             )
         lines += [f"{'ended':<12}{self.ended_by_model}"] if self.ended_by_model else []
         lines += [
@@ -187,16 +188,22 @@ def advise(shares: TimeShares, recipe: Recipe) -> tuple[str, list[str]]:
 
 def _faster_training(shares: TimeShares) -> Iterator[str]:
     if (published := share(shares.trainer, "publishes weights")) > LONG_PUBLISHING:
-        yield f'publishing weights takes {published:.0%} of the time: trainer.published_dtype = "bfloat16" halves their size'
-    yield "more devices or threads for the trainer (actors.trainer, trainer.threads), or fewer tokens a step (trainer.batch_size)"
+        yield (
+            f'publishing weights takes {published:.0%} of the time: trainer.published_dtype = "bfloat16" halves their'
+            " size"
+        )
+    yield (
+        "more devices or threads for the trainer (actors.trainer, trainer.threads), or fewer tokens a step"
+        " (trainer.batch_size)"
+    )
 
 
 def _idle_engines(shares: TimeShares) -> Iterator[str]:
     held = share(shares.bounds_in_training, "staleness")
     if held >= MAIN:
         yield (
-            f"generation stands still in {held:.0%} of the training time, since staleness_gate.max_staleness is reached: fewer "
-            "inference workers would do"
+            f"generation stands still in {held:.0%} of the training time, since staleness_gate.max_staleness is"
+            " reached: fewer inference workers would do"
         )
 
 
@@ -207,28 +214,38 @@ def _more_episodes(shares: TimeShares, recipe: Recipe) -> Iterator[str]:
         yield from _younger(held, recipe)
     if (held := share(bounds, "concurrency")) >= MAIN:
         yield (
-            f"staleness_gate.max_concurrent = {gate.max_concurrent} is reached in {held:.0%} of the waiting time: raise it if engines "
-            "have room, else add inference workers"
+            f"staleness_gate.max_concurrent = {gate.max_concurrent} is reached in {held:.0%} of the waiting time: raise"
+            " it if engines have room, else add inference workers"
         )
     if (held := share(bounds, "evaluation")) >= MAIN:
         yield (
-            f"evaluations hold back new groups in {held:.0%} of the waiting time: raise evaluation.every_steps, or lower "
-            "evaluation.periodic_tasks"
+            f"evaluations hold back new groups in {held:.0%} of the waiting time: raise evaluation.every_steps, or"
+            " lower evaluation.periodic_tasks"
         )
     if (held := share(bounds, "weights")) >= MAIN:
-        yield f'weights are still to be loaded in {held:.0%} of the waiting time: trainer.published_dtype = "bfloat16" halves their size'
+        yield (
+            f'weights are still to be loaded in {held:.0%} of the waiting time: trainer.published_dtype = "bfloat16"'
+            " halves their size"
+        )
     if (held := share(bounds, "steps")) >= MAIN:
         yield (
-            f"in {held:.0%} of the waiting time all groups of the remaining steps are running: a longer run has less of it, and with "
-            f"staleness_gate.surplus_groups = {recipe.trainer.batch_size} asynchronous training does not wait for the slowest of them"
+            f"in {held:.0%} of the waiting time all groups of the remaining steps are running: a longer run has less of"
+            f" it, and with staleness_gate.surplus_groups = {recipe.trainer.batch_size} asynchronous training does not"
+            " wait for the slowest of them"
         )
     if (held := share(bounds, "none")) >= MAIN:
-        yield f"no bound of the gate is reached in {held:.0%} of the waiting time: groups start as fast as workers take them"
+        yield (
+            f"no bound of the gate is reached in {held:.0%} of the waiting time: groups start as fast as workers take"
+            " them"
+        )
     lowest = min(limits(recipe), key=lambda limit: limit.episodes)
     if lowest.episodes < limits(recipe)[0].episodes and not lowest.setting.startswith("staleness_gate"):
         yield f"{lowest.setting} = {lowest.value} is the lowest limit of concurrent episodes ({lowest.count}): raise it"
     if share(shares.stages, "waiting for others of the group") >= MAIN:
-        yield "most episodes in flight have ended and wait for slower ones of their groups: cut the longest answers (sampling.max_tokens)"
+        yield (
+            "most episodes in flight have ended and wait for slower ones of their groups: cut the longest answers"
+            " (sampling.max_tokens)"
+        )
 
 
 def _younger(held: float, recipe: Recipe) -> Iterator[str]:
@@ -236,8 +253,8 @@ def _younger(held: float, recipe: Recipe) -> Iterator[str]:
     bound = recipe.staleness_gate.max_staleness
     if bound == 0:
         yield (
-            f"staleness_gate.max_staleness = 0 makes training synchronous: in {held:.0%} of the waiting time no group may start before "
-            "the next weights; 1 or 2 lets generation go on while a step is trained"
+            f"staleness_gate.max_staleness = 0 makes training synchronous: in {held:.0%} of the waiting time no group"
+            " may start before the next weights; 1 or 2 lets generation go on while a step is trained"
         )
         return
     yield (
@@ -245,7 +262,10 @@ def _younger(held: float, recipe: Recipe) -> Iterator[str]:
         "batch are waited for; raise it, or cut the longest answers with sampling.max_tokens"
     )
     if recipe.batcher.exit_policy == "wait":
-        yield 'batcher.exit_policy = "wait" has batches wait for every group that would become too old: "mask" waits for none of them'
+        yield (
+            'batcher.exit_policy = "wait" has batches wait for every group that would become too old: "mask" waits for'
+            " none of them"
+        )
 
 
 def _recommend(loads: list[LoadMeasured], recipe: Recipe) -> list[Recommendation]:

@@ -92,8 +92,8 @@ def resolve_reward(name: str, root: Path = Path(), options: Mapping[str, Any] | 
         near = difflib.get_close_matches(name, names, n=1)
         guess = f"did you mean `{near[0]}`? " if near else ""
         raise RecipeError(
-            f"`task.reward`: no reward is called `{name}`; {guess}known: {', '.join(names)}; one of your own: `path.py:function`; "
-            f"a trained model: `{MODEL}folder`"
+            f"`task.reward`: no reward is called `{name}`; {guess}known: {', '.join(names)}; one of your own:"
+            f" `path.py:function`; a trained model: `{MODEL}folder`"
         )
     loaded: Any = load_part("reward", name, root)
     if isinstance(loaded, type) and issubclass(loaded, msgspec.Struct):
@@ -120,7 +120,8 @@ def _rule(name: str, kind: Any, options: dict[str, Any]) -> Reward:
 def _weighted_reward(options: dict[str, Any], root: Path) -> Reward:
     if not options:
         raise RecipeError(
-            "`task.reward_options`: `weighted` adds up the rewards named here; write for example `math = { weight = 1.0 }`"
+            "`task.reward_options`: `weighted` adds up the rewards named here; write for example `math = { weight ="
+            " 1.0 }`"
         )
     parts: list[tuple[str, float, Reward]] = []
     for name, table in options.items():

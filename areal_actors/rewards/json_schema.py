@@ -64,7 +64,10 @@ class JsonSchema(Config):
             if validator.is_valid(value):
                 return 1.0
             return _share(validator, value) if self.partial else 0.0
-        except (RecursionError, library().exceptions._WrappedReferencingError) as error:  # noqa: SLF001 - it has no public name
+        except (
+            RecursionError,
+            library().exceptions._WrappedReferencingError,
+        ) as error:  # noqa: SLF001 - it has no public name
             raise RewardError(
                 f"task {task_name(task)}: the schema cannot be followed: {type(error).__name__}: {error!s:.100}"
             ) from error

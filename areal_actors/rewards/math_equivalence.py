@@ -59,7 +59,8 @@ class MathEquivalence(Config):
         library()
         if not states(read_reference(r"\frac{1}{2}"), "$0.5$"):
             raise SetupError(
-                "task.reward: math-verify does not find that 1/2 is 0.5; reinstall it: pip install 'areal-actors[rewards]'"
+                "task.reward: math-verify does not find that 1/2 is 0.5; reinstall it: pip install"
+                " 'areal-actors[rewards]'"
             )
 
     def __call__(self, task: Mapping[str, Any], output: str) -> float:
@@ -97,7 +98,8 @@ class MathEquivalence(Config):
             return reference
         shown = repr(solution[-60:]) if solution is not None else type(task.get(self.field)).__name__
         raise RewardError(
-            f"task {task_name(task)}: `{self.field}` must be an expression, or end with `#### …` or `\\boxed{{…}}`, got {shown}"
+            f"task {task_name(task)}: `{self.field}` must be an expression, or end with `#### …` or `\\boxed{{…}}`, got"
+            f" {shown}"
         )
 
 

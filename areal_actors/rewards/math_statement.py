@@ -26,7 +26,8 @@ _TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mbox)\s*\{"
 _STATES = r"[^{}\\$\d=]*(?:\b(?:is|are|equals?)\b\s*:?|:)\s*"
 _ALL_IN_TEXT = re.compile(rf"{_TEXT}{_STATES}([^{{}}\\$]*)\}}")
 _LEADING_WORDS = re.compile(
-    rf"(?:{_TEXT}{_STATES}\}}|[A-Za-z][A-Za-z ,]*\b(?:is|are|equals?)\b\s*:?|\\approx(?![A-Za-z])|=)(?:\s|~|\\[ ,;:])*(?=\S)"
+    rf"(?:{_TEXT}{_STATES}\}}|[A-Za-z][A-Za-z ,]*\b(?:is|are|equals?)\b\s*:?|\\approx(?![A-Za-z])|=)(?:\s|~|\\["
+    r" ,;:])*(?=\S)"
 )
 _LETTER = re.compile(r"\(?([A-J])[.):]{1,2}\s+(?=[\d\\$.(-])")
 _STOP = re.compile(r"(?<!\\)[.,;\s]+$")

@@ -67,7 +67,8 @@ _MONTHS = [
     "december",
 ]
 _DATE = re.compile(
-    r"^(?:(?P<m1>[a-z]{3,9})\.? (?P<d1>\d{1,2})(?:st|nd|rd|th)?|(?P<d2>\d{1,2})(?:st|nd|rd|th)?(?: of)? (?P<m2>[a-z]{3,9})\.?)"
+    r"^(?:(?P<m1>[a-z]{3,9})\.? (?P<d1>\d{1,2})(?:st|nd|rd|th)?|(?P<d2>\d{1,2})(?:st|nd|rd|th)?(?: of)?"
+    r" (?P<m2>[a-z]{3,9})\.?)"
     r"(?:,? (?P<year>\d{4}))?$"
 )
 _CHOICES = re.compile(r"^(?:\(?[A-J]\)?\.?(?:\s*(?:,|;|and|&|\\&)\s*|\s*)(?:and\s+)?)*\(?[A-J]\)?\.?$")

@@ -70,7 +70,10 @@ class PythonTests(Config):
         """Restrictions of the programs, and which tests they pass without an answer."""
         return (
             describe_protection(),
-            f"tests pass without an answer where they hold it (`f(x).equals(expected)`) or ask for truth only (`assert f(x)`) ({PAGE})",
+            (
+                "tests pass without an answer where they hold it (`f(x).equals(expected)`) or ask for truth only"
+                f" (`assert f(x)`) ({PAGE})"
+            ),
         )
 
     def __call__(self, task: Mapping[str, Any], output: str) -> float:

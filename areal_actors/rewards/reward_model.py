@@ -215,7 +215,8 @@ def _load_classifier(folder: str, dtype: str) -> Any:
         transformers_logging.set_verbosity(verbosity)
     if missing := sorted(loading["missing_keys"]):
         raise SetupError(
-            f"task.reward: {folder} holds no trained reward model, it lacks {', '.join(missing[:3])}; use one of `{COMMAND} run`"
+            f"task.reward: {folder} holds no trained reward model, it lacks {', '.join(missing[:3])}; use one of"
+            f" `{COMMAND} run`"
         )
     if model.config.num_labels != 1:
         raise SetupError(

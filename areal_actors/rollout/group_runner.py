@@ -83,7 +83,8 @@ class GroupRunner(LoadedRunner):
             returned = await await_agent(self.name, returning, self.model_errors)
             if not isinstance(returned, Sequence) or len(returned) != len(members):
                 raise AgentError(
-                    f"agent {self.name} returned {returned!r:.200} from `arun_group`; return a list of {len(members)} results"
+                    f"agent {self.name} returned {returned!r:.200} from `arun_group`; return a list of {len(members)}"
+                    " results"
                 )
         except AgentError as error:
             outcomes: list[Any] = [error] * len(members)

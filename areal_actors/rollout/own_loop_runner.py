@@ -78,7 +78,8 @@ class OwnLoopRunner:
             self._lost = f"the event loop of all agents of this process is lost: {format_blocked(holding)}"
         else:
             notes.append(
-                f"; it takes no notice of being cancelled and is left behind after {END_SECONDS:g} s: let CancelledError pass"
+                f"; it takes no notice of being cancelled and is left behind after {END_SECONDS:g} s: let"
+                " CancelledError pass"
             )
         return notes
 

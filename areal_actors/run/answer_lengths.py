@@ -21,7 +21,10 @@ def describe_long_answers(tasks: Iterable[Task], tokenizer: ChatTokenizer, limit
     if not longer:
         return ""
     verb = "is" if longer == 1 else "are"
-    return f"{longer} of {len(lengths)} right answers {verb} longer than sampling.max_tokens = {limit} (longest {max(lengths)})"
+    return (
+        f"{longer} of {len(lengths)} right answers {verb} longer than sampling.max_tokens = {limit} (longest"
+        f" {max(lengths)})"
+    )
 
 
 def describe_cut(
@@ -39,7 +42,10 @@ def describe_cut(
     if shortest >= length:
         return ""
     if unit == "bytes":
-        return f"cut after {shortest} bytes by the call's own limit: the tokenizer of the model is not here, and a byte counts as a token"
+        return (
+            f"cut after {shortest} bytes by the call's own limit: the tokenizer of the model is not here, and a byte"
+            " counts as a token"
+        )
     cause = (
         f"sampling.max_tokens = {limit} cuts it"
         if shortest == limit

@@ -81,7 +81,10 @@ class Duplicates:
     def lines(self) -> Iterator[str]:
         """See `Look`."""
         if self.repeated:
-            yield f"{len(self.repeated):,} tasks have the prompt of an earlier one, and count that much more: {_names(self.repeated)}"
+            yield (
+                f"{len(self.repeated):,} tasks have the prompt of an earlier one, and count that much more:"
+                f" {_names(self.repeated)}"
+            )
         train, held_out = self.dataset.train, self.dataset.held_out
         left_out = len(train.source) - len(train) - (len(held_out) if train.source is held_out.source else 0)
         if left_out:
@@ -115,7 +118,10 @@ class References:
             yield f"all references are readable ({len(self.causes):,} different ones)"
         else:
             cause = next(filter(None, self.causes.values()))
-            yield f"{len(self.rows):,} references cannot be read, and their tasks have no reward: {_names(self.rows)}; the first: {cause}"
+            yield (
+                f"{len(self.rows):,} references cannot be read, and their tasks have no reward: {_names(self.rows)};"
+                f" the first: {cause}"
+            )
 
 
 def unread_reference(readers: Sequence[ReferenceReader], row: Mapping[str, Any]) -> str:
@@ -172,11 +178,17 @@ class Prompts:
             yield f"{len(self.refused):,} prompts are refused: {_names(self.refused)}; the first: {self.cause}"
         if lengths := sorted(self.lengths):
             half, most = lengths[len(lengths) // 2], lengths[(len(lengths) - 1) * 99 // 100]
-            yield f"prompts of a single call: median {half:,} tokens, 99 % at most {most:,}, the longest {lengths[-1]:,} of {limit:,}"
+            yield (
+                f"prompts of a single call: median {half:,} tokens, 99 % at most {most:,}, the longest {lengths[-1]:,}"
+                f" of {limit:,}"
+            )
         if self.too_long:
             yield f"{len(self.too_long):,} prompts leave no room in generation.max_model_len: {_names(self.too_long)}"
         if self.cut:
-            yield f"{len(self.cut):,} prompts leave less than sampling.max_tokens = {answer:,} for the answer: {_names(self.cut)}"
+            yield (
+                f"{len(self.cut):,} prompts leave less than sampling.max_tokens = {answer:,} for the answer:"
+                f" {_names(self.cut)}"
+            )
 
 
 def _tokenizer(recipe: Recipe) -> ChatTokenizer | None:

@@ -46,7 +46,10 @@ TENSOR_PACKAGES = ("torch", "transformers")
 VERSION_SECONDS = 20.0
 """Time limit of `nats-server --version`."""
 SANDBOX_SECONDS = 20.0
-NO_GPU = "none is needed: everything runs on the CPU, too; where there is one, install the NVIDIA driver and check CUDA_VISIBLE_DEVICES"
+NO_GPU = (
+    "none is needed: everything runs on the CPU, too; where there is one, install the NVIDIA driver and check"
+    " CUDA_VISIBLE_DEVICES"
+)
 NO_SHARED_MEMORY = f"mount a tmpfs at {SHARED_MEMORY} that this user can write; a container has the option --shm-size"
 COMPLETE = f"A run with the embedded defaults can start here: {COMMAND} run recipes/gsm8k_grpo.toml profile=embedded"
 

@@ -117,8 +117,8 @@ def tokenizer_folder(model: str) -> str:
         return snapshot_download(model, allow_patterns=TOKENIZER_FILES)
     except UNAVAILABLE as error:
         raise SetupError(
-            f"--model: the tokenizer of '{model}' is neither in a folder here nor available from the hub ({type(error).__name__}); "
-            "write --model FOLDER with a folder that has its tokenizer.json and config.json"
+            f"--model: the tokenizer of '{model}' is neither in a folder here nor available from the hub"
+            f" ({type(error).__name__}); write --model FOLDER with a folder that has its tokenizer.json and config.json"
         ) from error
 
 
@@ -188,7 +188,8 @@ class LoneGateway:
                 raise SetupError(f"--engine: {self.host.failed.result()}")
             if time.monotonic() > end:
                 raise SetupError(
-                    f"--engine: after {START_SECONDS:g} s the gateway still waits for {missing}; look at the server's output"
+                    f"--engine: after {START_SECONDS:g} s the gateway still waits for {missing}; look at the server's"
+                    " output"
                 )
             await asyncio.sleep(POLL_SECONDS)
         await self._open()

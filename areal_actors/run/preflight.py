@@ -73,12 +73,12 @@ def check_devices(recipe: Recipe, cuda: CudaDevices | None = None) -> None:
     """
     cuda = cuda or detect_cuda()
     named = {
-        "trainer.device": recipe.trainer.device
-        if recipe.actors.trainer.count and not recipe.trainer.ranks_address
-        else "",
-        "generation.device": recipe.generation.device
-        if recipe.generation.engine in (*TENSOR_ENGINES, *SERVER_ENGINES)
-        else "",
+        "trainer.device": (
+            recipe.trainer.device if recipe.actors.trainer.count and not recipe.trainer.ranks_address else ""
+        ),
+        "generation.device": (
+            recipe.generation.device if recipe.generation.engine in (*TENSOR_ENGINES, *SERVER_ENGINES) else ""
+        ),
     }
     asking = [setting for setting, device in named.items() if device.startswith(CUDA)]
     if problems := [RecipeProblem(*problem).sentence("") for problem in device_problems(recipe, cuda)]:
@@ -148,7 +148,8 @@ def _no_template(model: str, fetch: str, folder: str) -> str:
     write = f"`{areal} {fetch}` fetches it, then {command}" if fetch else command
     return (
         f"model {model} has no chat template, as base models have none, and agents send messages: {write}, "
-        f'or set gateway.chat_template to the path of one; "{NO_TEMPLATE}" is for agents that send plain text (docs/bring-a-model.md)'
+        f'or set gateway.chat_template to the path of one; "{NO_TEMPLATE}" is for agents that send plain text'
+        " (docs/bring-a-model.md)"
     )
 
 
@@ -277,7 +278,8 @@ def fresh_folder(recipe: Recipe, folder: RunFolder, check: Callable[[Recipe], Re
             stack.enter_context(holding_weights(recipe, folder))
         except OSError as error:
             raise SetupError(
-                f"folder: the run cannot be kept in {folder.path} ({error.strerror}); set folder to one that can be written"
+                f"folder: the run cannot be kept in {folder.path} ({error.strerror}); set folder to one that can be"
+                " written"
             ) from error
         yield recipe
 

@@ -249,8 +249,8 @@ class RunLoop(Launch):
             )
         if self._is_complete():
             raise SetupError(
-                f"run '{self.recipe.run}' has done all its {self.recipe.steps} steps; to train further, start another run with "
-                f"model={typed_path(self.folder.checkpoints / f'step-{self.recipe.steps}')}"
+                f"run '{self.recipe.run}' has done all its {self.recipe.steps} steps; to train further, start another"
+                f" run with model={typed_path(self.folder.checkpoints / f'step-{self.recipe.steps}')}"
             )
         for actor, process in dict(state.serving).items():
             await self.publish(ActorStopped(actor=actor, process=process))
@@ -292,8 +292,14 @@ class RunLoop(Launch):
         if self.server.failed.done():
             return f"{why}; {self.server.failed.result()}"
         if not self.saved_again.is_set():
-            return f"{why}; the trainer did not save a checkpoint within watchdog.save_seconds = {self.recipe.watchdog.save_seconds:g}"
-        return f"{why} after {self.steps} of {self.recipe.steps} steps; the checkpoint of step {self._saved_step()} is complete"
+            return (
+                f"{why}; the trainer did not save a checkpoint within watchdog.save_seconds ="
+                f" {self.recipe.watchdog.save_seconds:g}"
+            )
+        return (
+            f"{why} after {self.steps} of {self.recipe.steps} steps; the checkpoint of step {self._saved_step()} is"
+            " complete"
+        )
 
     async def _wait_for_best_checkpoint(self) -> None:
         """Wait until the checkpointer has handled the last evaluation, so that its events are in the log."""

@@ -106,7 +106,8 @@ async def _model(folder: RunFolder, interrupted: asyncio.Event) -> WeightsLocati
     if process.returncode:
         errors = finished.result()[1].decode(errors="replace").strip().splitlines()
         raise SetupError(
-            f"the model could not be loaded: {errors[-1] if errors else f'its process ended with status {process.returncode}'}"
+            "the model could not be loaded:"
+            f" {errors[-1] if errors else f'its process ended with status {process.returncode}'}"
         )
     return msgspec.json.decode(folder.served.read_bytes(), type=WeightsLocation)
 

@@ -193,7 +193,7 @@ def _declare_handlers(function: Callable[..., Any]) -> list[HandlerSpec]:
     hints = typing.get_type_hints(function)
     parameters = list(inspect.signature(function).parameters)[1:]
     returns = typing.get_args(hints.get("return"))
-    emits = tuple(kind for entry in returns for kind in (typing.get_args(entry) or (entry,)))
+    emits = tuple(kind for entry in returns for kind in typing.get_args(entry) or (entry,))
     received = hints[parameters[0]]
     is_async_generator = inspect.isasyncgenfunction(function)
     return [

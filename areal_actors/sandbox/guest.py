@@ -234,7 +234,11 @@ def restrict_files(system: ctypes.CDLL, folder: str) -> None:
     rights = RIGHTS_BY_VERSION[min(version, max(RIGHTS_BY_VERSION))]
     handled = ctypes.create_string_buffer(struct.pack("Q", rights), 8)
     rules = system.syscall(LANDLOCK_CREATE, handled, ctypes.c_size_t(8), 0)
-    for path in (*LIBRARIES, os.path.dirname(os.__file__), f"{sys.base_prefix}/lib"):  # noqa: PTH120 - it starts sooner without pathlib
+    for path in (
+        *LIBRARIES,
+        os.path.dirname(os.__file__),
+        f"{sys.base_prefix}/lib",
+    ):  # noqa: PTH120 - it starts sooner without pathlib
         _allow(system, rules, path, READ)
     _allow(system, rules, "/dev/null", READ | 1 << 1 | rights & 1 << 14)
     _allow(system, rules, folder, rights)

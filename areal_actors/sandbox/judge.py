@@ -124,7 +124,8 @@ class Judge:
             self._exported.append(value)
             return ["mine", len(self._exported) - 1, callable(value)]
         raise TypeError(
-            f"a test can pass plain data and functions to the program, and no {type(value).__name__}: it runs in another process"
+            f"a test can pass plain data and functions to the program, and no {type(value).__name__}: it runs in"
+            " another process"
         )
 
     def _resolve(self, content: list[Any], reader: ValueReader) -> Any:

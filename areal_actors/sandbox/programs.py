@@ -123,7 +123,8 @@ def run_program(
         if status_bytes != guest.READY:
             reason = watch.read(status_bytes, time.monotonic() + 1.0, KILOBYTE)[1:].decode(errors="replace")
             raise SandboxError(
-                f"the sandbox for the program did not start: {reason or 'its process ended or hung before it was ready'}"
+                "the sandbox for the program did not start:"
+                f" {reason or 'its process ended or hung before it was ready'}"
             )
         deadline = time.monotonic() + limits.seconds
         status_bytes = watch.read(status_bytes, deadline, KILOBYTE)

@@ -24,13 +24,14 @@ def describe_protection() -> str:
     version = landlock_version()
     if sys.platform != "linux" or os.uname().machine not in ARCHITECTURES:
         return (
-            "programs of the model are bounded in time, memory, output and disk, and not shut in: this system has neither seccomp nor "
-            f"Landlock; run them in a container ({PAGE})"
+            "programs of the model are bounded in time, memory, output and disk, and not shut in: this system has"
+            f" neither seccomp nor Landlock; run them in a container ({PAGE})"
         )
     if version < 1:
         return (
-            "programs of the model are shut in by seccomp alone: this kernel has no Landlock (Linux 5.13 and later), so they read and "
-            f"write the files that this user may; run as a user of its own, or in a container ({PAGE})"
+            "programs of the model are shut in by seccomp alone: this kernel has no Landlock (Linux 5.13 and later),"
+            " so they read and write the files that this user may; run as a user of its own, or in a container"
+            f" ({PAGE})"
         )
     scope = (
         ""
@@ -38,6 +39,6 @@ def describe_protection() -> str:
         else ", without its scope of signals (Linux 6.12 and later), which seccomp alone denies"
     )
     return (
-        f"programs of the model are shut in by seccomp and Landlock version {version}{scope}; what they still can do is to see that a file "
-        f"exists, and to use their time and memory ({PAGE})"
+        f"programs of the model are shut in by seccomp and Landlock version {version}{scope}; what they still can do is"
+        f" to see that a file exists, and to use their time and memory ({PAGE})"
     )

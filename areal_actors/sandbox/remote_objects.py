@@ -23,7 +23,10 @@ BASES: tuple[type, ...] = (tuple, list, dict, str, int, float, set, frozenset, b
 """Built-in types whose subclasses travel as their value with a number, such as named tuples and enumerations of integers."""
 DEPTH = 50
 """Nested objects that are compared."""
-SEEN = "an object of the program, combined with a value of the test, has no number and no truth value: the program would know what is expected"
+SEEN = (
+    "an object of the program, combined with a value of the test, has no number and no truth value: the program would"
+    " know what is expected"
+)
 
 
 class Remote:

@@ -130,7 +130,10 @@ def _slow_engines(load: LoadMeasured, waits: str) -> Iterator[Recommendation]:
 def _unhelpful(load: LoadMeasured, waits: str) -> str:
     """Returns why no role gets more workers."""
     if load.episodes >= QUEUED * load.allowed:
-        return f"{waits}, but episodes spend it in their agents, not in queues: raise staleness_gate.max_concurrent or max_staleness"
+        return (
+            f"{waits}, but episodes spend it in their agents, not in queues: raise staleness_gate.max_concurrent or"
+            " max_staleness"
+        )
     return f"{waits}, but few episodes may run: a bound of the staleness gate is reached"
 
 

@@ -106,7 +106,10 @@ class Decider:
             self.trial = None
             return None
         now = load.roles[trial.role].workers
-        reason = f"{now - trial.before} more did not help: the trainer is busy in {busy:.0%} of the time, before in {trial.busy:.0%}"
+        reason = (
+            f"{now - trial.before} more did not help: the trainer is busy in {busy:.0%} of the time, before in"
+            f" {trial.busy:.0%}"
+        )
         decision = self._within(trial.role, now, trial.before, reason)
         if decision is None:
             self.trial = None

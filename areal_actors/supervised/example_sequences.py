@@ -92,8 +92,9 @@ class ExampleSequences:
         self.train, self.kept = FilteredExamples.of(self.train, longer[0]), FilteredExamples.of(self.kept, longer[1])
         if len(self.train) < self.limit.min_examples:
             raise SetupError(
-                f"task.overlong: after dropping {len(longer[0])} examples of more than {limit:,} tokens, {len(self.train)} are left, "
-                f"fewer than a batch of {self.limit.min_examples}; raise task.max_length, or use other examples or a smaller batch"
+                f"task.overlong: after dropping {len(longer[0])} examples of more than {limit:,} tokens,"
+                f" {len(self.train)} are left, fewer than a batch of {self.limit.min_examples}; raise task.max_length,"
+                " or use other examples or a smaller batch"
             )
         return ExamplesDropped(
             dropped=len(longer[0]), held_out_dropped=len(longer[1]), left=len(self.train), limit=limit
@@ -133,8 +134,8 @@ def sequences_of_example(
     for number, conversation in enumerate(example.conversations):
         if scored and conversation.unlearned:
             raise SetupError(
-                f"{example.place}: message {min(conversation.unlearned)} has weight 0, which has no meaning where a reward model scores "
-                "the whole conversation; leave the weight out"
+                f"{example.place}: message {min(conversation.unlearned)} has weight 0, which has no meaning where a"
+                " reward model scores the whole conversation; leave the weight out"
             )
         try:
             parts = [scored_segment(conversation, tokenizer)] if scored else trained_segments(conversation, tokenizer)
@@ -142,8 +143,9 @@ def sequences_of_example(
             raise SetupError(f"{example.place}: {error}") from error
         if len(example.conversations) > 1 and len(parts) > 1:
             raise SetupError(
-                f"{example.place}: the model's chat template rewrites earlier turns, so that several answers of one conversation "
-                "do not stand in one sequence; put all but the last of `chosen` and `rejected` into `prompt`"
+                f"{example.place}: the model's chat template rewrites earlier turns, so that several answers of one"
+                " conversation do not stand in one sequence; put all but the last of `chosen` and `rejected` into"
+                " `prompt`"
             )
         sequences += [sequence(*part, group, reward=CHOSEN if number == 0 else REJECTED) for part in parts]
     return sequences
@@ -215,7 +217,8 @@ def _too_long_message(examples: Examples, longer: Sequence[dict[int, int]], limi
         else ("task.max_length is", "raise that")
     )
     return (
-        f"{examples[number].place}: {tokens:,} tokens as the model's chat template writes it, but {bound} {limit:,}{more}; "
+        f"{examples[number].place}: {tokens:,} tokens as the model's chat template writes it, but {bound}"
+        f" {limit:,}{more}; "
         f'shorten or split such sequences, set task.overlong = "drop" to drop them, or {remedy}'
     )
 

@@ -326,6 +326,7 @@ def _without_prompts_of(examples: DatasetExamples, kept: Examples, what: str) ->
     left = [row for number, row in enumerate(examples.numbers) if _prompt(examples[number]) not in prompts]
     if not left:
         raise RecipeError(
-            f"`task.held_out`: every prompt of {examples.spec} is held out with {what}; name other examples, or hold out fewer"
+            f"`task.held_out`: every prompt of {examples.spec} is held out with {what}; name other examples, or hold"
+            " out fewer"
         )
     return msgspec.structs.replace(examples, numbers=left)

@@ -34,8 +34,8 @@ def refuse_full_disk(settings: DiskSettings, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < settings.min_free_mb * MEBIBYTE:
         raise SetupError(
-            f"disk.min_free_mb: {free // MEBIBYTE:,} MiB are free on the disk of {folder}, a run needs at least {settings.min_free_mb:,}; "
-            "free space, or set folder to another disk"
+            f"disk.min_free_mb: {free // MEBIBYTE:,} MiB are free on the disk of {folder}, a run needs at least"
+            f" {settings.min_free_mb:,}; free space, or set folder to another disk"
         )
 
 
@@ -65,7 +65,10 @@ class DiskWatch:
             return None
         if free >= WARN_FACTOR * needed:
             return None
-        figures = f"{free // MEBIBYTE:,} MiB are free on the disk of {self.folder.path}, a checkpoint and the log need {needed // MEBIBYTE:,}"
+        figures = (
+            f"{free // MEBIBYTE:,} MiB are free on the disk of {self.folder.path}, a checkpoint and the log need"
+            f" {needed // MEBIBYTE:,}"
+        )
         if free < needed and not self.full:
             self.full = f"{figures}: free space, or lower disk.min_free_mb"
         if self._warned:

@@ -229,12 +229,18 @@ class Liveness:
         limit = self.settings.start_seconds
         actors = ", ".join(missing)
         if now - start.progressed > limit:
-            what = f"its process {pid} is {activity.state or 'gone'}, used no CPU time and read nothing for {now - start.progressed:.0f} s"
+            what = (
+                f"its process {pid} is {activity.state or 'gone'}, used no CPU time and read nothing for"
+                f" {now - start.progressed:.0f} s"
+            )
             if self.beats.get(pid):
                 what = f"other actors of its process {pid} serve, it has been starting for {now - start.since:.0f} s"
             return Overdue(name, pid, f"{actors} {START_OVERDUE}: {what} (watchdog.start_seconds = {limit:g})")
         if now - start.since > limit * MAX_START_FACTOR:
-            what = f"its process {pid} is {activity.state}, has used {activity.cpu_seconds:.0f} s of CPU time and is not ready"
+            what = (
+                f"its process {pid} is {activity.state}, has used {activity.cpu_seconds:.0f} s of CPU time and is not"
+                " ready"
+            )
             return Overdue(name, pid, f"{actors} {START_OVERDUE} within {limit * MAX_START_FACTOR:g} s: {what}")
         return None
 

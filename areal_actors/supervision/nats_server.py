@@ -178,7 +178,8 @@ async def run_server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[RunServ
     if url := resolve_server(recipe.bus.url or None):
         if recipe.bus.tls:
             raise SetupError(
-                "bus.tls: the server of NATS_URL encrypts by its own settings; write tls:// there, and leave bus.tls out"
+                "bus.tls: the server of NATS_URL encrypts by its own settings; write tls:// there, and leave"
+                " bus.tls out"
             )
         owner = ServerAddress(url=url, run=recipe.run, pid=os.getpid())
         monitor = msgspec.structs.replace(owner, url=recipe.bus.monitor_url or url)

@@ -54,8 +54,9 @@ CREDENTIAL_VARIABLES = ("NATS_URL", JOIN_TOKEN)
 """Environment variables removed from all processes: none needs them, and an agent would inherit them."""
 TRACEBACK = "Traceback (most recent call last)"
 CALLED_EXIT = (
-    "nothing has asked it to end, and it has no error: code that it runs, as an agent, a reward or a library, has called `os._exit`; "
-    'raise an exception instead, or run agents in processes of their own (task.runner = "subprocess")'
+    "nothing has asked it to end, and it has no error: code that it runs, as an agent, a reward or a library, has"
+    " called `os._exit`; raise an exception instead, or run agents in processes of their own (task.runner ="
+    ' "subprocess")'
 )
 FIRST_TO_STOP = ("rollout_worker", "session_manager")
 

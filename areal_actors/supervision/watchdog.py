@@ -105,7 +105,9 @@ class WeightVersions:
             lacking = [at for version, at in self.published_at.items() if version > served]
             if lacking and now - min(lacking) >= SLOW_LOAD_SECONDS:
                 serves = f"still serves weight version {served}" if served >= 0 else "serves no weights yet"
-                yield f"{actor} {serves} while version {newest} was published {now - self.published_at[newest]:.0f} s ago"
+                yield (
+                    f"{actor} {serves} while version {newest} was published {now - self.published_at[newest]:.0f} s ago"
+                )
             for wait in received.beat.waits:
                 if (
                     wait.name.startswith(LOADING)
@@ -233,8 +235,8 @@ class Watchdog:
         if (count := self.rejections.total()) >= self.settings.max_rejections_in_a_row:
             reason, times = self.rejections.most_common(1)[0]
             return (
-                f"{count} episodes in a row were rejected and none was exported; most common reason ({times} times): {reason}; "
-                "accept more episodes, or raise watchdog.max_rejections_in_a_row"
+                f"{count} episodes in a row were rejected and none was exported; most common reason ({times} times):"
+                f" {reason}; accept more episodes, or raise watchdog.max_rejections_in_a_row"
             )
         if (count := self.failures.total()) < self.settings.max_failures_in_a_row:
             return ""
@@ -272,11 +274,16 @@ class Watchdog:
         """Yields one part for each role of other hosts without a live worker, and one for the gateways that nothing serves."""
         for role in self.joined:
             if not any(joined_kind(worker) == role for worker in (*self.beats, *self.starting)):
-                yield f"no {role} has joined: start one with `{COMMAND} join --role {role}`, with this start's join.json"
+                yield (
+                    f"no {role} has joined: start one with `{COMMAND} join --role {role}`, with this start's join.json"
+                )
         missing = [gateway for gateway in self.gateways if gateway not in self.beats]
         if missing and not any(joined_kind(worker) == GATEWAY for worker in self.starting):
             whose = f", which serves {', '.join(missing)}" if len(self.gateways) > 1 else ""
-            yield f"no gateway has joined{whose}: start one with `{COMMAND} join --role gateway`, with this start's join.json"
+            yield (
+                f"no gateway has joined{whose}: start one with `{COMMAND} join --role gateway`, with this start's"
+                " join.json"
+            )
 
     def _instead_of_progress(self, now: float) -> str:
         if not (groups := sum(map(len, self.dropped.values()))):
@@ -284,7 +291,10 @@ class Watchdog:
             return f"no progress for {now - self.progressed_at:.0f} s{rejected}"
         reasons = ", ".join(f"{len(numbers)} {reason}" for reason, numbers in self.dropped.items() if numbers)
         since = f"since step {self.step}" if self.step else "before the first step"
-        return f"no step was trained for {now - self.stepped_at:.0f} s: {groups} groups were sampled and dropped {since} ({reasons})"
+        return (
+            f"no step was trained for {now - self.stepped_at:.0f} s: {groups} groups were sampled and dropped {since}"
+            f" ({reasons})"
+        )
 
 
 def silent_actors(beats: Mapping[str, ReceivedBeat], now: float) -> Iterator[str]:
@@ -303,11 +313,15 @@ def waiting_for(beats: Mapping[str, ReceivedBeat], now: float) -> Iterator[str]:
     """Yields one part for each actor that is busy or waiting."""
     if gate := _status(beats, "staleness_gate"):
         yield (
-            f"the staleness gate ({LIMITS.get(str(gate['bound']), str(gate['bound']))}) has {gate['running']:g} groups running, "
-            f"{gate['complete']:g} complete and {gate['in_batch']:g} in training at weight version {gate['weight_version']:g}"
+            f"the staleness gate ({LIMITS.get(str(gate['bound']), str(gate['bound']))}) has {gate['running']:g} groups"
+            f" running, {gate['complete']:g} complete and {gate['in_batch']:g} in training at weight version"
+            f" {gate['weight_version']:g}"
         )
     if batcher := _status(beats, "batcher"):
-        yield f"the batcher has {batcher['complete_groups']:g} complete groups of the {batcher['batch_size']:g} of a batch"
+        yield (
+            f"the batcher has {batcher['complete_groups']:g} complete groups of the {batcher['batch_size']:g} of a"
+            " batch"
+        )
     if (gateway := _status(beats, gateway_name(0))) and (groups := gateway.get("groups")):
         yield f"the gateway waits for agents: {groups}"
     if evaluations := _status(beats, "evaluator"):

@@ -171,7 +171,7 @@ def _is_held_out(index: int, a: int, b: int, c: int) -> bool:
 def _word_problem(template: Template, numbers: tuple[int, int, int], name: str, item: str) -> WordProblem:
     """Returns a template filled with these numbers."""
     values = dict(zip("abc", numbers, strict=True))
-    (first, second) = template.working
+    first, second = template.working
     begun = Calculation(values[first[0]], first[1], values[first[2]])
     ended = Calculation(begun.result, second[1], values[second[2]])
     return WordProblem(template.question.format(name=name, item=item, **values), item, (begun, ended))

@@ -212,7 +212,8 @@ def _separate_held_out(
         rows, name, count = source.test or ListedRows((), source.name), f"{source.name}-test", held_out
     if count > len(rows):
         raise RecipeError(
-            f"`task.held_out`: found {count}, but {spec} has {len(rows)} tasks for evaluation; write at most {len(rows)}"
+            f"`task.held_out`: found {count}, but {spec} has {len(rows)} tasks for evaluation; write at most"
+            f" {len(rows)}"
         )
     return Tasks(rows, name, range(count), columns)
 
@@ -240,7 +241,8 @@ def _not_held_out(
     if not numbers:
         where = f"the {held_out} held-out tasks" if isinstance(held_out, int) else held_out
         raise RecipeError(
-            f"`task.held_out`: every question of {spec} is also in {where}; hold out fewer, or name a file of other tasks"
+            f"`task.held_out`: every question of {spec} is also in {where}; hold out fewer, or name a file of other"
+            " tasks"
         )
     return numbers
 

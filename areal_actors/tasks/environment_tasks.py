@@ -76,7 +76,8 @@ def _list_tasks(task: TaskSettings, args: Mapping[str, Any], limit: int, path: P
         )
     if not path.stat().st_size:
         raise SetupError(
-            f"task.environment: {task.environment} has no tasks; check the settings of its taskset in task.environment_args"
+            f"task.environment: {task.environment} has no tasks; check the settings of its taskset in"
+            " task.environment_args"
         )
 
 
@@ -125,10 +126,13 @@ def _explanation(printed: str, host: EnvironmentHost) -> str:
     if marker and (missing := NO_HARBOR.search(shown)):
         return f"{shown}; {_harbor_remedy(missing['version'])}"
     if host.library == "gymnasium" and shown.startswith(UNKNOWN_IDS):
-        return f'{shown.rstrip(".")}; name an id that `gymnasium.make` knows in that interpreter, or "gymnasium:PATH.py:ENV_ID" of a file'
+        return (
+            f"{shown.rstrip('.')}; name an id that `gymnasium.make` knows in that interpreter, or"
+            ' "gymnasium:PATH.py:ENV_ID" of a file'
+        )
     if "taskset" in shown and "not found" in shown:
         return (
-            f"{shown}; install the environment's package with that interpreter's pip, or with `prime env install OWNER/NAME`, or name "
-            'the folder of its package, as in "verifiers:environments/NAME/NAME"'
+            f"{shown}; install the environment's package with that interpreter's pip, or with `prime env install"
+            ' OWNER/NAME`, or name the folder of its package, as in "verifiers:environments/NAME/NAME"'
         )
     return shown

@@ -61,7 +61,10 @@ def _hub(name: str, otherwise: str = "") -> Iterator[ModuleType]:
     try:
         yield datasets
     except Exception as error:
-        problem = f"{name} cannot be loaded ({type(error).__name__}: {error}); check the connection to the Hugging Face hub and the name"
+        problem = (
+            f"{name} cannot be loaded ({type(error).__name__}: {error}); check the connection to the Hugging Face hub"
+            " and the name"
+        )
         raise SetupError(problem + otherwise) from error
 
 

@@ -96,7 +96,8 @@ def find_shape(rows: DatasetRows, name: str, columns: Mapping[str, str], *, answ
         several = next((path for path in candidates if isinstance(value_at(first, path), list)), "")
         if several:
             raise SetupError(
-                f'{name}, row 0: `{several}` has several values; choose one: `task.columns = {{ answer = "{several}.0" }}`'
+                f"{name}, row 0: `{several}` has several values; choose one: `task.columns = {{ answer ="
+                f' "{several}.0" }}`'
             )
         _raise_first_error(rows, ["answer"])
         raise SetupError(f"{name}, row 0: `answer` is missing; {_remedy(first, 'answer')}")
@@ -126,7 +127,8 @@ def _check_named(rows: DatasetRows, name: str, columns: Mapping[str, str]) -> No
     for field, path in wanted.items():
         where = f"none of the first {looked_at} rows" if looked_at > 1 else "the first row"
         raise SetupError(
-            f'{name}: `task.columns` has {field} = "{path}", which {where} has; the columns are {field_names(paths_of(rows.row(0)))}'
+            f'{name}: `task.columns` has {field} = "{path}", which {where} has; the columns are'
+            f" {field_names(paths_of(rows.row(0)))}"
         )
 
 

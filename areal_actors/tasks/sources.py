@@ -27,12 +27,14 @@ SAVED = ("dataset_info.json", "dataset_dict.json")
 """Files that identify a folder saved by the `datasets` library (either one)."""
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?")
 GSM8K = "openai/gsm8k"
-GSM8K_REMEDY = ". Without it: task.dataset=PATH names a .jsonl file with `question` and `answer`, and profile=embedded trains on generated problems"
+GSM8K_REMEDY = (
+    ". Without it: task.dataset=PATH names a .jsonl file with `question` and `answer`, and profile=embedded trains on"
+    " generated problems"
+)
 IN_CODE = re.compile(r".+\.py:\w+")
 KNOWN = (
-    "`owner/name` on the Hugging Face hub, the path of a .jsonl, .json, .csv, .tsv or .parquet file, of a folder of them, or of a saved "
-    "dataset, or "
-    "`path.py:function` that returns the rows"
+    "`owner/name` on the Hugging Face hub, the path of a .jsonl, .json, .csv, .tsv or .parquet file, of a folder of"
+    " them, or of a saved dataset, or `path.py:function` that returns the rows"
 )
 
 
@@ -173,7 +175,8 @@ def _from_disk(spec: str) -> Source:
         raise SetupError(f"{spec}: no {' or '.join(readers())} file found (looked in {Path.cwd()}); fix the path")
     if len(endings := {ending(file) for file in paths}) > 1:
         raise SetupError(
-            f"{spec}: found files of two kinds ({' and '.join(sorted(endings))}); name one kind: {spec.rstrip('/')}/*.jsonl"
+            f"{spec}: found files of two kinds ({' and '.join(sorted(endings))}); name one kind:"
+            f" {spec.rstrip('/')}/*.jsonl"
         )
     name = path.parent.name if "*" in spec else path.stem if len(paths) == 1 and paths[0] == path else path.name
     return Source(name=name, train=_join_rows([_read(file) for file in paths]))
@@ -185,7 +188,8 @@ def _read(path: Path) -> DatasetRows:
         raise RecipeError(f"there is no dataset `{path}`; write `arithmetic`, {KNOWN}")
     if not path.is_file():
         raise SetupError(
-            f"{path}: cannot be read: No such file or directory; name an existing {ending(path)} file (looked in {Path.cwd()})"
+            f"{path}: cannot be read: No such file or directory; name an existing {ending(path)} file (looked in"
+            f" {Path.cwd()})"
         )
     return read(path)
 

@@ -67,7 +67,8 @@ class Futures:
         """
         if request_id not in self._tasks:
             raise RequestError(
-                f"there is no request '{request_id}': the server was restarted, or the result is older than {RESULT_SECONDS:.0f} s",
+                f"there is no request '{request_id}': the server was restarted, or the result is older than"
+                f" {RESULT_SECONDS:.0f} s",
                 "request_id",
                 "not_found",
             )
@@ -153,7 +154,7 @@ class RequestOrder:
         except TimeoutError:
             if not self._busy and self._next == before:
                 raise RequestError(
-                    f"request {number} of this model waited {GAP_SECONDS:.0f} s for request {before}, which never arrived; "
-                    "create another model from a checkpoint",
+                    f"request {number} of this model waited {GAP_SECONDS:.0f} s for request {before}, which never"
+                    " arrived; create another model from a checkpoint",
                     "seq_id",
                 ) from None

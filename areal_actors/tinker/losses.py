@@ -28,7 +28,10 @@ CLIPS = frozenset({"clip_low_threshold", "clip_high_threshold"})
 POLICY = frozenset({"logprobs", "advantages"})
 UNPUBLISHED = {
     "stable_reinforce": "its formula is not published",
-    "custom": "custom losses run in the client, which needs no support of the server: pass a function to forward_backward_custom",
+    "custom": (
+        "custom losses run in the client, which needs no support of the server: pass a function to"
+        " forward_backward_custom"
+    ),
 }
 
 Inputs = Mapping[str, Tensor]

@@ -34,7 +34,9 @@ MOST_TOP = 20
 """Most likely tokens that a request may ask for at each position."""
 UNSUPPORTED = {
     "prompt_alt_tokens_k": "this server draws no alternatives to the prompt",
-    "record_stability_info": "only the loss stable_reinforce needs it, whose formula is not published; train with another loss",
+    "record_stability_info": (
+        "only the loss stable_reinforce needs it, whose formula is not published; train with another loss"
+    ),
 }
 
 
@@ -161,7 +163,8 @@ def sampling_params(
         raise RequestError("the prompt is empty: send at least one token", "prompt")
     if not 1 <= tokens <= room:
         raise RequestError(
-            f"{prompt_length} prompt tokens and max_tokens {tokens}: max_tokens is at least 1, and both are at most {context}",
+            f"{prompt_length} prompt tokens and max_tokens {tokens}: max_tokens is at least 1, and both are at most"
+            f" {context}",
             "max_tokens",
         )
     stops = _stops(wanted)
@@ -170,15 +173,18 @@ def sampling_params(
     for name, value, low, high in (("temperature", wanted.temperature, 0.0, 100.0), ("top_p", wanted.top_p, 0.0, 1.0)):
         if not low <= value <= high:
             raise RequestError(f"sampling_params.{name} is {value}: write {low:g} to {high:g}", name)
-    return SamplingParams(
-        temperature=wanted.temperature,
-        top_p=wanted.top_p,
-        top_k=max(wanted.top_k, 0),
-        max_tokens=tokens,
-        stop=texts,
-        seed=wanted.seed,
-        top_logprobs=request.topk_sample_logprobs,
-    ), ids
+    return (
+        SamplingParams(
+            temperature=wanted.temperature,
+            top_p=wanted.top_p,
+            top_k=max(wanted.top_k, 0),
+            max_tokens=tokens,
+            stop=texts,
+            seed=wanted.seed,
+            top_logprobs=request.topk_sample_logprobs,
+        ),
+        ids,
+    )
 
 
 def _stops(wanted: SamplingRequestParams) -> list[str | int]:

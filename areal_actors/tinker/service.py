@@ -270,7 +270,8 @@ class TinkerService:
         session = self.sessions.get(sampler_id.partition(":")[0])
         if session is None or sampler_id not in session.samplers:
             raise RequestError(
-                f"there is no sampler '{sampler_id}': its session ended, or {TEMPORARY_SAMPLERS} newer ones of temporary weights were made",
+                f"there is no sampler '{sampler_id}': its session ended, or {TEMPORARY_SAMPLERS} newer ones of"
+                " temporary weights were made",
                 "sampling_session_id",
                 "not_found",
             )

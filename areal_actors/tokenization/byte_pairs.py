@@ -31,11 +31,20 @@ KEPT_TOKENS = 2**20
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 """Default split pattern of the library's ByteLevel pre-tokenizer."""
 CHECKED_TEXTS = (
-    "The quick brown fox's 12,345.67 jumps; they'll write \"it's fine\" -- won't they?\n\n\tIndented\r\n  two  spaces   three\n",
+    (
+        "The quick brown fox's 12,345.67 jumps; they'll write \"it's fine\" -- won't they?\n\n\tIndented\r\n  two "
+        " spaces   three\n"
+    ),
     'def f(x: int) -> str:\n    return f\'{x:>08.3f}\'  # comment\n\n\n{"a": [1, 2.5e-3, null], "b\\\\n": "\\u00e9"}',
-    "Größe, naïve café; Привет мир; 你好，世界。こんにちは　カタカナ; 안녕하세요; שלום עולם; مرحبا بالعالم; नमस्ते; สวัสดี",
+    (
+        "Größe, naïve café; Привет мир; 你好，世界。こんにちは　カタカナ; 안녕하세요; שלום עולם; مرحبا بالعالم; नमस्ते;"
+        " สวัสดี"
+    ),
     "🙂👩‍👩‍👧‍👦🏳️‍🌈 ½ ² Ⅷ ﬁ e\u0301 a\u0308\u0323 \u200b\u200d\ufeff\u00a0\u2028\u3000 ’s ʼn ǆ İ ß ẞ",
-    '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>\n<|im_start|>assistant\n<think>\n\n</think>\n\n#### 42 <<3*14=42>>',
+    (
+        '<tool_call>\n{"name": "f", "arguments": {"x":'
+        " 1}}\n</tool_call>\n<|im_start|>assistant\n<think>\n\n</think>\n\n#### 42 <<3*14=42>>"
+    ),
     "A'S B'Ll C'VE D're 1234567890 ١٢٣ 𝟙𝟚 \x00\x01\x7f\x85 tail   ",
     "|".join(character * count for character in "a0 \n=-._" for count in range(1, 40)),
 )

@@ -41,9 +41,9 @@ class LiteralMarks:
             return (self._answer_pattern if of_model else self._pattern).sub(_break_mark, value)
         if isinstance(value, Mapping):
             broken = {
-                self.break_in(name, of_model=of_model): inner
-                if name in LEFT_ALONE
-                else self.break_in(inner, of_model=of_model)
+                self.break_in(name, of_model=of_model): (
+                    inner if name in LEFT_ALONE else self.break_in(inner, of_model=of_model)
+                )
                 for name, inner in value.items()
             }
             return (

@@ -152,7 +152,8 @@ class ChatTokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise SetupError(
-                f"{folder} holds no tokenizer.json: give a Hugging Face folder with a fast tokenizer (save_pretrained writes one)"
+                f"{folder} holds no tokenizer.json: give a Hugging Face folder with a fast tokenizer (save_pretrained"
+                " writes one)"
             )
         try:
             tokenizer = Tokenizer.from_file(str(path))

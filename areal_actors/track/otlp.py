@@ -157,7 +157,10 @@ class SpanSender:
             while self._spans:
                 batch = [self._spans.popleft() for _ in range(min(BATCH_SPANS, len(self._spans)))]
                 if self._exporter.export([self._readable(span) for span in batch]) is not self._done:
-                    reason = f"the collector at {self.url} did not take {len(batch)} spans, after {self.sent:,}; its answer is above"
+                    reason = (
+                        f"the collector at {self.url} did not take {len(batch)} spans, after {self.sent:,}; its answer"
+                        " is above"
+                    )
                     raise SetupError(f"{reason}; start it, or name another: --otlp http://HOST:4318")
                 self.sent += len(batch)
 

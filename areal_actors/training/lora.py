@@ -44,7 +44,8 @@ class Lora:
         """
         if refused := EMBEDDINGS & set(settings.targets):
             raise SetupError(
-                f"trainer.lora.targets: {', '.join(sorted(refused))} is not supported; name layers of the blocks, or none for all"
+                f"trainer.lora.targets: {', '.join(sorted(refused))} is not supported; name layers of the blocks, or"
+                " none for all"
             )
         config = peft.LoraConfig(
             r=settings.rank,

@@ -49,8 +49,9 @@ def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool =
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if saved and "quantization_config" in config_of(folder):
         raise SetupError(
-            f"{folder}: its weights are quantized, and trained weights are not, so that a checkpoint would be another model; "
-            "set `model` to a version in bfloat16, or write one with transformers (`dequantize`, then `save_pretrained`)"
+            f"{folder}: its weights are quantized, and trained weights are not, so that a checkpoint would be another"
+            " model; set `model` to a version in bfloat16, or write one with transformers (`dequantize`, then"
+            " `save_pretrained`)"
         )
     try:
         whole = _load_value_model if head == "value" else _load_language_model
@@ -116,7 +117,8 @@ def recompute_activations(model: Any) -> None:
     """
     if not getattr(model, "supports_gradient_checkpointing", False):
         raise EngineError(
-            f"trainer.recompute_activations: {type(model).__name__} does not support gradient checkpointing; set it to false"
+            f"trainer.recompute_activations: {type(model).__name__} does not support gradient checkpointing; set it to"
+            " false"
         )
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for module in model.modules():

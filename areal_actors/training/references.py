@@ -75,6 +75,7 @@ def _scorer(folder: str, role: Role, policy: TokenScorer, ranks: Ranks) -> Token
     frozen_size, ours = (loaded.config.get_text_config().vocab_size for loaded in (model, policy.model))
     if frozen_size != ours:
         raise SetupError(
-            f"the {role} in {folder} has {frozen_size} tokens, the policy {ours}: use a model with the policy's tokenizer"
+            f"the {role} in {folder} has {frozen_size} tokens, the policy {ours}: use a model with the policy's"
+            " tokenizer"
         )
     return TokenScorer(ranks.parallelize(model, policy.dtype).to(policy.model.device), policy.temperature, policy.dtype)

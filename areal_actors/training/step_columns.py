@@ -155,8 +155,9 @@ def _calls_of_trained(sequences: Sequence[TrainingSequence], index: int) -> NDAr
     if outside.any():
         where = int(positions[outside][0])
         raise EngineError(
-            f"sequence {index} (group {sequences[index].group}): its token at position {where} is trained but belongs to none "
-            f"of the sequence's calls, which are at {[(call.start, call.end) for call in calls]}; give every trained token a call"
+            f"sequence {index} (group {sequences[index].group}): its token at position {where} is trained but belongs"
+            f" to none of the sequence's calls, which are at {[(call.start, call.end) for call in calls]}; give every"
+            " trained token a call"
         )
     return call_numbers.astype(np.int64)
 

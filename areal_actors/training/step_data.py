@@ -120,7 +120,8 @@ def drop_masked_tokens(
     assert kept is not None
     if not kept.any():
         raise UntrainableBatch(
-            "the algorithm masks every token of this batch: relax its masks under [algorithm] (for example `shaping.truncated`)"
+            "the algorithm masks every token of this batch: relax its masks under [algorithm] (for example"
+            " `shaping.truncated`)"
         )
     masked = []
     for sequence, own in zip(

@@ -98,7 +98,8 @@ class TorchTrainer:
         model = load_model(model_folder, algorithm.head, weights=ranks.first)
         if settings.lora and algorithm.head == "value":
             raise SetupError(
-                f"trainer.lora: an adapter cannot train the scalar head of {type(algorithm).__name__}; remove [trainer.lora]"
+                f"trainer.lora: an adapter cannot train the scalar head of {type(algorithm).__name__}; remove"
+                " [trainer.lora]"
             )
         self._lora = Lora(model, model_folder, settings.lora, seed) if settings.lora else None
         self._adapter = self._lora if settings.lora and settings.lora.published == "adapter" else None

@@ -303,7 +303,10 @@ class Trainer(Actor):
         else:
             self.skipped.discard(step)
             if updates := int(metrics.get("skipped_updates", 0)):
-                cause = f"{updates} updates of the step were skipped: their loss or gradient was not finite, or a pass failed"
+                cause = (
+                    f"{updates} updates of the step were skipped: their loss or gradient was not finite, or a pass"
+                    " failed"
+                )
         if not cause and not batch.refused:
             return CountedStep(sequences=sequences, metrics=metrics)
         refused = BatchRefused(step=step, sequences=batch.refused, trained_sequences=len(sequences), cause=cause)
@@ -357,8 +360,10 @@ class Trainer(Actor):
         if step.refused is not None and in_a_row >= self.max_skipped_steps:
             why = step.refused.sequences[0].cause if step.refused.sequences else step.refused.cause
             yield TrainingHalted(
-                reason=f"{in_a_row} steps in a row changed no weight, the last because of this: {why}; "
-                "fix the cause, or raise trainer.max_skipped_steps"
+                reason=(
+                    f"{in_a_row} steps in a row changed no weight, the last because of this: {why}; "
+                    "fix the cause, or raise trainer.max_skipped_steps"
+                )
             )
 
     async def _evaluate_examples(self, source: SupervisedData, context: Context) -> AsyncIterator[LossEvaluated]:

@@ -27,7 +27,10 @@ ARITHMETIC = (
     "threads",
 )
 """Settings of `[trainer]` that may change on resume and that affect rounding in a step."""
-CAUSES = "the checkpoint, the initial model or the log was changed, the torch version or the machine differs, or memory is faulty"
+CAUSES = (
+    "the checkpoint, the initial model or the log was changed, the torch version or the machine differs, or memory is"
+    " faulty"
+)
 REMEDY = (
     f"roll back further with `{COMMAND} resume RUN --from step-N`, or resume on the original machine and installation"
 )

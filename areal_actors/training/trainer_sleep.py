@@ -37,7 +37,10 @@ class EngineSleep:
                 logger.info("no process serves this inference worker, so it holds no memory", worker=worker, step=step)
                 continue
             except NoReply as error:
-                late = f"{worker} has not released its memory for step {step} within watchdog.load_seconds = {self.seconds:g}"
+                late = (
+                    f"{worker} has not released its memory for step {step} within watchdog.load_seconds ="
+                    f" {self.seconds:g}"
+                )
                 raise EngineError(f'{late}; raise it, or write generation.sleep = "off"') from error
             if answer.error:
                 raise EngineError(f"{worker} holds its memory during step {step}: {answer.error}")

@@ -64,7 +64,8 @@ def check_fields(state: Mapping[str, Any], fields: AbstractSet[str], folder: Pat
     """
     if missing := fields - set(state):
         raise CheckpointError(
-            f"{folder / STATE_FILE} lacks {', '.join(sorted(missing))}; it was written by another version of this program"
+            f"{folder / STATE_FILE} lacks {', '.join(sorted(missing))}; it was written by another version of this"
+            " program"
         )
 
 

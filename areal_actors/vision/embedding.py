@@ -31,7 +31,8 @@ class VisionInputs:
         processor = vision_of(base_model.name_or_path)
         if processor is None:
             raise SetupError(
-                f"{base_model.name_or_path} has no model with vision of a supported type; leave images out, or set another model"
+                f"{base_model.name_or_path} has no model with vision of a supported type; leave images out, or set"
+                " another model"
             )
         self.processor = processor
         self._base_model = base_model

@@ -62,6 +62,7 @@ class ImageFolder:
             ) from error
         if (actual_digest := xxhash.xxh3_128_hexdigest(content)) != digest:
             raise ImageLost(
-                f"the image {file} is damaged: its digest is {actual_digest}; delete the file and send the image again, or restore it"
+                f"the image {file} is damaged: its digest is {actual_digest}; delete the file and send the image again,"
+                " or restore it"
             )
         return content

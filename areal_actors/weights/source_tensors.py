@@ -115,8 +115,8 @@ class SourceTensors:
         for names, what in ((lacking, "lack"), (shaped, "have in another shape")):
             if names:
                 raise SetupError(
-                    f"{self.folder}: a checkpoint of {type(model).__name__} would {what} {list_names(names)} of this folder; "
-                    "choose a model that transformers writes as it reads it"
+                    f"{self.folder}: a checkpoint of {type(model).__name__} would {what} {list_names(names)} of this"
+                    " folder; choose a model that transformers writes as it reads it"
                 )
 
 

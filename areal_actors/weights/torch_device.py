@@ -35,7 +35,8 @@ def torch_device(name: str, setting: str, number: int = 0) -> torch.device:
         )
     if number >= (device_count := torch.cuda.device_count()):
         raise SetupError(
-            f'{setting}: rank {number} of this host has no CUDA device: {device_count} are visible; write fewer ranks, or "cpu"'
+            f"{setting}: rank {number} of this host has no CUDA device: {device_count} are visible; write fewer ranks,"
+            ' or "cpu"'
         )
     device = torch.device("cuda", number)
     if (fraction := memory_fraction()) < 1:

@@ -27,7 +27,10 @@ def state_problem(kinds: Iterable[str]) -> str:
     """The reason why rows cannot be packed with layers of these kinds; empty if they can."""
     named = {"linear_attention" if kind == "mamba" else kind for kind in kinds}  # as transformers names it
     if unsupported := sorted(named - ATTENTION_KINDS):
-        return f"its layers of kind {', '.join(unsupported)} carry a state from each token to the next, which rows in one sequence would mix"
+        return (
+            f"its layers of kind {', '.join(unsupported)} carry a state from each token to the next, which rows in one"
+            " sequence would mix"
+        )
     return ""
 
 

@@ -69,7 +69,8 @@ def read_weights(location: WeightsLocation) -> dict[str, Tensor]:
     tensors = read_tensors(folder)
     if (actual_checksum := checksum(tensors)) != location.checksum:
         raise EngineError(
-            f"the weights in {folder} have checksum {actual_checksum}, expected {location.checksum}: wait for the next version"
+            f"the weights in {folder} have checksum {actual_checksum}, expected {location.checksum}: wait for the next"
+            " version"
         )
     return tensors
 

@@ -132,7 +132,8 @@ def main() -> None:
         cases.append(case := measure(vocabulary, width, options, trained=trained))
         names, parts = list(WAYS[trained]), (case["seconds"], case["megabytes"])
         print(
-            f"\n{case['head']} head, vocabulary {vocabulary:,}, hidden {width}: gradients within {case['difference']:.1e}"
+            f"\n{case['head']} head, vocabulary {vocabulary:,}, hidden {width}: gradients within"
+            f" {case['difference']:.1e}"
         )
         print(table(["", "CPU s", "MB"], [[name, *(part[name] for part in parts)] for name in names]))  # type: ignore[index]
     if not options.no_history:

@@ -120,9 +120,11 @@ def one_after_another(batches: list[MicroBatch]) -> MicroBatch:
 def whole(batches: list[MicroBatch]) -> list[MicroBatch]:
     """Return the micro-batches with all tokens in all blocks."""
     return [
-        msgspec.structs.replace(batch, chains=msgspec.structs.replace(batch.chains, outputs=None))
-        if batch.chains
-        else batch
+        (
+            msgspec.structs.replace(batch, chains=msgspec.structs.replace(batch.chains, outputs=None))
+            if batch.chains
+            else batch
+        )
         for batch in batches
     ]
 

@@ -85,7 +85,8 @@ class Envelope(msgspec.Struct, metaclass=FrozenMeta):
             raise ClaimLost(f"{self.subject} from {self.sender} ({self.id}): its body was not loaded from {self.claim}")
         if zlib.crc32(self.body) != self.checksum:
             raise CorruptMessage(
-                f"{self.subject} from {self.sender} ({self.id}): the checksum does not match: it was damaged in the store or on the network"
+                f"{self.subject} from {self.sender} ({self.id}): the checksum does not match: it was damaged in the"
+                " store or on the network"
             )
         try:
             return msgspec.msgpack.decode(self.body, type=kind)

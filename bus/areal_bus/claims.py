@@ -122,8 +122,8 @@ def check_out(envelope: Envelope, blobs: Blobs | None, *, keep: bool = True) -> 
             _store(blobs).remove(name)
     except OSError as error:
         raise ClaimLost(
-            f"{envelope.subject} from {envelope.sender} ({envelope.id}): its body in {_place(blobs, name)} cannot be read: {error}; "
-            "all processes of a run need the same blobs folder"
+            f"{envelope.subject} from {envelope.sender} ({envelope.id}): its body in {_place(blobs, name)} cannot be"
+            f" read: {error}; all processes of a run need the same blobs folder"
         ) from error
     return msgspec.structs.replace(envelope, body=body, claim="")
 

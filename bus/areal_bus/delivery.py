@@ -180,6 +180,7 @@ def by_subject(*kinds: type[Message]) -> Kinds:
 def trimmed_error(reader: str, wanted: int, first: int, run: str) -> str:
     """Returns the error text for a reader of trimmed events."""
     return (
-        f"{reader} requires event {wanted} of run {run}, but the log begins at event {first}: earlier events were trimmed, since no kept "
-        "checkpoint needs them; begin with a snapshot (the run folder's snapshots) or with the first event in the log"
+        f"{reader} requires event {wanted} of run {run}, but the log begins at event {first}: earlier events were"
+        " trimmed, since no kept checkpoint needs them; begin with a snapshot (the run folder's snapshots) or with the"
+        " first event in the log"
     )

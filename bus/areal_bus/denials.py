@@ -26,8 +26,8 @@ class Denials:
         verb, subject = match[1].lower(), match[2].lower()
         what = "publish" if verb == "publish" else "subscribe"
         denied = PermissionDenied(
-            f"the NATS server does not let user {self._user!r} {what} to {subject}; "
-            "declare the message in the handler's signature, or, on a server of your own, grant this user the permission",
+            f"the NATS server does not let user {self._user!r} {what} to {subject}; declare the message in the"
+            " handler's signature, or, on a server of your own, grant this user the permission",
             subject,
         )
         if verb == "publish":

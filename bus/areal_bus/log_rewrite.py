@@ -80,7 +80,8 @@ async def copy_log(source: Streams, target: Streams, first: int, end: int) -> No
             written = await asyncio.gather(*(_append(target, payload) for payload in payloads))
             if written != list(wanted):
                 raise LogUnavailable(
-                    f"events {wanted[0]} to {wanted[-1]} were written as {written[0]} to {written[-1]}; the old log is unchanged"
+                    f"events {wanted[0]} to {wanted[-1]} were written as {written[0]} to {written[-1]}; the old log is"
+                    " unchanged"
                 )
     finally:
         await reader.close()

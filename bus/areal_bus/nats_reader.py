@@ -67,8 +67,8 @@ def _open(streams: Streams, message: Msg) -> Envelope:
 
 def _missing(streams: Streams, sequence: int) -> LogDamaged:
     return LogDamaged(
-        f"event {sequence} is missing in the log of run {streams.run}: the server's store is damaged; the events before it are intact: "
-        "resume the run to continue from there, or export it"
+        f"event {sequence} is missing in the log of run {streams.run}: the server's store is damaged; the events before"
+        " it are intact: resume the run to continue from there, or export it"
     )
 
 

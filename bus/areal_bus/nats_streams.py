@@ -294,7 +294,10 @@ class Streams:
                 f"no stream of run {self.run} accepts this subject; was the run provisioned with this kind of message?"
             )
         elif self.connection.is_up:
-            reason = "the server is connected but does not confirm; its disk may be full: see the server's log and free space"
+            reason = (
+                "the server is connected but does not confirm; its disk may be full: see the server's log and free"
+                " space"
+            )
         else:
             reason = "the server is unavailable; check its process and its log"
         return f"{subject} was not written within {self._retry_for_seconds:g} s: {reason}"

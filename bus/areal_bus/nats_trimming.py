@@ -33,8 +33,9 @@ async def span_of(streams: Streams) -> LogSpan:
     first, last = max(int(state["first_seq"]), 1), int(state["last_seq"])
     if first > 1 and first > await marked_first(streams):
         raise CorruptMessage(
-            f"the log {streams.log} begins at event {first}, but earlier events were not trimmed: the server's store is damaged; "
-            "restore the run folder's nats folder from a backup, or start another run from the last checkpoint"
+            f"the log {streams.log} begins at event {first}, but earlier events were not trimmed: the server's store is"
+            " damaged; restore the run folder's nats folder from a backup, or start another run from the last"
+            " checkpoint"
         )
     return LogSpan(first=first, last=last, bytes=int(state["bytes"]))
 

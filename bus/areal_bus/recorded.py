@@ -238,7 +238,8 @@ def _read_header(file: BinaryIO, path: Path) -> Header:
         raise RecordingDamaged(no_recording) from error
     if header.format_version > FORMAT_VERSION:
         raise RecordingDamaged(
-            f"{path} has format version {header.format_version}, but this program supports versions up to {FORMAT_VERSION}; upgrade it"
+            f"{path} has format version {header.format_version}, but this program supports versions up to"
+            f" {FORMAT_VERSION}; upgrade it"
         )
     return header
 

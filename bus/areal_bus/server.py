@@ -347,7 +347,8 @@ async def _lock(folder: Path) -> int:
             if asyncio.get_running_loop().time() >= deadline:
                 os.close(lock)
                 raise ServerUnavailable(
-                    f"another nats-server uses the store in {folder}; stop the run it belongs to, or choose another run folder"
+                    f"another nats-server uses the store in {folder}; stop the run it belongs to, or choose another run"
+                    " folder"
                 ) from None
             await asyncio.sleep(_LOCK_POLL_SECONDS)
         else:

@@ -141,7 +141,10 @@ class ServerKeeper:
             async with asyncio.timeout(_ADOPT_SECONDS), aiohttp.ClientSession() as session:
                 before = await _config_time(session, server.monitoring_url)
                 server.load_users(users)
-                while self.server is server and await _config_time(session, server.monitoring_url) in ("", before):  # noqa: ASYNC110 - it is another process
+                while self.server is server and await _config_time(session, server.monitoring_url) in (
+                    "",
+                    before,
+                ):  # noqa: ASYNC110 - it is another process
                     await asyncio.sleep(_ADOPT_POLL_SECONDS)
         except TimeoutError:
             log = server.folder / "nats-server.log"
@@ -270,13 +273,17 @@ def _after_write_error(server: EmbeddedServer, health: str) -> str:
     with suppress(msgspec.MsgspecError):
         health = msgspec.json.decode(health, type=_Health).error
     if is_out_of_descriptors(OSError(health)):
-        return f"nats-server had no file descriptors left to write the log, and was killed to write again; {DESCRIPTORS_REMEDY}"
+        return (
+            "nats-server had no file descriptors left to write the log, and was killed to write again;"
+            f" {DESCRIPTORS_REMEDY}"
+        )
     if "no space left" not in health:
         raise ServerUnavailable(f"nats-server cannot write the log: {health}; check the disk of {server.folder}")
     free = shutil.disk_usage(server.folder).free
     if free < _MIN_FREE_BYTES:
         raise ServerUnavailable(
-            f"the disk of {server.folder} is full ({free >> 20} MB free), and nats-server cannot write the log; free space and go on"
+            f"the disk of {server.folder} is full ({free >> 20} MB free), and nats-server cannot write the log; free"
+            " space and go on"
         )
     return f"the disk of {server.folder} was full for a moment, and nats-server was killed to write again"
 

@@ -87,9 +87,15 @@ def cause_of(error: BaseException, url: str) -> str:
     pinned = urlsplit(url).fragment
     if isinstance(error, ssl.SSLCertVerificationError):
         if pinned:
-            return f"{error.args[-1]}: take the address, or join.json, of this start of the run; if it is of this one, another server answers"
+            return (
+                f"{error.args[-1]}: take the address, or join.json, of this start of the run; if it is of this one,"
+                " another server answers"
+            )
         cause = getattr(error, "verify_message", "") or str(error)
-        remedy = "name the file of its authority in SSL_CERT_FILE; for a run's own server, add its fingerprint to the address, as in join.json"
+        remedy = (
+            "name the file of its authority in SSL_CERT_FILE; for a run's own server, add its fingerprint to the"
+            " address, as in join.json"
+        )
         if "expired" in cause:
             remedy = "renew the certificate of the server"
         elif "match" in cause or "mismatch" in cause:

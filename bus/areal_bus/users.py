@@ -65,7 +65,8 @@ class BusUsers(msgspec.Struct, metaclass=FrozenMeta):
         for name in permissions:
             if not _USER_NAME.fullmatch(name) or name in (OWNER, MONITOR):
                 raise ValueError(
-                    f"{name!r} is not valid as a user of the bus: use letters, digits, '-' and '_', and neither {OWNER} nor {MONITOR}"
+                    f"{name!r} is not valid as a user of the bus: use letters, digits, '-' and '_', and neither {OWNER}"
+                    f" nor {MONITOR}"
                 )
         return cls(run=run, permissions=users, passwords={name: secrets.token_hex(16) for name in users})
 

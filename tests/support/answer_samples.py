@@ -45,20 +45,28 @@ CALLING = tuple(name for name in NAMES if name != "none")
 
 PARIS = '{"city": "Paris", "days": 3}'
 ONE_CALL = {
-    "deepseek": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{PARIS}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
-    f"{PARIS}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek": (
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{PARIS}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+        f"{PARIS}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
     "generic_json": f'{{"name": "weather", "arguments": {PARIS}}}',
-    "glm": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
-    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+    "glm": (
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
+    ),
     "gpt_oss": f" to=functions.weather<|channel|>commentary json<|message|>{PARIS}<|call|>",
     "hermes": f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>',
     "llama3": f'{{"name": "weather", "parameters": {PARIS}}}',
     "mistral": f"[TOOL_CALLS]weather[ARGS]{PARIS}",
     "python_lines": '<function_calls>weather(city="Paris", days=3)</function_calls>',
     "pythonic": '<|tool_call_start|>[weather(city="Paris", days=3)]<|tool_call_end|>',
-    "qwen_coder": "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n"
-    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+    "qwen_coder": (
+        "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
+    ),
 }
 """The same call in every format."""
 

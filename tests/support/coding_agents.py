@@ -112,7 +112,10 @@ class CodexScript(Codex):
     @staticmethod
     def script(command, folder):
         """A script that runs a command."""
-        return f"const result = await tools.exec_command({json.dumps({'cmd': command, 'workdir': folder})});\ntext(result.output);\n"
+        return (
+            "const result = await"
+            f" tools.exec_command({json.dumps({'cmd': command, 'workdir': folder})});\ntext(result.output);\n"
+        )
 
 
 class OpenCode(FileToolsAgent):

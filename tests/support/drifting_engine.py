@@ -37,9 +37,11 @@ class DriftingEngine(TransformersEngine):
         generator = torch.Generator().manual_seed(weight_version)
         with tempfile.TemporaryDirectory() as folder:
             damaged = {
-                name: tensor + NOISE * tensor.std() * torch.randn(tensor.shape, generator=generator)
-                if tensor.numel() > 1
-                else tensor
+                name: (
+                    tensor + NOISE * tensor.std() * torch.randn(tensor.shape, generator=generator)
+                    if tensor.numel() > 1
+                    else tensor
+                )
                 for name, tensor in read_weights(location).items()
             }
             other = write_weights(damaged, f"{folder}/damaged", location.model)

@@ -7,17 +7,18 @@ from areal_actors.tokenization.chat_template import ChatTemplate
 from areal_actors.tokenization.tool_parsers.round_trip import tool_support
 
 GEMMA_VALUE = (
-    '{%- macro written(value) %}{% if value is string %}<|"|>{{ value }}<|"|>{% elif value is mapping %}{{ "{" }}'
-    '{% for key, one in value | dictsort %}{{ key }}:{{ written(one) }}{% if not loop.last %},{% endif %}{% endfor %}{{ "}" }}'
-    "{% elif value is iterable %}[{% for one in value %}{{ written(one) }}{% if not loop.last %},{% endif %}{% endfor %}]"
-    "{% else %}{{ value | tojson }}{% endif %}{% endmacro %}"
+    '{%- macro written(value) %}{% if value is string %}<|"|>{{ value }}<|"|>{% elif value is mapping %}{{ "{" }}{% for'
+    ' key, one in value | dictsort %}{{ key }}:{{ written(one) }}{% if not loop.last %},{% endif %}{% endfor %}{{ "}"'
+    " }}{% elif value is iterable %}[{% for one in value %}{{ written(one) }}{% if not loop.last %},{% endif %}{%"
+    " endfor %}]{% else %}{{ value | tojson }}{% endif %}{% endmacro %}"
 )
 DSML = "｜DSML｜"
 TEMPLATES = {
     "apertus": chat_template(
         "<|ROLE_start|>",
         "<|turn_end|>",
-        f'<|tools_prefix|>[{FOR_CALLS}{{{{ "{{" }}}}"{{{{ it.name }}}}": {JSON}{{{{ "}}" }}}}{COMMA}{END}]<|tools_suffix|>',
+        f'<|tools_prefix|>[{FOR_CALLS}{{{{ "{{" }}}}"{{{{ it.name }}}}": {JSON}{{{{ "}}"'
+        f" }}}}{COMMA}{END}]<|tools_suffix|>",
     ),
     "apriel": chat_template(
         "<|ROLE|>⏎",
@@ -43,21 +44,24 @@ TEMPLATES = {
     "deepseek_v3_2": chat_template(
         "<｜ROLE｜>",
         "<｜end▁of▁sentence｜>",
-        f'⏎⏎<{DSML}function_calls>⏎{FOR_CALLS}<{DSML}invoke name="{{{{ it.name }}}}">⏎{FOR_ARGUMENTS}'
-        f'<{DSML}parameter name="{{{{ key }}}}" string="{{{{ "true" if value is string else "false" }}}}">{PLAIN}</{DSML}parameter>⏎{END}'
-        f"</{DSML}invoke>⏎{END}</{DSML}function_calls>",
+        f'⏎⏎<{DSML}function_calls>⏎{FOR_CALLS}<{DSML}invoke name="{{{{ it.name }}}}">⏎{FOR_ARGUMENTS}<{DSML}parameter'
+        ' name="{{ key }}" string="{{ "true" if value is string else "false"'
+        f' }}}}">{PLAIN}</{DSML}parameter>⏎{END}</{DSML}invoke>⏎{END}</{DSML}function_calls>',
     ),
-    "gemma4": GEMMA_VALUE
-    + chat_template(
-        "<|turn>ROLE⏎",
-        "<turn|>⏎",
-        f"{FOR_CALLS}<|tool_call>call:{{{{ it.name }}}}{{{{ written(it.arguments) }}}}<tool_call|>{END}",
-        open_end="<|tool_response>",
+    "gemma4": (
+        GEMMA_VALUE
+        + chat_template(
+            "<|turn>ROLE⏎",
+            "<turn|>⏎",
+            f"{FOR_CALLS}<|tool_call>call:{{{{ it.name }}}}{{{{ written(it.arguments) }}}}<tool_call|>{END}",
+            open_end="<|tool_response>",
+        )
     ),
     "gigachat3": chat_template(
         "ROLE<|role_sep|>⏎",
         "<|message_sep|>⏎⏎",
-        f'{FOR_CALLS}<|message_sep|>⏎⏎function call<|role_sep|>⏎{{"name": "{{{{ it.name }}}}", "arguments": {JSON}}}{END}',
+        f'{FOR_CALLS}<|message_sep|>⏎⏎function call<|role_sep|>⏎{{"name": "{{{{ it.name }}}}", "arguments":'
+        f" {JSON}}}{END}",
     ),
     "granite_3_3": chat_template(
         "<|start_of_role|>ROLE<|end_of_role|>",
@@ -94,8 +98,8 @@ TEMPLATES = {
     "solar_open": chat_template(
         "<|begin|>ROLE<|content|>",
         "<|end|>",
-        f"<|tool_calls|>{FOR_CALLS}<|tool_call:begin|>{{{{ call.id }}}}<|tool_call:name|>{{{{ it.name }}}}<|tool_call:args|>{JSON}"
-        f"<|tool_call:end|>{END}",
+        f"<|tool_calls|>{FOR_CALLS}<|tool_call:begin|>{{{{ call.id }}}}<|tool_call:name|>{{{{ it.name"
+        f" }}}}<|tool_call:args|>{JSON}<|tool_call:end|>{END}",
         open_end="<|calls|>",
     ),
     **TAGGED,
@@ -108,22 +112,35 @@ PARIS = '{"city": "Paris", "days": 3}'
 ONE_CALL = {
     "apertus": f'<|tools_prefix|>[{{"weather": {PARIS}}}]<|tools_suffix|>',
     "apriel": f'<tool_calls>[{{"name": "weather", "arguments": {PARIS}}}]</tool_calls>',
-    "command_r7b": f'<|START_ACTION|>[\n    {{"tool_call_id": "0", "tool_name": "weather", "parameters": {PARIS}}}\n]<|END_ACTION|>',
-    "deepseek_v3_2": f'<{DSML}function_calls>\n<{DSML}invoke name="weather">\n'
-    f'<{DSML}parameter name="city" string="true">Paris</{DSML}parameter>\n'
-    f'<{DSML}parameter name="days" string="false">3</{DSML}parameter>\n</{DSML}invoke>\n</{DSML}function_calls>',
+    "command_r7b": (
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters":'
+        f" {PARIS}}}\n]<|END_ACTION|>"
+    ),
+    "deepseek_v3_2": (
+        f'<{DSML}function_calls>\n<{DSML}invoke name="weather">\n'
+        f'<{DSML}parameter name="city" string="true">Paris</{DSML}parameter>\n'
+        f'<{DSML}parameter name="days" string="false">3</{DSML}parameter>\n</{DSML}invoke>\n</{DSML}function_calls>'
+    ),
     "gemma4": '<|tool_call>call:weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>',
     "gigachat3": f'<|message_sep|>\n\nfunction call<|role_sep|>\n{{"name": "weather", "arguments": {PARIS}}}',
     "granite_3_3": f'<|tool_call|>[{{"name": "weather", "arguments": {PARIS}}}]',
-    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
-    f"{PARIS}<|tool_call_end|><|tool_calls_section_end|>",
-    "minimax_m2": '<minimax:tool_call>\n<invoke name="weather">\n'
-    '<parameter name="city">Paris</parameter>\n<parameter name="days">3</parameter>\n'
-    "</invoke>\n</minimax:tool_call>",
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        f"{PARIS}<|tool_call_end|><|tool_calls_section_end|>"
+    ),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="weather">\n'
+        '<parameter name="city">Paris</parameter>\n<parameter name="days">3</parameter>\n'
+        "</invoke>\n</minimax:tool_call>"
+    ),
     "nemotron_nano_v2": f'<TOOLCALL>[{{"name": "weather", "arguments": {PARIS}}}]</TOOLCALL>',
-    "seed_oss": "<seed:tool_call>\n<function=weather>\n<parameter=city>Paris</parameter>\n"
-    "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
-    "solar_open": f"<|tool_calls|><|tool_call:begin|>callP1a2r<|tool_call:name|>weather<|tool_call:args|>{PARIS}<|tool_call:end|>",
+    "seed_oss": (
+        "<seed:tool_call>\n<function=weather>\n<parameter=city>Paris</parameter>\n"
+        "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>"
+    ),
+    "solar_open": (
+        f"<|tool_calls|><|tool_call:begin|>callP1a2r<|tool_call:name|>weather<|tool_call:args|>{PARIS}<|tool_call:end|>"
+    ),
     **TAGGED_CALLS,
 }
 """A call of `weather` in every family's syntax."""

@@ -4,31 +4,39 @@
 
 from __future__ import annotations
 
-ANY = "class Any:\n    def __eq__(self, other): return True\n    def __ne__(self, other): return False\n    __hash__ = object.__hash__\n"
+ANY = (
+    "class Any:\n    def __eq__(self, other): return True\n    def __ne__(self, other): return False\n    __hash__ ="
+    " object.__hash__\n"
+)
 EQUAL_3 = "assert add(1, 2) == 3"
 FRAME = "import sys\nframe = sys._getframe()\n"
 
 FORGERIES: dict[str, tuple[str, str]] = {
     "the proof, read from a frame": (
         FRAME
-        + "import os\nwhile frame:\n    for value in frame.f_locals.values():\n        if isinstance(value, dict) and 'proof' in value:\n"
-        "            [os.write(fd, value['proof'].encode()) for fd in range(3, 20) if not os.write.__doc__ is None and _is_pipe(fd)]\n            os._exit(0)\n"
-        "    frame = frame.f_back\n",
+        + "import os\nwhile frame:\n    for value in frame.f_locals.values():\n        if isinstance(value, dict) and"
+        " 'proof' in value:\n            [os.write(fd, value['proof'].encode()) for fd in range(3, 20) if not"
+        " os.write.__doc__ is None and _is_pipe(fd)]\n            os._exit(0)\n    frame = frame.f_back\n",
         EQUAL_3,
     ),
     "the proof, found by the garbage collector": (
-        "import gc, os\nfor value in gc.get_objects():\n    if isinstance(value, dict) and 'proof' in value and isinstance(value['proof'], str):\n"
-        "        [os.write(fd, value['proof'].encode()) for fd in range(3, 20) if _is_pipe(fd)]\n        os._exit(0)\n",
+        (
+            "import gc, os\nfor value in gc.get_objects():\n    if isinstance(value, dict) and 'proof' in value and"
+            " isinstance(value['proof'], str):\n        [os.write(fd, value['proof'].encode()) for fd in range(3, 20)"
+            " if _is_pipe(fd)]\n        os._exit(0)\n"
+        ),
         EQUAL_3,
     ),
     "the list of tests, replaced in a frame": (
-        FRAME
-        + "while frame:\n    for value in list(frame.f_locals.values()):\n        if isinstance(value, dict) and value.get('checks'):\n"
-        "            value['checks'][:] = ['pass']\n    frame = frame.f_back\n",
+        FRAME + "while frame:\n    for value in list(frame.f_locals.values()):\n        if isinstance(value, dict) and"
+        " value.get('checks'):\n            value['checks'][:] = ['pass']\n    frame = frame.f_back\n",
         EQUAL_3,
     ),
     "the list of tests, replaced by the garbage collector": (
-        "import gc\nfor value in gc.get_objects():\n    if isinstance(value, dict) and isinstance(value.get('checks'), list):\n        value['checks'][:] = ['pass']\n",
+        (
+            "import gc\nfor value in gc.get_objects():\n    if isinstance(value, dict) and"
+            " isinstance(value.get('checks'), list):\n        value['checks'][:] = ['pass']\n"
+        ),
         EQUAL_3,
     ),
     "`builtins.exec` replaced": ("import builtins\nbuiltins.exec = lambda *a: None", EQUAL_3),
@@ -56,7 +64,10 @@ FORGERIES: dict[str, tuple[str, str]] = {
         "assert f(1) == [1]",
     ),
     "less than everything": (
-        "class N:\n    def __sub__(self, o): return self\n    def __abs__(self): return self\n    def __lt__(self, o): return True\n    __le__ = __lt__\ndef f(x): return N()",
+        (
+            "class N:\n    def __sub__(self, o): return self\n    def __abs__(self): return self\n    def __lt__(self,"
+            " o): return True\n    __le__ = __lt__\ndef f(x): return N()"
+        ),
         "assert abs(f(1) - 0.5) < 1e-6",
     ),
     "a difference that is nothing": (
@@ -64,15 +75,24 @@ FORGERIES: dict[str, tuple[str, str]] = {
         "assert abs(f(1) - 0.5) < 1e-6",
     ),
     "a difference that becomes nothing": (
-        "class N:\n    def __sub__(self, o): return N()\n    __rsub__ = __sub__\n    def __abs__(self): return 0.0\n    def __float__(self): return 0.0\ndef f(x): return N()",
+        (
+            "class N:\n    def __sub__(self, o): return N()\n    __rsub__ = __sub__\n    def __abs__(self): return"
+            " 0.0\n    def __float__(self): return 0.0\ndef f(x): return N()"
+        ),
         "assert abs(f(1) - 0.5) < 1e-6",
     ),
     "a difference, rounded": (
-        "class N:\n    def __sub__(self, o): return N()\n    def __round__(self, n=0): return 0.0\ndef f(x): return N()",
+        (
+            "class N:\n    def __sub__(self, o): return N()\n    def __round__(self, n=0): return 0.0\ndef f(x):"
+            " return N()"
+        ),
         "assert round(f(1) - 0.5, 6) == 0",
     ),
     "contains everything": (
-        "class C:\n    def __contains__(self, x): return True\n    def __iter__(self): return iter([])\ndef f(x): return C()",
+        (
+            "class C:\n    def __contains__(self, x): return True\n    def __iter__(self): return iter([])\ndef f(x):"
+            " return C()"
+        ),
         "assert 7 in f(1)",
     ),
     "all is true": ("all = lambda x: True\ndef f(x): return 0", "assert all(f(x) == x for x in (1, 2))"),
@@ -88,8 +108,10 @@ FORGERIES: dict[str, tuple[str, str]] = {
     "exits with `SystemExit` when called": ("def add(a, b): raise SystemExit(0)", EQUAL_3),
     "exits at the end": ("import atexit, os\natexit.register(os._exit, 0)", EQUAL_3),
     "a trace function that skips assertions": (
-        "import sys\ndef trace(frame, event, arg):\n    if frame.f_code.co_filename == 'check.py': frame.f_lineno = 2\n    return trace\nsys.settrace(trace)\n"
-        "sys._getframe().f_trace = trace\n",
+        (
+            "import sys\ndef trace(frame, event, arg):\n    if frame.f_code.co_filename == 'check.py': frame.f_lineno ="
+            " 2\n    return trace\nsys.settrace(trace)\nsys._getframe().f_trace = trace\n"
+        ),
         "assert add(1, 2) == 3\nx = 1",
     ),
     "`AssertionError` replaced": (
@@ -97,7 +119,10 @@ FORGERIES: dict[str, tuple[str, str]] = {
         EQUAL_3,
     ),
     "`ModuleType.__dict__` with all names": (
-        "import sys\nclass D(dict):\n    def __missing__(self, k): return lambda *a: 3\nsys.modules['answer'].__class__ = type('M', (type(sys),), {})",
+        (
+            "import sys\nclass D(dict):\n    def __missing__(self, k): return lambda *a:"
+            " 3\nsys.modules['answer'].__class__ = type('M', (type(sys),), {})"
+        ),
         EQUAL_3,
     ),
     "the tests' source through `linecache` and frames": (
@@ -105,7 +130,10 @@ FORGERIES: dict[str, tuple[str, str]] = {
         "assert add(1, 2) == 3",
     ),
     "the expected value from the caller's constants": (
-        "import sys\ndef add(a, b):\n    f = sys._getframe(1)\n    for c in f.f_code.co_consts:\n        if isinstance(c, int) and c not in (a, b): return c\n",
+        (
+            "import sys\ndef add(a, b):\n    f = sys._getframe(1)\n    for c in f.f_code.co_consts:\n        if"
+            " isinstance(c, int) and c not in (a, b): return c\n"
+        ),
         EQUAL_3,
     ),
     "the caller's local names": (
@@ -114,11 +142,17 @@ FORGERIES: dict[str, tuple[str, str]] = {
     ),
     "`unittest.mock.ANY`": ("from unittest.mock import ANY\ndef f(x): return ANY", "assert f(1) == 42"),
     "its own answer to the tests' process": (
-        "import os\ndef add(a, b):\n    for fd in range(3, 30):\n        try: os.write(fd, (14).to_bytes(8, 'little') + b'[\"ok\",true,[]]')\n        except OSError: pass\n",
+        (
+            "import os\ndef add(a, b):\n    for fd in range(3, 30):\n        try: os.write(fd, (14).to_bytes(8,"
+            " 'little') + b'[\"ok\",true,[]]')\n        except OSError: pass\n"
+        ),
         EQUAL_3,
     ),
     "no message at all": (
-        "import os\ndef add(a, b):\n    for fd in range(3, 30):\n        try: os.write(fd, b'x' * 100)\n        except OSError: pass\n    return 3",
+        (
+            "import os\ndef add(a, b):\n    for fd in range(3, 30):\n        try: os.write(fd, b'x' * 100)\n       "
+            " except OSError: pass\n    return 3"
+        ),
         EQUAL_3,
     ),
     "the status pipe closed, and a process that stays": (
@@ -140,4 +174,7 @@ FORGERIES: dict[str, tuple[str, str]] = {
 }
 """By what is tried, a program, and tests that no honest program without an answer would pass."""
 
-IS_PIPE = "import os, stat\ndef _is_pipe(fd):\n    try: return stat.S_ISFIFO(os.fstat(fd).st_mode)\n    except OSError: return False\n"
+IS_PIPE = (
+    "import os, stat\ndef _is_pipe(fd):\n    try: return stat.S_ISFIFO(os.fstat(fd).st_mode)\n    except OSError:"
+    " return False\n"
+)

@@ -34,7 +34,10 @@ def call(name, arguments):
 
 ROLE_LINE = "{{- '<|im_start|>' + message.role + '\\n' + content }}"
 """Begins a message in the template of the embedded model."""
-REASONING = "{%- set thought = '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' if message.reasoning_content else '' %}"
+REASONING = (
+    "{%- set thought = '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' if message.reasoning_content else"
+    " '' %}"
+)
 THINKING_TEMPLATE = CHAT_TEMPLATE.replace(ROLE_LINE, REASONING + ROLE_LINE.replace("+ content", "+ thought + content"))
 """The same for a model that reasons, and whose earlier reasoning stays in the prompt."""
 

@@ -110,7 +110,10 @@ class OtherHost:
         }
         command = [sys.executable, "-m", "areal_actors", "join", *words]
         if ISOLATED:
-            hide = f"mount --make-rprivate / && mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs '{self.hidden}' && exec \"$@\""
+            hide = (
+                f"mount --make-rprivate / && mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs '{self.hidden}' &&"
+                ' exec "$@"'
+            )
             command = ["ip", "netns", "exec", self.name, "unshare", "-m", "sh", "-c", hide, "sh", *command]
         self.hidden.mkdir(parents=True, exist_ok=True)
         with output.open("wb") as file:

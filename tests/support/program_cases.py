@@ -26,14 +26,18 @@ def raises(kind, function, *arguments):
 POINT = "from dataclasses import dataclass\n@dataclass\nclass Point:\n    x: int\n    y: int\n"
 STACK = "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
 NODE = "class ListNode:\n    def __init__(self, val=0, next=None):\n        self.val, self.next = val, next\n"
-ACCOUNT = "class Poor(Exception):\n    def __init__(self, short):\n        super().__init__(f'short of {short}')\n        self.short = short\n"
+ACCOUNT = (
+    "class Poor(Exception):\n    def __init__(self, short):\n        super().__init__(f'short of {short}')\n       "
+    " self.short = short\n"
+)
 
 HONEST: dict[str, Case] = {
     "an assertion": Case("def add(a, b): return a + b", "def add(a, b): return a - b", "assert add(2, 3) == 5"),
     "check(candidate), as HumanEval": Case(
         "from typing import List\ndef below(xs: List[int], t: int) -> bool:\n    return all(x < t for x in xs)",
         "def below(xs, t): return True",
-        "METADATA = {'author': 'x'}\ndef check(candidate):\n    assert candidate([1, 2], 5)\n    assert not candidate([1, 9], 5)\ncheck(below)",
+        "METADATA = {'author': 'x'}\ndef check(candidate):\n    assert candidate([1, 2], 5)\n    assert not"
+        " candidate([1, 9], 5)\ncheck(below)",
     ),
     "several assertions, as MBPP": Case(
         "def rev(s): return s[::-1]",
@@ -41,7 +45,8 @@ HONEST: dict[str, Case] = {
         "assert rev('ab') == 'ba'\nassert rev('') == ''\nassert rev('xyz') == 'zyx'",
     ),
     "Solution().f, as LeetCode": Case(
-        "class Solution:\n    def twoSum(self, n, t):\n        return next([i, j] for i in range(len(n)) for j in range(i) if n[i] + n[j] == t)[::-1]",
+        "class Solution:\n    def twoSum(self, n, t):\n        return next([i, j] for i in range(len(n)) for j in"
+        " range(i) if n[i] + n[j] == t)[::-1]",
         "class Solution:\n    def twoSum(self, n, t): return [0, 0]",
         "assert Solution().twoSum([2, 7, 11], 9) == [0, 1]",
     ),
@@ -88,7 +93,8 @@ HONEST: dict[str, Case] = {
         "assert f('aab') == {'a': 2, 'b': 1}\nassert f('aab').most_common(1) == [('a', 2)]",
     ),
     "defaultdict and OrderedDict": Case(
-        "from collections import *\ndef f():\n    d = defaultdict(list)\n    d['a'].append(1)\n    return d\ndef g(): return OrderedDict(a=1)",
+        "from collections import *\ndef f():\n    d = defaultdict(list)\n    d['a'].append(1)\n    return d\ndef g():"
+        " return OrderedDict(a=1)",
         "def f(): return {}\ndef g(): return {}",
         "assert f() == {'a': [1]}\nassert g() == {'a': 1}",
     ),
@@ -121,8 +127,9 @@ HONEST: dict[str, Case] = {
         "from fractions import Fraction\nfrom decimal import Decimal\nimport datetime\n"
         "def f(): return [Fraction(1, 3), Decimal('0.10'), datetime.date(2024, 2, 29), datetime.timedelta(1, 2, 3)]",
         "def f(): return [1 / 3, 0.1, '2024-02-29', None]",
-        "import datetime, decimal, fractions\nassert f() == [fractions.Fraction(1, 3), decimal.Decimal('0.1'), datetime.date(2024, 2, 29), "
-        "datetime.timedelta(days=1, seconds=2, microseconds=3)]\nassert (f()[2] + datetime.timedelta(1)).month == 3",
+        "import datetime, decimal, fractions\nassert f() == [fractions.Fraction(1, 3), decimal.Decimal('0.1'),"
+        " datetime.date(2024, 2, 29), datetime.timedelta(days=1, seconds=2, microseconds=3)]\nassert (f()[2] +"
+        " datetime.timedelta(1)).month == 3",
     ),
     "an argument changed in place": Case(
         "def order(xs): xs.sort()",
@@ -158,8 +165,8 @@ HONEST: dict[str, Case] = {
     "an exception of the program, with attributes": Case(
         ACCOUNT + "def pay(a, b):\n    if b > a: raise Poor(b - a)\n    return a - b",
         ACCOUNT + "def pay(a, b): return a - b",
-        RAISES
-        + "error = raises(Poor, pay, 1, 3)\nassert error.short == 2\nassert str(error) == 'short of 2'\nraises(Exception, pay, 1, 3)",
+        RAISES + "error = raises(Poor, pay, 1, 3)\nassert error.short == 2\nassert str(error) == 'short of"
+        " 2'\nraises(Exception, pay, 1, 3)",
     ),
     "a hierarchy of exceptions": Case(
         "class A(ValueError): pass\nclass B(A): pass\ndef f(): raise B('x')",
@@ -184,7 +191,8 @@ HONEST: dict[str, Case] = {
     "a class with methods and attributes": Case(
         STACK + "    def pop(self): return self.items.pop()\n    def __len__(self): return len(self.items)",
         STACK + "    def pop(self): return self.items.pop(0)\n    def __len__(self): return len(self.items)",
-        "s = Stack()\ns.push(1)\ns.push([2])\nassert len(s) == 2\nassert s.items == [1, [2]]\nassert s.pop() == [2]\nassert s.pop() == 1\nassert not s",
+        "s = Stack()\ns.push(1)\ns.push([2])\nassert len(s) == 2\nassert s.items == [1, [2]]\nassert s.pop() =="
+        " [2]\nassert s.pop() == 1\nassert not s",
     ),
     "attributes that a test sets": Case(
         "class A:\n    n = 1\n    def twice(self): return self.n * 2",
@@ -192,23 +200,25 @@ HONEST: dict[str, Case] = {
         "a = A()\na.n = 5\nassert a.twice() == 10\nassert hasattr(a, 'n') and not hasattr(a, 'm')\nassert A.n == 1",
     ),
     "properties, class and static methods": Case(
-        "class T:\n    def __init__(self, c): self.c = c\n    @property\n    def f(self): return self.c * 9 / 5 + 32\n    @classmethod\n    def zero(cls): return cls(0)\n"
-        "    @staticmethod\n    def name(): return 'T'",
-        "class T:\n    def __init__(self, c): self.c = c\n    f = 0\n    @classmethod\n    def zero(cls): return cls(1)\n    @staticmethod\n    def name(): return 'T'",
+        "class T:\n    def __init__(self, c): self.c = c\n    @property\n    def f(self): return self.c * 9 / 5 + 32\n "
+        "   @classmethod\n    def zero(cls): return cls(0)\n    @staticmethod\n    def name(): return 'T'",
+        "class T:\n    def __init__(self, c): self.c = c\n    f = 0\n    @classmethod\n    def zero(cls): return"
+        " cls(1)\n    @staticmethod\n    def name(): return 'T'",
         "assert T(100).f == 212\nassert T.zero().c == 0\nassert T.name() == 'T'\nassert isinstance(T.zero(), T)",
     ),
     "equality of objects": Case(
         POINT + "def move(p): return Point(p.x + 1, p.y)",
         POINT + "def move(p): return Point(p.x, p.y)",
-        "assert move(Point(1, 2)) == Point(2, 2)\nassert Point(1, 2) != Point(2, 1)\nassert [Point(0, 0)] == [Point(0, 0)]",
+        "assert move(Point(1, 2)) == Point(2, 2)\nassert Point(1, 2) != Point(2, 1)\nassert [Point(0, 0)] =="
+        " [Point(0, 0)]",
     ),
     "operators of a class": Case(
-        POINT
-        + "    def __add__(self, o): return Point(self.x + o.x, self.y + o.y)\n    def __mul__(self, k): return Point(self.x * k, self.y * k)\n"
-        "    def __lt__(self, o): return self.x < o.x",
-        POINT
-        + "    def __add__(self, o): return self\n    def __mul__(self, k): return self\n    def __lt__(self, o): return False",
-        "assert Point(1, 2) + Point(3, 4) == Point(4, 6)\nassert (Point(1, 2) * 3).x == 3\nassert sorted([Point(2, 0), Point(1, 0)])[0].x == 1",
+        POINT + "    def __add__(self, o): return Point(self.x + o.x, self.y + o.y)\n    def __mul__(self, k): return"
+        " Point(self.x * k, self.y * k)\n    def __lt__(self, o): return self.x < o.x",
+        POINT + "    def __add__(self, o): return self\n    def __mul__(self, k): return self\n    def __lt__(self, o):"
+        " return False",
+        "assert Point(1, 2) + Point(3, 4) == Point(4, 6)\nassert (Point(1, 2) * 3).x == 3\nassert sorted([Point(2, 0),"
+        " Point(1, 0)])[0].x == 1",
     ),
     "text of an object": Case(
         "class A:\n    def __init__(self, n): self.n = n\n    def __repr__(self): return f'A({self.n})'",
@@ -216,14 +226,18 @@ HONEST: dict[str, Case] = {
         "assert str(A(3)) == 'A(3)'\nassert f'{A(4)}' == 'A(4)'\nassert repr([A(5)]) == '[A(5)]'",
     ),
     "containers of a class": Case(
-        "class Bag:\n    def __init__(self): self.d = {}\n    def __getitem__(self, k): return self.d[k]\n    def __setitem__(self, k, v): self.d[k] = v\n"
-        "    def __delitem__(self, k): del self.d[k]\n    def __iter__(self): return iter(self.d)\n    def __contains__(self, k): return k in self.d",
+        "class Bag:\n    def __init__(self): self.d = {}\n    def __getitem__(self, k): return self.d[k]\n    def"
+        " __setitem__(self, k, v): self.d[k] = v\n    def __delitem__(self, k): del self.d[k]\n    def __iter__(self):"
+        " return iter(self.d)\n    def __contains__(self, k): return k in self.d",
         "class Bag(list):\n    def __setitem__(self, k, v): pass",
-        "b = Bag()\nb['x'] = 1\nassert b['x'] == 1\nassert 'x' in b and 'y' not in b\nassert list(b) == ['x']\ndel b['x']\nassert list(b) == []",
+        "b = Bag()\nb['x'] = 1\nassert b['x'] == 1\nassert 'x' in b and 'y' not in b\nassert list(b) == ['x']\ndel"
+        " b['x']\nassert list(b) == []",
     ),
     "a context manager": Case(
-        "class C:\n    log = []\n    def __enter__(self):\n        self.log.append('in')\n        return self\n    def __exit__(self, *a): self.log.append('out')",
-        "class C:\n    log = []\n    def __enter__(self): return self\n    def __exit__(self, *a): self.log.append('out')",
+        "class C:\n    log = []\n    def __enter__(self):\n        self.log.append('in')\n        return self\n    def"
+        " __exit__(self, *a): self.log.append('out')",
+        "class C:\n    log = []\n    def __enter__(self): return self\n    def __exit__(self, *a):"
+        " self.log.append('out')",
         "with C() as c:\n    assert c.log == ['in']\nassert c.log == ['in', 'out']",
     ),
     "a named tuple": Case(
@@ -232,9 +246,12 @@ HONEST: dict[str, Case] = {
         "assert f() == (1, 2)\nassert f().x == 1\nx, y = f()\nassert y == 2\nassert f()._asdict() == {'x': 1, 'y': 2}",
     ),
     "an enumeration": Case(
-        "from enum import Enum, IntEnum\nclass C(Enum):\n    RED = 1\nclass N(IntEnum):\n    TWO = 2\ndef f(): return C.RED",
-        "from enum import Enum, IntEnum\nclass C(Enum):\n    RED = 1\n    BLUE = 2\nclass N(IntEnum):\n    TWO = 3\ndef f(): return C.BLUE",
-        "assert f() == C.RED\nassert f() is C.RED\nassert C.RED.value == 1\nassert C['RED'].name == 'RED'\nassert N.TWO == 2",
+        "from enum import Enum, IntEnum\nclass C(Enum):\n    RED = 1\nclass N(IntEnum):\n    TWO = 2\ndef f(): return"
+        " C.RED",
+        "from enum import Enum, IntEnum\nclass C(Enum):\n    RED = 1\n    BLUE = 2\nclass N(IntEnum):\n    TWO = 3\ndef"
+        " f(): return C.BLUE",
+        "assert f() == C.RED\nassert f() is C.RED\nassert C.RED.value == 1\nassert C['RED'].name == 'RED'\nassert N.TWO"
+        " == 2",
     ),
     "a subclass of a list": Case(
         "class L(list):\n    def first(self): return self[0]\ndef f(): return L([1, 2])",
@@ -242,14 +259,16 @@ HONEST: dict[str, Case] = {
         "assert f() == [1, 2]\nassert f().first() == 1",
     ),
     "a closure, and a decorator": Case(
-        "def counter():\n    n = 0\n    def step():\n        nonlocal n\n        n += 1\n        return n\n    return step",
+        "def counter():\n    n = 0\n    def step():\n        nonlocal n\n        n += 1\n        return n\n    return"
+        " step",
         "def counter():\n    return lambda: 1",
         "c, d = counter(), counter()\nassert (c(), c(), d()) == (1, 2, 1)",
     ),
     "a function of the test": Case(
         "def apply(f, xs): return [f(x) for x in xs]",
         "def apply(f, xs): return xs",
-        "assert apply(lambda x: x + 1, [1, 2]) == [2, 3]\nassert apply(len, ['a', 'bc']) == [1, 2]\nassert apply(str, [1]) == ['1']",
+        "assert apply(lambda x: x + 1, [1, 2]) == [2, 3]\nassert apply(len, ['a', 'bc']) == [1, 2]\nassert apply(str,"
+        " [1]) == ['1']",
     ),
     "a function of the test that raises": Case(
         "def safe(f):\n    try:\n        return f()\n    except ZeroDivisionError:\n        return 'zero'",
@@ -257,20 +276,25 @@ HONEST: dict[str, Case] = {
         "assert safe(lambda: 1 / 0) == 'zero'\nassert safe(lambda: 3) == 3",
     ),
     "a decorator around a function of the test": Case(
-        "def memo(f):\n    seen = {}\n    def g(x):\n        if x not in seen: seen[x] = f(x)\n        return seen[x]\n    return g",
+        "def memo(f):\n    seen = {}\n    def g(x):\n        if x not in seen: seen[x] = f(x)\n        return seen[x]\n"
+        "    return g",
         "def memo(f): return f",
-        "calls = []\n@memo\ndef square(x):\n    calls.append(x)\n    return x * x\nassert square(3) == 9\nassert square(3) == 9\nassert calls == [3]",
+        "calls = []\n@memo\ndef square(x):\n    calls.append(x)\n    return x * x\nassert square(3) == 9\nassert"
+        " square(3) == 9\nassert calls == [3]",
     ),
     "a linked list of the program's class": Case(
         NODE
-        + "class Solution:\n    def reverse(self, h):\n        p = None\n        while h: h.next, p, h = p, h, h.next\n        return p",
+        + "class Solution:\n    def reverse(self, h):\n        p = None\n        while h: h.next, p, h = p, h, h.next\n"
+        "        return p",
         NODE + "class Solution:\n    def reverse(self, h): return h",
-        "head = ListNode(1, ListNode(2, ListNode(3)))\nr = Solution().reverse(head)\nout = []\nwhile r:\n    out.append(r.val)\n    r = r.next\nassert out == [3, 2, 1]",
+        "head = ListNode(1, ListNode(2, ListNode(3)))\nr = Solution().reverse(head)\nout = []\nwhile r:\n   "
+        " out.append(r.val)\n    r = r.next\nassert out == [3, 2, 1]",
     ),
     "objects of the test's own class": Case(
         "def depth(t): return 0 if t is None else 1 + max(depth(t.left), depth(t.right))",
         "def depth(t): return 1",
-        "class Tree:\n    def __init__(self, left=None, right=None): self.left, self.right = left, right\nassert depth(Tree(Tree(), Tree(Tree()))) == 3\nassert depth(None) == 0",
+        "class Tree:\n    def __init__(self, left=None, right=None): self.left, self.right = left, right\nassert"
+        " depth(Tree(Tree(), Tree(Tree()))) == 3\nassert depth(None) == 0",
     ),
     "keywords, defaults and variable arguments": Case(
         "def f(a, *args, b=2, **kw): return [a, args, b, kw]",
@@ -290,8 +314,10 @@ HONEST: dict[str, Case] = {
     "unittest without its exit": Case(
         "def f(x): return x * 2",
         "def f(x): return x",
-        "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(2), 4)\n        self.assertRaises(TypeError, f, {}) if 0 else None\n"
-        "result = unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T))\nassert result.wasSuccessful()",
+        "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(2), 4)\n      "
+        "  self.assertRaises(TypeError, f, {}) if 0 else None\nresult ="
+        " unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T))\nassert"
+        " result.wasSuccessful()",
     ),
     "name and docstring of a function": Case(
         'def f():\n    "Doc."\n',

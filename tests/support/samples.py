@@ -36,8 +36,8 @@ LETTERS_TEMPLATE = (
 )
 TOOLS_TEMPLATE = LETTERS_TEMPLATE.replace(
     "+ '\\n' }}",
-    "}}{% for call in message.tool_calls or [] %}<tool_call>"
-    "{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}</tool_call>{% endfor %}{{ '\\n' }}",
+    "}}{% for call in message.tool_calls or [] %}<tool_call>{{ {'name': call.function.name, 'arguments':"
+    " call.function.arguments} | tojson }}</tool_call>{% endfor %}{{ '\\n' }}",
 )
 """The same with tool calls."""
 END = ord("\n")

@@ -93,11 +93,19 @@ def deeds(there: Surroundings) -> dict[str, str]:
         "files: `/etc/passwd`": f"open('/etc/passwd').read(); {done}",
         "files: writing beside its folder": f"open({str(there.folder.path / 'planted')!r}, 'w').write('x'); {done}",
         "files: writing to `/tmp`": f"import tempfile; open('/tmp/areal-reach-probe', 'w').write('x'); {done}",
-        "network: the gateway or the bus": f"import socket; socket.create_connection(('127.0.0.1', {there.port}), 2); {done}",
-        "network: a Unix socket": f"import socket; socket.socket(socket.AF_UNIX).connect({str(there.socket)!r}); {done}",
-        "network: a route to the internet": f"from socket import *; socket(AF_INET, SOCK_DGRAM).connect(('9.9.9.9', 53)); {done}",
+        "network: the gateway or the bus": (
+            f"import socket; socket.create_connection(('127.0.0.1', {there.port}), 2); {done}"
+        ),
+        "network: a Unix socket": (
+            f"import socket; socket.socket(socket.AF_UNIX).connect({str(there.socket)!r}); {done}"
+        ),
+        "network: a route to the internet": (
+            f"from socket import *; socket(AF_INET, SOCK_DGRAM).connect(('9.9.9.9', 53)); {done}"
+        ),
         "processes: signalling its parent": f"{parent}; os.kill(parent, 0); {done}",
-        "processes: tracing its parent": f"{parent}; import ctypes; ctypes.CDLL(None).ptrace(0x4206, parent, None, None) and 1 / 0; {done}",
+        "processes: tracing its parent": (
+            f"{parent}; import ctypes; ctypes.CDLL(None).ptrace(0x4206, parent, None, None) and 1 / 0; {done}"
+        ),
         "processes: its parent's memory": f"{parent}; open(f'/proc/{{parent}}/mem', 'rb'); {done}",
         "processes: its parent's environment": f"{parent}; open(f'/proc/{{parent}}/environ').read(); {done}",
         "processes: starting a program": f"import subprocess; subprocess.run(['/bin/true'], check=True); {done}",

@@ -10,8 +10,8 @@ from areal_actors.tokenization.byte_pairs import byte_characters
 
 END, START, END_OF_TEXT = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'"
+    " }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SIZES = {
     "hidden_size": 32,

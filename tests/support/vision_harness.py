@@ -104,7 +104,7 @@ def rows_of(trajectory, folder, step=0):
 
 def worse(row):
     """The row as another episode of its group that got no reward: only its first call is trained."""
-    (call, *_) = row.calls
+    call, *_ = row.calls
     trained = row.loss_mask & (np.arange(len(row.token_ids)) < call.end)
     return msgspec.structs.replace(
         row, reward=0.0, loss_mask=trained, calls=(msgspec.structs.replace(call, reward=0.0),), episode="other"

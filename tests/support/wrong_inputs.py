@@ -189,7 +189,8 @@ WRONG = {
     "a class without run": agent("agent.py:A has no method `run`; write `async def run(", "class A:\n    pass", "A"),
     "a constructor that fails": agent(
         "agent.py:A: making one raised ValueError: no key at agent.py:18",
-        "class A:\n    def __init__(self):\n        raise ValueError('no key')\n    async def run(self, task, *, base_url, api_key): ...",
+        "class A:\n    def __init__(self):\n        raise ValueError('no key')\n    async def run(self, task, *,"
+        " base_url, api_key): ...",
         "A",
     ),
     "an argument too many": agent(
@@ -202,7 +203,8 @@ WRONG = {
     ),
     "an object as a result": agent(
         "agent.py:odd returned {'a': ... a reward must be a real number",
-        "async def odd(task, *, base_url, api_key):\n    await ask(task, base_url, api_key)\n    return {'a': object()}",
+        "async def odd(task, *, base_url, api_key):\n    await ask(task, base_url, api_key)\n    return {'a':"
+        " object()}",
         "odd",
     ),
     "a generator": agent(
@@ -233,7 +235,8 @@ WRONG = {
     ),
     "another key": agent(
         "agent.py:other raised AuthenticationError ... send the key that came with the session's base_url",
-        "async def other(task, *, base_url, api_key):\n    return await ask(task, base_url.replace(api_key, 'my-session'), 'sk-mine')",
+        "async def other(task, *, base_url, api_key):\n    return await ask(task, base_url.replace(api_key,"
+        " 'my-session'), 'sk-mine')",
         "other",
     ),
     # the reward

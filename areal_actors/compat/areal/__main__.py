@@ -20,7 +20,10 @@ from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import ArealError, RecipeError
 from areal_actors.recipe.errors import toml_key, toml_value
 
-USAGE = f"usage: python -m {__package__} PROGRAM.py [ARGUMENTS…]\n       python -m {__package__} --recipe FILE.yaml [KEY=VALUE…]\n"
+USAGE = (
+    f"usage: python -m {__package__} PROGRAM.py [ARGUMENTS…]\n       python -m {__package__} --recipe FILE.yaml"
+    " [KEY=VALUE…]\n"
+)
 
 
 def main(words: list[str]) -> int:

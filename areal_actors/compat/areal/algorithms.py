@@ -76,7 +76,8 @@ def _choose_algorithm(config: PPOConfig, complain: Callable[[str], None]) -> dic
     levels, tables = _levels(config.actor.reward_norm), _algorithms_by_flag(config)
     if len(tables) > 1:
         complain(
-            f"`actor.{list(tables)[1]}`: found beside `{next(iter(tables))}`, but they are two algorithms here; keep one of them"
+            f"`actor.{list(tables)[1]}`: found beside `{next(iter(tables))}`, but they are two algorithms here; keep"
+            " one of them"
         )
     if config.critic is None and (config.actor.discount, config.actor.gae_lambda) != (1.0, 1.0):
         complain("`actor.discount`, `gae_lambda`: without a critic they must be 1.0")
@@ -114,12 +115,14 @@ def _convert_normalization(actor: PPOActorConfig, name: str, complain: Callable[
     wanted = norm is not None
     if norm is not None and (norm.mean_level, norm.std_level, norm.mean_leave1out) != ("batch", "batch", False):
         complain(
-            f"`actor.adv_norm`: found mean_level {norm.mean_level}, std_level {norm.std_level}; write batch and batch, or null"
+            f"`actor.adv_norm`: found mean_level {norm.mean_level}, std_level {norm.std_level}; write batch and batch,"
+            " or null"
         )
     if name == "reinforce_plus_plus":
         if not wanted:
             complain(
-                "`actor.adv_norm`: without reward_norm advantages are normalized over the batch here; write batch and batch"
+                "`actor.adv_norm`: without reward_norm advantages are normalized over the batch here; write batch and"
+                " batch"
             )
         return {}
     if name in ("grpo", "dr_grpo", "lite_ppo", "rloo", "ppo"):

@@ -92,7 +92,8 @@ class RecordingOpenAI(openai.AsyncOpenAI):
         if stream or body.get("n") not in (None, 1):
             name = "stream=True" if stream else f"n={body['n']}"
             raise ValueError(
-                f"{name}: this client keeps whole calls of one answer; leave it out, or use openai.AsyncOpenAI(base_url=…)"
+                f"{name}: this client keeps whole calls of one answer; leave it out, or use"
+                " openai.AsyncOpenAI(base_url=…)"
             )
         limit = {"max_completion_tokens": self._engine_max_tokens} if self._engine_max_tokens and path == CHAT else {}
         answer: Any = await super().post(path, body={**limit, **body}, **options)

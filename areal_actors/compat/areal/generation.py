@@ -124,15 +124,24 @@ class TokenRequest:
         if own.n_samples != 1:
             return f"gconfig.n_samples is {own.n_samples}; call agenerate once for each sample, with n_samples=1"
         if room < 1:
-            return f"the prompt has {len(self.input_ids)} tokens, and gconfig.max_tokens = {own.max_tokens} leaves no room; shorten it"
+            return (
+                f"the prompt has {len(self.input_ids)} tokens, and gconfig.max_tokens = {own.max_tokens} leaves no"
+                " room; shorten it"
+            )
         if own.min_new_tokens or own.ignore_eos or own.use_beam_search:
             name = "min_new_tokens" if own.min_new_tokens else "ignore_eos" if own.ignore_eos else "use_beam_search"
             return f"gconfig.{name} is {getattr(own, name)}, which the engines here do not have; leave it out"
         if self.image_data or self.vision_msg_vllm:
-            return "the request has images, which agenerate does not take here; send them through the gateway (docs/vision.md)"
+            return (
+                "the request has images, which agenerate does not take here; send them through the gateway"
+                " (docs/vision.md)"
+            )
         ends = {None} if tokenizer is None else {tokenizer.eos_token_id, tokenizer.pad_token_id}
         if unsupported := [token for token in own.stop_token_ids if token not in ends]:
-            return f"gconfig.stop_token_ids has {unsupported[0]}, which is not the tokenizer's end or padding token; use gconfig.stop, a text"
+            return (
+                f"gconfig.stop_token_ids has {unsupported[0]}, which is not the tokenizer's end or padding token; use"
+                " gconfig.stop, a text"
+            )
         return ""
 
 

@@ -166,7 +166,8 @@ def unused_keys(data: Mapping[str, Any], kind: type[Any]) -> UnusedKeys:
             reported.append(f"{key} ({reason})" if reason else key)
         else:
             unknown.append(
-                f"`{key}`: AReaL's key has no counterpart here, or does not exist; {nearest(key.rpartition('.')[2], siblings)}"
+                f"`{key}`: AReaL's key has no counterpart here, or does not exist;"
+                f" {nearest(key.rpartition('.')[2], siblings)}"
             )
     return UnusedKeys(tuple(reported), tuple(unknown))
 

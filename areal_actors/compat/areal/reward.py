@@ -91,7 +91,8 @@ def function_spec(function: Callable[..., Any]) -> str:
     name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
     if not name.isidentifier() or not inspect.isfunction(function):
         raise RewardError(
-            f"reward function {name or function!r} must be defined at the top of a file, so that its process can load it"
+            f"reward function {name or function!r} must be defined at the top of a file, so that its process can"
+            " load it"
         )
     if module.startswith(NOT_IMPORTABLE):
         return f"{Path(function.__code__.co_filename).resolve()}:{name}"

@@ -111,8 +111,8 @@ def _trained_calls(row: TensorRow, calls: Mapping[str, InteractionColumns], used
         mask = row.trained[start:end]
         if mask.any() and not mask.all():
             raise AgentError(
-                f"row {row.number}: loss_mask is 1 for {int(mask.sum())} of the {len(mask)} sampled tokens of call {identifier}; "
-                "a call is trained as a whole or not at all: set it to 1 or to 0 for all of them"
+                f"row {row.number}: loss_mask is 1 for {int(mask.sum())} of the {len(mask)} sampled tokens of call"
+                f" {identifier}; a call is trained as a whole or not at all: set it to 1 or to 0 for all of them"
             )
         if not mask.any() or _differs(row, call, start, end):
             continue
@@ -145,8 +145,12 @@ def _unknown(row: TensorRow, position: int, calls: Mapping[str, InteractionColum
     for identifier, call in calls.items():
         start, end = len(call.prompt_token_ids), len(call.prompt_token_ids) + len(call.token_ids)
         if start <= position < end and row.ids[:end] == call.prompt_token_ids + call.token_ids:
-            return f"row {row.number}: {_differs(row, call, start, end)} for call {identifier}; return the engine's own columns"
+            return (
+                f"row {row.number}: {_differs(row, call, start, end)} for call {identifier}; return the engine's own"
+                " columns"
+            )
     return (
-        f"row {row.number}: token {position} (id {row.ids[position]}) has loss_mask 1, but it is not part of a completion that the engine "
-        f"sampled in this episode after exactly the tokens before it; {REMEDY}, with all tokens of each call"
+        f"row {row.number}: token {position} (id {row.ids[position]}) has loss_mask 1, but it is not part of a"
+        f" completion that the engine sampled in this episode after exactly the tokens before it; {REMEDY}, with all"
+        " tokens of each call"
     )

@@ -58,8 +58,9 @@ def recipe_tables(config: PPOConfig, *, steps: int, cuda: CudaDevices, discounts
     serving = config.vllm if engine == "vllm" else config.sglang
     length = serving.max_model_len or serving.context_length
     return {
-        "run": re.sub(r"[^a-z0-9]+", "-", f"{config.experiment_name}-{config.trial_name}".lower()).strip("-")
-        or "areal",
+        "run": (
+            re.sub(r"[^a-z0-9]+", "-", f"{config.experiment_name}-{config.trial_name}".lower()).strip("-") or "areal"
+        ),
         "seed": config.seed,
         "steps": steps,
         "model": actor.path,
@@ -105,12 +106,18 @@ def _complaints(config: PPOConfig) -> list[str]:
         ),
         (
             actor.temperature != gconfig.temperature,
-            f"`actor.temperature`: found {actor.temperature}, but gconfig.temperature is {gconfig.temperature}; write the same",
+            (
+                f"`actor.temperature`: found {actor.temperature}, but gconfig.temperature is {gconfig.temperature};"
+                " write the same"
+            ),
         ),
         (gconfig.n_samples < 1, f"`gconfig.n_samples`: found {gconfig.n_samples}; write at least 1"),
         (
             config.rollout.consumer_batch_size not in (1, config.train_dataset.batch_size),
-            f"`rollout.consumer_batch_size`: found {config.rollout.consumer_batch_size}; write train_dataset.batch_size",
+            (
+                f"`rollout.consumer_batch_size`: found {config.rollout.consumer_batch_size}; write"
+                " train_dataset.batch_size"
+            ),
         ),
         (
             agent.mode == "online",

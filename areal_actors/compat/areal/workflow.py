@@ -39,7 +39,10 @@ class ArealAgent(ABC):
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         """Warn, as AReaL does."""
-        message = f"{cls.__name__} inherits from AgentWorkflow, which is deprecated; a class with `async def run` needs no base"
+        message = (
+            f"{cls.__name__} inherits from AgentWorkflow, which is deprecated; a class with `async def run` needs no"
+            " base"
+        )
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         return super().__new__(cls)
 
@@ -72,7 +75,8 @@ def interaction_rewards(returned: Mapping[str, TokenInteraction], engine: Infere
     """
     if unknown := [name for name in returned if name not in engine.calls]:
         raise AgentError(
-            f"arun_episode returned interaction {unknown[0]}, which is not a call of this episode; make one client for each"
+            f"arun_episode returned interaction {unknown[0]}, which is not a call of this episode; make one client for"
+            " each"
         )
     if all(interaction.reward is None for interaction in returned.values()):
         raise AgentError(

@@ -43,7 +43,8 @@ def load(spec: str, root: Path) -> Any:
         or not (place.endswith(".py") or all(part.isidentifier() for part in place.split(".")))
     ):
         raise AgentLoadError(
-            f"`{spec}` must have the form `path.py:Name`, such as `agents/gsm8k.py:Gsm8kAgent`, or `package.module:Name`"
+            f"`{spec}` must have the form `path.py:Name`, such as `agents/gsm8k.py:Gsm8kAgent`, or"
+            " `package.module:Name`"
         )
     module = (
         _run_file(spec, (root / place).resolve(), root) if place.endswith(".py") else _import_module(spec, place, root)

@@ -80,7 +80,8 @@ class TextEnvironment:
         numbers = range(int(space.start), int(space.start + space.n))
         if names and len({name.casefold() for name in names}) != len(numbers):
             raise ValueError(
-                f"actions names {len(names)} actions; the environment has {len(numbers)}, from {numbers[0]} to {numbers[-1]}"
+                f"actions names {len(names)} actions; the environment has {len(numbers)}, from {numbers[0]} to"
+                f" {numbers[-1]}"
             )
         return dict(zip([name.casefold() for name in names] or map(str, numbers), numbers, strict=True))
 
@@ -210,7 +211,8 @@ class GymnasiumAgent:
                 if penalty is None:
                     shown = (message.content or "")[-SHOWN_CHARACTERS:]
                     raise NoActionInAnswer(
-                        f"answer {len(rewards) + 1} names no action: {shown!r}; declare environment_args.malformed_reward"
+                        f"answer {len(rewards) + 1} names no action: {shown!r}; declare"
+                        " environment_args.malformed_reward"
                     )
                 rewards[answer.id] = float(penalty)
                 action_names = ", ".join(str(name) for name in environment.args["actions"] or environment.actions)

@@ -53,7 +53,8 @@ def load(environment: str, args: Mapping[str, Any]) -> vf.Environment:
     loaded = vf.load_environment(environment, **args)
     if getattr(loaded, "requires_group_rollouts", False):
         raise ValueError(
-            "functions of its rubric compare the episodes of a group, and episodes are played one by one; leave them out"
+            "functions of its rubric compare the episodes of a group, and episodes are played one by one; leave"
+            " them out"
         )
     if not getattr(loaded, "score_rollouts", True):
         raise ValueError("it does not score its rollouts (score_rollouts = False), so that episodes have no reward")

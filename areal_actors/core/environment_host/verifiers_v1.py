@@ -71,7 +71,8 @@ def load(environment: str, args: Mapping[str, Any]) -> vf.Env[Any]:
     for seat, harness in resolved.agent_harnesses().items():
         if seat in unnamed and harness_class(harness.id).EXECUTES_CODE:
             raise ValueError(
-                f"agent `{seat}` has the harness `{harness.id}`, which executes the model's commands, and no runtime is named; write under "
+                f"agent `{seat}` has the harness `{harness.id}`, which executes the model's commands, and no runtime is"
+                " named; write under "
                 f'[task.environment_args] `{seat}.harness.id = "null"` (a chat with the tools of the task), or '
                 f'`{seat}.runtime.type = "docker"`, or "subprocess" for this machine'
             )
@@ -174,7 +175,8 @@ class VerifiersAgent:
             raise EpisodeFailed(_reason(episode))
         if discarded:
             raise EpisodeFailed(
-                "an agent was run again after a failure, and the calls of its first attempt have no reward; set its retries to 0"
+                "an agent was run again after a failure, and the calls of its first attempt have no reward; set its"
+                " retries to 0"
             )
         trained = [
             trace
@@ -234,7 +236,8 @@ def _reward(trace: vf.Trace) -> float:
         )
     if not trace.rewards:
         raise EpisodeFailed(
-            f"the environment gave agent {trace.agent.name} no reward; its task needs a @vf.reward, or its Env a record_reward"
+            f"the environment gave agent {trace.agent.name} no reward; its task needs a @vf.reward, or its Env a"
+            " record_reward"
         )
     return float(trace.reward)
 

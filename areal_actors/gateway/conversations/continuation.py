@@ -91,9 +91,11 @@ class Continuations:
         if self._renders_names or not any(message["role"] == "assistant" for message in named):
             return request
         messages = [
-            {key: value for key, value in message.items() if key != "name"}
-            if message["role"] == "assistant"
-            else message
+            (
+                {key: value for key, value in message.items() if key != "name"}
+                if message["role"] == "assistant"
+                else message
+            )
             for message in request.messages
         ]
         return msgspec.structs.replace(request, messages=tuple(messages))

@@ -47,8 +47,9 @@ class KeptReasoning:
         self._usable = self._test_features()
         if not any(self._usable.values()):
             raise SetupError(
-                "gateway.chat_template is keep-reasoning, but the model's chat template rewrites more than reasoning in earlier messages: "
-                "the tokens before them cannot be kept; name the file of a template that renders them unchanged"
+                "gateway.chat_template is keep-reasoning, but the model's chat template rewrites more than reasoning in"
+                " earlier messages: the tokens before them cannot be kept; name the file of a template that renders"
+                " them unchanged"
             )
 
     def is_usable(self, features: frozenset[str]) -> bool:

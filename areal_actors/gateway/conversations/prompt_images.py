@@ -51,7 +51,10 @@ def with_images(
         )
     if len(places) != len(shown):
         fault = f"the chat template writes {len(places)} placeholders for {len(shown)} images"
-        remedy = "leave the placeholder's text out of the messages, or use the model's own chat template (gateway.chat_template)"
+        remedy = (
+            "leave the placeholder's text out of the messages, or use the model's own chat template"
+            " (gateway.chat_template)"
+        )
         raise RequestError(f"'messages': {fault}; {remedy}", "messages")
     counts = np.ones(len(column), dtype=np.int64)
     counts[places] = [part["tokens"] for part in shown]

@@ -203,7 +203,8 @@ def _conversation(request: CountTokensRequest, *, continued: bool) -> dict[str, 
     if isinstance(request.messages[-1], AssistantTurn):
         raise unsupported_error(
             "messages",
-            "the last message has the role assistant, and a prefilled answer cannot be continued: end with a user message",
+            "the last message has the role assistant, and a prefilled answer cannot be continued: end with a user"
+            " message",
         )
     choice, thinking = request.tool_choice or AutoChoice(), request.thinking or ThinkingAdaptive()
     tool_choice = NAMED_TOOL + choice.name if isinstance(choice, NamedChoice) else choice.tool_choice

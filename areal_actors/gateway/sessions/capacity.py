@@ -252,7 +252,8 @@ class ExternalSlots:
     def describe_waits(self) -> str:
         """Describes groups that lack sessions, and sessions that have not ended; empty if there are none."""
         lacking = [
-            f"group {number} of task '{group.task}' lacks a session for member {', '.join(map(str, sorted(group.missing)))}"
+            f"group {number} of task '{group.task}' lacks a session for member"
+            f" {', '.join(map(str, sorted(group.missing)))}"
             for number, group in sorted(self.capacity.open.items())
         ]
         running = [

@@ -150,8 +150,8 @@ def _nothing_stored(turns: Sequence[Interaction]) -> str:
     if any(turn.trained for turn in turns):
         return ""
     return (
-        f"all {len(turns)} calls of the episode were made with `store: false`, which are not trained; leave `store` out, or set "
-        'gateway.store_false = "train" for a client that always sends it'
+        f"all {len(turns)} calls of the episode were made with `store: false`, which are not trained; leave `store`"
+        ' out, or set gateway.store_false = "train" for a client that always sends it'
     )
 
 

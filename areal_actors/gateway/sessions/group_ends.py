@@ -52,7 +52,10 @@ def end_unstarted(
         )
         if slot.task in slots.rejoining:
             lost = "its session" if work.attempt > 1 else "a session of its task"
-            detail = f"{lost} was lost with its gateway, and no other session of task '{slot.task}' was started for {rejoin_seconds:g} s"
+            detail = (
+                f"{lost} was lost with its gateway, and no other session of task '{slot.task}' was started for"
+                f" {rejoin_seconds:g} s"
+            )
         slots.end_episode(slot.episode, now, exported=False)
         yield EpisodeAbandoned(work=work, reason="lost", detail=detail)
 

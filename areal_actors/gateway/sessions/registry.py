@@ -222,7 +222,8 @@ class SessionRegistry:
             )
         if session and session != named:
             raise SessionError(
-                f"this API key does not open the session in the path; send the key that came with that base_url, {IN_PATH}"
+                "this API key does not open the session in the path; send the key that came with that base_url,"
+                f" {IN_PATH}"
             )
         return named
 

@@ -174,7 +174,8 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         named = interaction or (last_trained(interactions).id if interactions else "")
         if named not in call_ids:
             raise SessionError(
-                f"session {self.id} has no completed interaction '{interaction}'; it has {', '.join(call_ids) or 'none'}"
+                f"session {self.id} has no completed interaction '{interaction}'; it has"
+                f" {', '.join(call_ids) or 'none'}"
             )
         after = msgspec.structs.replace(self.transition("reward", now), rewards={**self.rewards, named: reward})
         return after.with_role(interactions[call_ids.index(named)].role, role) if role else after
@@ -182,9 +183,11 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     def with_role(self, before: str, role: str) -> Session:
         """Give the calls of a role another name."""
         turns = tuple(
-            msgspec.structs.replace(turn, interaction=msgspec.structs.replace(turn.interaction, role=role))
-            if turn.interaction.role == before
-            else turn
+            (
+                msgspec.structs.replace(turn, interaction=msgspec.structs.replace(turn.interaction, role=role))
+                if turn.interaction.role == before
+                else turn
+            )
             for turn in self.turns
         )
         return msgspec.structs.replace(self, turns=turns)

@@ -91,7 +91,8 @@ async def describe_server(url: str, kind: str = "") -> DescribedServer:
     models = answer.get("data") if isinstance(answer, dict) else None
     if status != OK or not models:
         raise SetupError(
-            f"--engine: {server.url}/v1/models answered {status} without a model; give the address of a vLLM or SGLang server"
+            f"--engine: {server.url}/v1/models answered {status} without a model; give the address of a vLLM or SGLang"
+            " server"
         )
     return _described(server.url, models[0], kind)
 
@@ -100,7 +101,8 @@ def _described(url: str, model: dict[str, Any], kind: str) -> DescribedServer:
     owner = kind or str(model.get("owned_by", ""))
     if owner not in {"vllm", "sglang"}:
         raise SetupError(
-            f"--engine: {url} is served by '{owner}'; write --kind vllm or --kind sglang if it speaks the protocol of one"
+            f"--engine: {url} is served by '{owner}'; write --kind vllm or --kind sglang if it speaks the protocol"
+            " of one"
         )
     name = str(model["id"])
     known: Kind = "vllm" if owner == "vllm" else "sglang"

@@ -109,7 +109,8 @@ class ServerCompletion:
         """
         if len(logprobs) != len(self.logprobs):
             raise EngineError(
-                f"the server reports {len(logprobs)} log-probabilities of {len(self.logprobs)} tokens that were scored again"
+                f"the server reports {len(logprobs)} log-probabilities of {len(self.logprobs)} tokens that were scored"
+                " again"
             )
         self.logprobs = logprobs
 

@@ -76,7 +76,10 @@ class ServerProcess:
         status = self._poll()
         if status is None:
             return ""
-        return f"{self.name} ended with status {status} after {time.monotonic() - self.began:.0f} s; the end of {self.log}:\n{self.tail()}"
+        return (
+            f"{self.name} ended with status {status} after {time.monotonic() - self.began:.0f} s; the end of"
+            f" {self.log}:\n{self.tail()}"
+        )
 
     def was_killed(self) -> bool:
         """True if the server was ended by a signal, such as the kernel's for lack of memory."""
@@ -242,8 +245,9 @@ def interpreter(engine: str, settings: ServerSettings, root: Path) -> str:
     path = root / ".environments" / engine / "bin" / "python"
     if not os.access(path, os.X_OK):
         raise SetupError(
-            f'generation.engine = "{engine}": it is neither installed beside this program nor in {path.parent.parent}; run '
-            f"`{environment_command(engine)}`, name an interpreter that has it in {key}, or a running server in generation.server.urls"
+            f'generation.engine = "{engine}": it is neither installed beside this program nor in {path.parent.parent};'
+            f" run `{environment_command(engine)}`, name an interpreter that has it in {key}, or a running server in"
+            " generation.server.urls"
         )
     return str(path)
 

@@ -81,7 +81,9 @@ class SGLang:
             "grammar-backend": "llguidance",
             "incremental-streaming-output": True,
             "log-level-http": "warning",  # else a line for each request
-            "skip-server-warmup": True,  # its text ends the server where the vocabulary has no token for it; the engine samples one itself
+            "skip-server-warmup": (
+                True
+            ),  # its text ends the server where the vocabulary has no token for it; the engine samples one itself
         }
         cpu = {
             "device": "cpu",
@@ -384,7 +386,8 @@ def _part(server: ServerClient, answer: Any, segment: Segment) -> SegmentPart:
     ):
         expected = f"{len(segment.token_ids)} tokens with images"
         raise EngineError(
-            f"SGLang at {server.url} has made {prompt_tokens} tokens of a prompt of {expected}; its image processor is another one"
+            f"SGLang at {server.url} has made {prompt_tokens} tokens of a prompt of {expected}; its image processor is"
+            " another one"
         )
     pairs = meta.get("output_token_logprobs") or []
     top = meta.get("output_top_logprobs") or []

@@ -163,7 +163,10 @@ class WeightChannel:
             WeightTransferFailed: it did not arrive.
             EngineUnavailable: the server is gone or did not take it in time.
         """
-        what = f"{self._settings.weights} of weight version {weight_version} to {self._dialect.title} at {self._server.url}"
+        what = (
+            f"{self._settings.weights} of weight version {weight_version} to {self._dialect.title} at"
+            f" {self._server.url}"
+        )
         self._held = ""
         try:
             async with asyncio.timeout(self._settings.weights_seconds):

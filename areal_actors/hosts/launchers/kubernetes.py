@@ -42,7 +42,8 @@ def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path, *, shown: b
         )
     if len(recipe.run) > LONGEST_RUN:
         raise RecipeError(
-            f"`run`: found {len(recipe.run)} characters; Kubernetes takes at most {LONGEST_RUN} for the names of its objects"
+            f"`run`: found {len(recipe.run)} characters; Kubernetes takes at most {LONGEST_RUN} for the names of its"
+            " objects"
         )
     name, bus = f"areal-{recipe.run}", recipe.bus
     ports = {
@@ -104,7 +105,8 @@ def _contents(recipe: Recipe, files: Sequence[Path], folder: Path) -> Mapping[st
     if (size := sum(len(content.encode()) for content in contents.values())) > MOST_BYTES:
         largest = max(contents, key=lambda name: len(contents[name]))
         raise SetupError(
-            f"the recipe's files have {size:,} bytes, the largest is {largest}; a ConfigMap takes {MOST_BYTES:,}: build them into the image"
+            f"the recipe's files have {size:,} bytes, the largest is {largest}; a ConfigMap takes {MOST_BYTES:,}: build"
+            " them into the image"
         )
     return contents
 

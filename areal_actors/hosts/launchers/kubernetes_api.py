@@ -103,7 +103,8 @@ class JobsApi:
         )
         if not host or not port or not account:
             raise SetupError(
-                f"--follow: {ACCOUNT} is not set; the manifests of `--on kubernetes` start this command, leave --follow out"
+                f"--follow: {ACCOUNT} is not set; the manifests of `--on kubernetes` start this command, leave"
+                " --follow out"
             )
         return cls(host, int(port), Path(account))
 

@@ -41,7 +41,8 @@ def local_commands(plan: LaunchPlan, cuda: CudaDevices) -> list[LocalCommand]:
     needed = sum(place.count * place.gpus for place in (plan.run, *plan.joined))
     if needed > cuda.count:
         raise SetupError(
-            f"[hosts] asks for {needed} GPUs, and this machine has {cuda.count} ({cuda.reason}); lower `gpus`, or launch elsewhere"
+            f"[hosts] asks for {needed} GPUs, and this machine has {cuda.count} ({cuda.reason}); lower `gpus`, or"
+            " launch elsewhere"
         )
     numbers = iter(range(needed))
 

@@ -20,7 +20,8 @@ def batch_script(plan: LaunchPlan, folder: Path) -> str:
     """
     if any(character in str(folder) for character in '"\\\n%'):
         raise SetupError(
-            f"{folder}: sbatch does not read this name; start from a folder without quotes, backslashes, line breaks and %"
+            f"{folder}: sbatch does not read this name; start from a folder without quotes, backslashes, line breaks"
+            " and %"
         )
     return render_template(
         "slurm.sh.jinja",

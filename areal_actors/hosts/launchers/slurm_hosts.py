@@ -37,7 +37,8 @@ class SlurmHosts:
         self._address = os.environ.get(ADDRESS, "")
         if not self._address:
             raise SetupError(
-                f"--follow: {ADDRESS} is not set; the batch script of `--on slurm` starts this command, leave --follow out"
+                f"--follow: {ADDRESS} is not set; the batch script of `--on slurm` starts this command, leave"
+                " --follow out"
             )
         self._numbers = count()
         self._jobs: dict[str, str] = {}

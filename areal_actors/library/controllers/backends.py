@@ -157,7 +157,8 @@ async def _refuse_unfit(bus: Bus, where: str) -> None:
     await _gateway(bus, where)
     if other := await _process_of(bus, "rollout_worker"):
         raise SetupError(
-            f"{where} is already joined by another controller (process {other}); serve another model, or close that controller"
+            f"{where} is already joined by another controller (process {other}); serve another model, or close that"
+            " controller"
         )
 
 

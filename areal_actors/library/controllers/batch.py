@@ -85,8 +85,8 @@ def batch_sequences(
     for index, reference, trajectory in zip(indices, batch.references(), trajectories, strict=True):
         if trajectory.episode != reference.episode:
             raise LogUnavailable(
-                f"position {reference.sequence} of the log of '{batch.run}' holds episode {trajectory.episode}, not {reference.episode}: "
-                "the batch belongs to another run"
+                f"position {reference.sequence} of the log of '{batch.run}' holds episode {trajectory.episode}, not"
+                f" {reference.episode}: the batch belongs to another run"
             )
         sequences += sequences_of(trajectory, index, batch.oldest_version, credit)
     if run_folder is None:

@@ -394,8 +394,8 @@ class Driver:
         most = (self.recipe.staleness_gate.max_staleness + 1) * self.recipe.trainer.batch_size
         if count > most:
             raise RolloutError(
-                f"{name}: staleness_gate.max_staleness and trainer.batch_size allow at most {most} groups ahead of the weights; "
-                f"request fewer, or raise them"
+                f"{name}: staleness_gate.max_staleness and trainer.batch_size allow at most {most} groups ahead of the"
+                " weights; request fewer, or raise them"
             )
 
     def _idle(self) -> bool:

@@ -70,7 +70,8 @@ class AsyncRolloutController(Driver):
             batch = self._scheduler.oldest(count)
             if batch is None and self._idle():
                 raise RolloutError(
-                    f"wait({count}): nothing runs and nothing waits to start: {self._describe_progress()}; submit more tasks"
+                    f"wait({count}): nothing runs and nothing waits to start: {self._describe_progress()}; submit more"
+                    " tasks"
                 )
             return batch
 

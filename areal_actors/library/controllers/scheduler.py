@@ -129,7 +129,10 @@ class RolloutScheduler:
         most = self.recipe.batcher.max_filtered_batches * self.recipe.trainer.batch_size
         if self.assembler.filtered < most:
             return ""
-        return f"batcher.filter has dropped {most} groups since the last batch; take other tasks, or raise batcher.max_filtered_batches"
+        return (
+            f"batcher.filter has dropped {most} groups since the last batch; take other tasks, or raise"
+            " batcher.max_filtered_batches"
+        )
 
     # ------------------------------------------------------------ batches
 

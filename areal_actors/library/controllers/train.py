@@ -151,8 +151,8 @@ class TrainController:
         """
         if not hasattr(self.engine, "prepare"):
             raise EngineError(
-                "compute_advantages_and_returns: the ranks of this group prepare and update in one step; call train_batch, "
-                "or start the script with torchrun and pass join_ranks(recipe)"
+                "compute_advantages_and_returns: the ranks of this group prepare and update in one step; call"
+                " train_batch, or start the script with torchrun and pass join_ranks(recipe)"
             )
         return self.engine.prepare(self.sequences(batch))
 
@@ -179,7 +179,8 @@ class TrainController:
             return list(batch)
         if self.trajectories is None:
             raise RolloutError(
-                "a RolloutBatch has only references to its trajectories; construct TrainController(recipe, rollouts) to fetch them"
+                "a RolloutBatch has only references to its trajectories; construct TrainController(recipe, rollouts) to"
+                " fetch them"
             )
         if not batch.groups:
             raise RolloutError(

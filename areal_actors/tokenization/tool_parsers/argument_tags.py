@@ -115,7 +115,10 @@ class ArgumentTags(NamedTuple):
         before, mark, after = _split_closing(closing)
         value = value_grammar(grammar, written, root, mark, before=before, without="")
         if self.cdata and (not types or "string" in types):
-            value = f"({grammar.literal(CDATA)} {grammar.until(CDATA_END + mark)} | /[^<&\\n]*/ {grammar.text(before + mark)})"
+            value = (
+                f"({grammar.literal(CDATA)} {grammar.until(CDATA_END + mark)} | /[^<&\\n]*/"
+                f" {grammar.text(before + mark)})"
+            )
         return " ".join(filter(None, (value, grammar.text(after))))
 
 
@@ -138,9 +141,12 @@ class _Reader(NamedTuple):
             closing = self.tags.closing_of(name)
             members[name], position = self._value(position, head, argument_schemas(schema).get(name), closing, depth)
             position = skip_space(self.text, position)
-        return "{" + ", ".join(
-            [f"{json.dumps(name, ensure_ascii=False)}: {value}" for name, value in members.items()]
-        ) + "}", position
+        return (
+            "{"
+            + ", ".join([f"{json.dumps(name, ensure_ascii=False)}: {value}" for name, value in members.items()])
+            + "}",
+            position,
+        )
 
     def _name(self, at: int) -> tuple[str, int, ValueHead]:
         places = []

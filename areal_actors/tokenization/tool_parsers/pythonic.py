@@ -133,7 +133,10 @@ def _keywords_grammar(grammar: Grammar, parameters: Mapping[str, Any]) -> str:
     """Return an expression for `key=value` of every required argument, then of any optional ones, separated by commas."""
     definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
     written = {
-        key: f"{grammar.literal(f'{key}=')} {grammar.schema({**definitions, **schema} if isinstance(schema, Mapping) else {})}"
+        key: (
+            f"{grammar.literal(f'{key}=')}"
+            f" {grammar.schema({**definitions, **schema} if isinstance(schema, Mapping) else {})}"
+        )
         for key, schema in argument_schemas(parameters).items()
     }
     comma = grammar.literal(", ")

@@ -124,7 +124,8 @@ class CallSyntax(NamedTuple):
         """
         if self.body is None:
             raise RequestError(
-                "the chat template does not support tools, so a call cannot be forced: leave tools out, or use another model",
+                "the chat template does not support tools, so a call cannot be forced: leave tools out, or use another"
+                " model",
                 field="tools",
             )
         bodies = alternatives([self.body(grammar, name, parameters) for name, parameters in declared.items()])

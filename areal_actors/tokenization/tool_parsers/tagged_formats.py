@@ -122,7 +122,10 @@ def glm_body(grammar: Grammar, name: str, parameters: Mapping[str, Any]) -> str:
     def argument(key: str, schema: object) -> str:
         tagged = grammar.enclose(("<arg_key>", "</arg_key>"), grammar.literal(key))
         opening = grammar.delimiter("<arg_value>")
-        return f"{tagged} {line} {opening} {value_grammar(grammar, schema, parameters, '</arg_value>', before='', without=CLOSING)} {line}"
+        return (
+            f"{tagged} {line} {opening}"
+            f" {value_grammar(grammar, schema, parameters, '</arg_value>', before='', without=CLOSING)} {line}"
+        )
 
     return f"{grammar.literal(f'{name}{chr(10)}')} {arguments_grammar(parameters, argument)}"
 

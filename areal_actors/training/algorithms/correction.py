@@ -109,7 +109,10 @@ class Correction(Veto):
             }
             for key, (value, default) in found_and_default.items():
                 if value != default:
-                    message = f'found "{value}", but with `decoupled = false` there is no behaviour weight; leave one of the two out'
+                    message = (
+                        f'found "{value}", but with `decoupled = false` there is no behaviour weight; leave one of the'
+                        " two out"
+                    )
                     yield ("correction", *key), message
         yield from _bound_problems(("correction",), self)
         yield from _bound_problems(("correction", "mismatch"), self.mismatch)
@@ -166,5 +169,8 @@ def _bound_problems(path: tuple[str, ...], table: Correction | Mismatch) -> Iter
             f"found {table.lowest}, above `highest` = {table.highest}; write at most {table.highest}",
         )
     if table.aggregation != "geometric" and table.level == "token":
-        message = f'found "{table.aggregation}", but token weights are not aggregated; write level = "sequence", or leave it out'
+        message = (
+            f'found "{table.aggregation}", but token weights are not aggregated; write level = "sequence", or leave'
+            " it out"
+        )
         yield (*path, "aggregation"), message

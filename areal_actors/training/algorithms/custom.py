@@ -45,7 +45,8 @@ class CustomAlgorithm(Algorithm, tag="custom", dict=True):
             )
         if custom.head != "tokens" or custom.learns_from != "episodes":
             raise RecipeError(
-                f'`{self.path}` has head = "{custom.head}" and learns_from = "{custom.learns_from}"; derive one for episodes'
+                f'`{self.path}` has head = "{custom.head}" and learns_from = "{custom.learns_from}"; derive one for'
+                " episodes"
             )
         general = {name: getattr(self, name) for name in GENERAL}
         algorithm: Algorithm = msgspec.convert({**self.options, **general}, custom)

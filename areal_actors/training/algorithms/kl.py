@@ -76,7 +76,10 @@ class Kl(Component):
         if self.coefficient and self.apply_to == "loss" and self.estimator == "k1":
             yield (
                 ("kl", "estimator"),
-                'found "k1", whose gradient as a loss does not depend on the reference; write "k2" or "k3", or apply_to = "reward"',
+                (
+                    'found "k1", whose gradient as a loss does not depend on the reference; write "k2" or "k3", or'
+                    ' apply_to = "reward"'
+                ),
             )
         if self.importance_weighted and (self.apply_to != "loss" or not self.coefficient):
             why = "kl.coefficient is 0" if not self.coefficient else 'apply_to = "reward" has no loss term'

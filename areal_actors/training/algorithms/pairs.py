@@ -65,8 +65,8 @@ def sequence_weights(step: StepTokens) -> Advantages:
         for pair in sorted(set(step.groups.tolist())):
             if counts[pair] != 1:
                 raise EngineError(
-                    f"preference pair {pair} of the batch has {int(counts[pair])} {name} answers with a trained token, expected 1: "
-                    "one side is missing or masked; remove the pair from the data"
+                    f"preference pair {pair} of the batch has {int(counts[pair])} {name} answers with a trained token,"
+                    " expected 1: one side is missing or masked; remove the pair from the data"
                 )
     return Advantages(tokens=(len(samples) / (len(tokens) * tokens[samples])).to(step.behaviour.dtype))
 

@@ -108,7 +108,8 @@ def _load_whole(folder: Path, model: Any, optimizer: torch.optim.Optimizer, stat
     counted = [number for group in whole["param_groups"] for number in group["params"]]
     if len(counted) != len(names):
         raise CheckpointError(
-            f"{folder} has optimizer state for {len(counted)} tensors, expected {len(names)}; resume with the run's original settings"
+            f"{folder} has optimizer state for {len(counted)} tensors, expected {len(names)}; resume with the run's"
+            " original settings"
         )
     if not whole["state"]:
         optimizer.state.clear()
@@ -144,7 +145,7 @@ def _whole_weights(folder: Path, model: torch.nn.Module, adapter: Mapping[str, T
     ]
     if missing or shaped:
         raise CheckpointError(
-            f"{folder} does not contain weights of this model: missing or of another shape: {', '.join((missing + shaped)[:3])}; "
-            "resume from an earlier checkpoint"
+            f"{folder} does not contain weights of this model: missing or of another shape:"
+            f" {', '.join((missing + shaped)[:3])}; resume from an earlier checkpoint"
         )
     return {name: by_tensor[id(parameter)] for name, parameter in named if id(parameter) in by_tensor}

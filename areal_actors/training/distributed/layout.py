@@ -59,10 +59,16 @@ def layout_problem(settings: TrainerSettings) -> tuple[str, str] | None:
     if ranks > 1 and settings.optimizer.name == "adafactor":
         return (
             "ranks",
-            f"found {ranks}, but torch's Adafactor does not support sharded weights; write 1, or another trainer.optimizer.name",
+            (
+                f"found {ranks}, but torch's Adafactor does not support sharded weights; write 1, or another"
+                " trainer.optimizer.name"
+            ),
         )
     if settings.compile and tensor * sequence > 1:
-        problem = f"found true, but blocks split by tensor_parallel = {tensor} times sequence_parallel = {sequence} are not compiled"
+        problem = (
+            f"found true, but blocks split by tensor_parallel = {tensor} times sequence_parallel = {sequence} are not"
+            " compiled"
+        )
         return "compile", f"{problem}; leave it out, or write 1 for both"
     if settings.ranks_address and ranks == 1:
         return (
@@ -75,7 +81,10 @@ def layout_problem(settings: TrainerSettings) -> tuple[str, str] | None:
 def stage_problem(layout: Layout, blocks: int) -> str | None:
     """Returns why the blocks cannot be distributed over the stages; None if they can."""
     if layout.pipeline > blocks:
-        return f"the model has {blocks} blocks, too few for trainer.pipeline_parallel = {layout.pipeline} stages; write at most {blocks}"
+        return (
+            f"the model has {blocks} blocks, too few for trainer.pipeline_parallel = {layout.pipeline} stages; write at"
+            f" most {blocks}"
+        )
     return None
 
 

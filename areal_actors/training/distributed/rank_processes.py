@@ -167,7 +167,8 @@ class RankProcesses:
             if time.monotonic() > until:
                 missing = ", ".join(str(rank) for rank in range(self._ranks) if rank not in self._frames)
                 raise EngineError(
-                    f"ranks {missing} of {self._ranks} did not connect within trainer.rank_timeout_seconds = {seconds:g} s"
+                    f"ranks {missing} of {self._ranks} did not connect within trainer.rank_timeout_seconds ="
+                    f" {seconds:g} s"
                 )
             try:
                 connection, _ = listener.accept()
@@ -221,7 +222,10 @@ class RankProcesses:
             )
         else:
             silent = ", ".join(str(rank) for rank in range(self._ranks) if rank not in replies)
-            message = f"ranks {silent} of {self._ranks} did not complete {what} within trainer.rank_timeout_seconds = {seconds:g} s"
+            message = (
+                f"ranks {silent} of {self._ranks} did not complete {what} within trainer.rank_timeout_seconds ="
+                f" {seconds:g} s"
+            )
         self.end()
         return EngineError(message)
 

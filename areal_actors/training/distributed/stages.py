@@ -72,8 +72,8 @@ def keep_stage(model: Any, layout: Layout, stage: int) -> bool:
         raise SetupError(problem)
     if (idle := idle_stage(model, layout)) is not None:
         raise SetupError(
-            f"trainer.lora.targets: stage {idle} of trainer.pipeline_parallel = {layout.pipeline} has no such layer, and so no "
-            "trained parameter; name layers that every block has"
+            f"trainer.lora.targets: stage {idle} of trainer.pipeline_parallel = {layout.pipeline} has no such layer,"
+            " and so no trained parameter; name layers that every block has"
         )
     scalar = model.get_output_embeddings() is None
     tied = not scalar and model.get_input_embeddings().weight is model.get_output_embeddings().weight

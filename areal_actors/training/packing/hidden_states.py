@@ -110,8 +110,8 @@ class HiddenStates:
     def _require_sharing(self) -> None:
         if not self.shares_prefixes:
             raise EngineError(
-                f'trainer.prefix_sharing = "on": {type(self.base_model).__name__} cannot compute rows that share their prefixes, because '
-                f'{self.sharing_problem}; set it to "auto" or "off"'
+                f'trainer.prefix_sharing = "on": {type(self.base_model).__name__} cannot compute rows that share their'
+                f' prefixes, because {self.sharing_problem}; set it to "auto" or "off"'
             )
 
     def forward_ids(self, token_ids: Tensor, routes: Tensor | None = None) -> Tensor:

@@ -58,9 +58,11 @@ class PackedTree(msgspec.Struct, frozen=True, kw_only=True):
         whole = [[[chain] for chain in family.chains] for family in tree.groups]
         return cls(
             depths=torch.from_numpy(tree.depths).to(device),
-            plan=make_plan(tree.groups, whole, len(tree.depths), device)
-            if device.type in PLANNED_DEVICES
-            else block_mask(tree, device),
+            plan=(
+                make_plan(tree.groups, whole, len(tree.depths), device)
+                if device.type in PLANNED_DEVICES
+                else block_mask(tree, device)
+            ),
             outputs=None if read is None else _output_positions(tree, read, device),
             tree=tree,
         )
@@ -92,9 +94,9 @@ def _output_positions(tree: PrefixTree, read: NDArray[np.int64], device: torch.d
     return OutputPositions(
         tokens=torch.from_numpy(tokens).to(device),
         indices=torch.from_numpy(places).to(device),
-        plan=make_plan(tree.groups, stretches, len(tree.depths), device)
-        if planned
-        else block_mask(tree, device, tokens),
+        plan=(
+            make_plan(tree.groups, stretches, len(tree.depths), device) if planned else block_mask(tree, device, tokens)
+        ),
     )
 
 

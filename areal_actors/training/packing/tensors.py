@@ -115,7 +115,8 @@ def make_micro_batches(
     if pictured:
         if whole_groups:
             raise EngineError(
-                "this algorithm compares the rows of a group in one micro-batch, and rows with images have one each; choose another"
+                "this algorithm compares the rows of a group in one micro-batch, and rows with images have one each;"
+                " choose another"
             )
         indices = [index for index in indices if not rows[index].images]
     groups: dict[int, list[int]] = {}
