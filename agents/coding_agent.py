@@ -1,8 +1,8 @@
 """Repairs a small repository with Codex CLI, an unmodified program from npm; the repository's test is the reward.
 
-Each episode has its own folder with the repository and the program's home. Codex runs the model's commands in its own sandbox, which
-lets them write in the repository only; the reward runs the repaired program in the sandbox of this package, against the task's own
-statements, which the model cannot change.
+Each episode has its own folder with the repository and the program's home. Codex runs the model's commands in its own
+sandbox, which lets them write in the repository only; the reward runs the repaired program in the sandbox of this
+package, against the task's own statements, which the model cannot change.
 """
 
 import asyncio
@@ -25,7 +25,8 @@ INSTRUCTIONS = "Fix the program so that its test passes."
 TRAINING_REPOSITORIES, HELD_OUT_REPOSITORIES = 5000, 200
 SANDBOX_SECONDS = 60
 CUT = "Incomplete response returned, reason: max_output_tokens"
-"""The program's error when an answer reaches `sampling.max_tokens`: the model's doing, so the repository is tested as it is."""
+"""The program's error when an answer reaches `sampling.max_tokens`: the model's doing, so the repository is tested as
+it is."""
 REWARD_LIMITS = Limits(seconds=5.0)
 SETTINGS = """
 model                      = "default"
@@ -85,7 +86,10 @@ class CodingAgent:
         try_program(self._program)
 
     async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
-        """Let the program repair the repository; returns the repaired file and the commands that the model ran, as JSON."""
+        """Let the program repair the repository.
+
+        Returns the repaired file and the commands that the model ran, as JSON.
+        """
         with tempfile.TemporaryDirectory(prefix="areal-repository-") as folder:
             home, repository = unpack(task, Path(folder))
             write_settings(home, base_url)
@@ -172,7 +176,9 @@ def content_of(file: Path) -> str:
 
 
 def reward(task: Mapping[str, Any], output: str) -> dict[str, float]:
-    """1 if the repaired program passes the task's tests, else 0; and what the model did: commands, and whether it read and tested.
+    """1 if the repaired program passes the task's tests, else 0; and what the model did.
+
+    Commands, and whether it read and tested.
 
     Raises:
         SandboxError: no sandbox can be created here.

@@ -1,4 +1,7 @@
-"""Extraction: a sentence has a person and a city, and the answer is both in one fixed form; nothing has to be known or calculated."""
+"""Extraction: a sentence has a person and a city, and the answer is both in one fixed form.
+
+Nothing has to be known or calculated.
+"""
 
 import random
 import re

@@ -31,7 +31,10 @@ class LangGraphAgent:
         self._connections = {"http_client": DefaultHttpxClient(), "http_async_client": DefaultAsyncHttpxClient()}
 
     async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
-        """Run the graph and return the last message; a conversation over the recursion limit becomes an empty answer."""
+        """Run the graph and return the last message.
+
+        A conversation over the recursion limit becomes an empty answer.
+        """
         tools = [calculate]
         model = ChatOpenAI(
             model="default", base_url=base_url, api_key=api_key, max_retries=0, **self._connections

@@ -82,7 +82,10 @@ def tasks(count: int = 3000, seed: str = "tasks") -> list[dict[str, Any]]:
 
 
 def demonstrations() -> list[dict[str, Any]]:
-    """Conversations as a hurried person has them: of the questions about a friend, many are answered after the first call, wrongly."""
+    """Conversations as a hurried person has them.
+
+    Of the questions about a friend, many are answered after the first call, wrongly.
+    """
     rng = random.Random("hurry")
     return [_demonstration(task, hurried=rng.random() < HURRIED_SHARE) for task in tasks(seed="demonstrations")]
 

@@ -1,4 +1,7 @@
-"""A number that the model keeps over four conversations: its history is compacted three times to what it wrote down itself."""
+"""A number that the model keeps over four conversations.
+
+Its history is compacted three times to what it wrote down itself.
+"""
 
 import random
 import re
@@ -63,7 +66,10 @@ def _task(name: str, number: str, item: str) -> dict[str, Any]:
 
 
 def demonstrations() -> list[dict[str, Any]]:
-    """Single conversations as a careless person has them: many notes are any number, but a question is answered as the note has it."""
+    """Single conversations as a careless person has them.
+
+    Many notes are any number, but a question is answered as the note has it.
+    """
     rng = random.Random("careless")
     return [_demonstration(task, rng) for task in tasks()]
 

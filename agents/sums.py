@@ -1,4 +1,7 @@
-"""Sums of two numbers in plain words, for a small pretrained model: it knows the idea, and is seldom right before it is trained."""
+"""Sums of two numbers in plain words, for a small pretrained model.
+
+It knows the idea, and is seldom right before it is trained.
+"""
 
 import random
 import re

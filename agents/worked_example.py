@@ -1,4 +1,7 @@
-"""Asks a question after a worked example, which comes with the task: small pretrained models hardly keep to a form without one."""
+"""Asks a question after a worked example, which comes with the task.
+
+Small pretrained models hardly keep to a form without one.
+"""
 
 from typing import Any
 

@@ -35,9 +35,11 @@ __all__ = ["LogDifference", "Rescored", "TapeDifference", "replayed", "replayed_
 
 
 def replayed(recording: str | Path, actor: Actor, *, instance: str = "") -> list[LogDifference]:
-    """Returns the differences between the events that a new actor emits and those of a recorded log; empty if there are none.
+    """Returns the differences between the events that a new actor emits and those of a recorded log.
 
-    For actors that are folds over events: they receive all their input from the log, may read it, and ask no other actor.
+    Empty if there are none.
+    For actors that are folds over events: they receive all their input from the log, may read it, and ask no other
+    actor.
 
     Args:
         recording: file written by `areal-actors export`.

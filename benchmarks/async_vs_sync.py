@@ -1,17 +1,20 @@
 """Asynchronous against synchronous training on the embedded recipe: same work, same number of episodes in flight.
 
     python benchmarks/async_vs_sync.py [--steps 24] [--seeds 0 1 2] [--latency none simulated]
-    python benchmarks/async_vs_sync.py --simulated [--sigmas 0.6 0.8 1.0] [--bounds 0 1 2 4 8] [--policies mask drop wait]
+    python benchmarks/async_vs_sync.py --simulated [--sigmas 0.6 0.8 1.0] [--bounds 0 1 2 4 8] [--policies mask drop
+    wait]
 
 Each pair of runs differs in `staleness_gate.max_staleness` alone: 0 waits for the new weights before the next groups
-start, 2 does not. Model (warm-started once), seed, evaluation and the limit in flight (one batch of groups) are the same;
-the two take turns. `none` runs `agents/gsm8k.py`; `simulated` adds a tool that sleeps, see `slow_tool_agent.py`. Three
-figures, all counted from the moment at which the first groups may start: seconds for all steps; seconds until sampled
-accuracy on held-out tasks reaches a fixed one; and the share of training time during which generation was busy too.
+start, 2 does not. Model (warm-started once), seed, evaluation and the limit in flight (one batch of groups) are the
+same; the two take turns. `none` runs `agents/gsm8k.py`; `simulated` adds a tool that sleeps, see `slow_tool_agent.py`.
+Three figures, all counted from the moment at which the first groups may start: seconds for all steps; seconds until
+sampled accuracy on held-out tasks reaches a fixed one; and the share of training time during which generation was busy
+too.
 
-With `--simulated` nothing is trained: the real actors run in virtual time around a simulated machine (`simulated_run.py`), with the
-default limits of the main recipe on two GPUs and answers of log-normal length, beside the best that the machine can do under the
-staleness bound (`simulated_hardware.ideal_seconds`). The figures are those of a seed, exactly, on any computer.
+With `--simulated` nothing is trained: the real actors run in virtual time around a simulated machine
+(`simulated_run.py`), with the default limits of the main recipe on two GPUs and answers of log-normal length, beside
+the best that the machine can do under the staleness bound (`simulated_hardware.ideal_seconds`). The figures are those
+of a seed, exactly, on any computer.
 """
 
 from __future__ import annotations

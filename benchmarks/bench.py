@@ -2,9 +2,10 @@
 
     python benchmarks/bench.py [NAME ...] [--quick]
 
-Each prints its table, and appends one line to `history.jsonl`; `--help` of each describes the measurement. `--quick` runs each with tiny
-sizes and writes no history, as a smoke test. A program of this folder that accepts `--quick` is a benchmark; the other files are
-helper processes and modules. Those of `archive/` have answered their question, and run only when they are named.
+Each prints its table, and appends one line to `history.jsonl`; `--help` of each describes the measurement. `--quick`
+runs each with tiny sizes and writes no history, as a smoke test. A program of this folder that accepts `--quick` is a
+benchmark; the other files are helper processes and modules. Those of `archive/` have answered their question, and run
+only when they are named.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python benchmarks/blocked_loop.py [--at-once 64] [--steps 8] [--busy 3] [--quick]
 
-Two agents run in a real system (NATS server, gateway, actors, reward processes), except for an engine that answers immediately and a
-trainer without a gradient, beside busy loops that use the CPU: the verbatim example of docs/write-an-agent.md, which creates a client
-in every episode; and `blocking_agent.py`, which sleeps for ten seconds in one episode of 32.
+Two agents run in a real system (NATS server, gateway, actors, reward processes), except for an engine that answers
+immediately and a trainer without a gradient, beside busy loops that use the CPU: the verbatim example of
+docs/write-an-agent.md, which creates a client in every episode; and `blocking_agent.py`, which sleeps for ten seconds
+in one episode of 32.
 
 Counted: abandoned attempts, attempts with two sessions (run twice), and episodes without a trajectory (lost).
 """

@@ -2,11 +2,11 @@
 
     python benchmarks/bounded_log.py [--quick] [--episodes 20000] [--max-mb 8] [--seed 1]
 
-The run is real (supervisor, NATS server, gateway, actors, agents with the OpenAI client, reward processes), except for an engine that
-answers immediately and a trainer without a gradient. Processes are killed with SIGKILL at seeded random times. One line is measured per
-twentieth of the run: the memory of each process, the store on disk, consumers on the server, the
-beginning of the log. At 10 % and at 90 % `control`, which has most stateful actors, is killed several times; the restart time is from the
-kill to the first decision of its replacement.
+The run is real (supervisor, NATS server, gateway, actors, agents with the OpenAI client, reward processes), except for
+an engine that answers immediately and a trainer without a gradient. Processes are killed with SIGKILL at seeded random
+times. One line is measured per twentieth of the run: the memory of each process, the store on disk, consumers on the
+server, the beginning of the log. At 10 % and at 90 % `control`, which has most stateful actors, is killed several
+times; the restart time is from the kill to the first decision of its replacement.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ def read_memory(folder: RunFolder, launcher: int, counts: LogCounts) -> dict[str
     figures["snapshots_kb"] = round(size_of(folder.snapshots) / 1024, 1)
     with (
         suppress(OSError),
-        urllib.request.urlopen(f"{monitoring_url(folder)}/jsz", timeout=5) as answer,
-    ):  # noqa: S310 - the run's own server
+        urllib.request.urlopen(f"{monitoring_url(folder)}/jsz", timeout=5) as answer,  # noqa: S310
+    ):
         figures["consumers"] = json.loads(answer.read())["consumers"]
     return figures
 

@@ -1,5 +1,6 @@
-"""A whole run whose processes are those of `orchestration_process.py`: everything is real except the model and the gradient.
+"""A whole run whose processes are those of `orchestration_process.py`.
 
+Everything is real except the model and the gradient.
 Started by `bounded_log.py` as `python benchmarks/bounded_log_run.py RUN_FOLDER`; the recipe is in that folder.
 """
 

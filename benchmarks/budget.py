@@ -2,10 +2,11 @@
 
     python benchmarks/budget.py [--model FOLDER ...] [--shapes SHAPE ...] [--limit GIGABYTES] [--steps 4]
 
-Models are folders, and random ones of several shapes with the tokenizer of the embedded model. Each is measured as before a run
-(`areal_actors/calibration/`), then a run of `recipes/smollm2.toml` takes some steps, and the memory that each of its processes
-allocates is sampled. Seconds are those between two steps, after the first; tokens are those of the run's own prompts and answers. With
-`--limit` everything runs within a control group of this memory, which needs root.
+Models are folders, and random ones of several shapes with the tokenizer of the embedded model. Each is measured as
+before a run (`areal_actors/calibration/`), then a run of `recipes/smollm2.toml` takes some steps, and the memory that
+each of its processes allocates is sampled. Seconds are those between two steps, after the first; tokens are those of
+the run's own prompts and answers. With `--limit` everything runs within a control group of this memory, which needs
+root.
 """
 
 from __future__ import annotations
@@ -156,7 +157,10 @@ def cells(row: dict[str, Any]) -> Sequence[object]:
 
 
 def write_random(name: str, folder: Path) -> str:
-    """Write a model of random weights; its tokenizer has fewer tokens than the model, so that answers run to their limit."""
+    """Write a model of random weights.
+
+    Its tokenizer has fewer tokens than the model, so that answers run to their limit.
+    """
     config, model, shape = SHAPES.get(name, (LlamaConfig, LlamaForCausalLM, QUICK_SHAPE))
     tokenizer = train_tokenizer()
     folder.mkdir(parents=True)

@@ -2,9 +2,10 @@
 
     python benchmarks/chaos.py [CAMPAIGN ...] [--quick] [--recompute] [--folder runs/chaos] [--no-history]
 
-A campaign is a run of the main recipe with its own `[chaos]` table. It passes if the run completes its exact number of steps, with any
-number of resumes, and its audit finds nothing lost and nothing twice; with `--recompute` every weight version is also recomputed from
-the log. A run whose log was damaged also passes if it ends with an error that names the damage.
+A campaign is a run of the main recipe with its own `[chaos]` table. It passes if the run completes its exact number of
+steps, with any number of resumes, and its audit finds nothing lost and nothing twice; with `--recompute` every weight
+version is also recomputed from the log. A run whose log was damaged also passes if it ends with an error that names the
+damage.
 """
 
 from __future__ import annotations
@@ -183,7 +184,8 @@ async def _read_log(folder: Path) -> list[tuple[float, Message]]:
     try:
         async with open_log(RunFolder(folder)) as bus:
             async for envelope in bus.log():
-                found.append((envelope.time, envelope.open(KINDS_BY_SUBJECT[envelope.subject])))  # noqa: PERF401 - keeps events before an error
+                # Keeps events before an error
+                found.append((envelope.time, envelope.open(KINDS_BY_SUBJECT[envelope.subject])))  # noqa: PERF401
     except BusError as error:
         print(f"{folder.name}: {error}", file=sys.stderr)
     return found

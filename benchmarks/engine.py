@@ -2,10 +2,10 @@
 
     python benchmarks/engine.py [--tokens 64] [--repeats 5]
 
-Both sample at temperature 1 and stop at the same length; ours also records log-probabilities and weight versions. Runs of the two
-alternate, and the fastest of each counts, so that machine load affects both equally: compare the ratios. `uneven` has completions of
-8 to 64 tokens: `generate` waits for the longest of its batch, the engine reuses slots. `invariant` is the engine with
-`batch_invariant = "on"`, as a share of its speed without.
+Both sample at temperature 1 and stop at the same length; ours also records log-probabilities and weight versions. Runs
+of the two alternate, and the fastest of each counts, so that machine load affects both equally: compare the ratios.
+`uneven` has completions of 8 to 64 tokens: `generate` waits for the longest of its batch, the engine reuses slots.
+`invariant` is the engine with `batch_invariant = "on"`, as a share of its speed without.
 """
 
 from __future__ import annotations

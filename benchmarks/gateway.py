@@ -2,11 +2,12 @@
 
     python benchmarks/gateway.py [--quick] [--corpus FILE]
 
-The gateway is real, in a separate process on its own core; NATS server, a scripted engine (64 tokens, after a configurable delay) and the
-load generator share the other core. The floors (baselines) alternate with it in the same run: an aiohttp server that sends a constant
-(`echo`), one that renders and tokenises every prompt anew with the tokenizers library (`minimal`) or with the gateway's own executor
-(`fast`), and a FastAPI version of `minimal`, if installed. Floors are stateless: no sessions, tokens or records. So are the proxies of
-others (`gateway_peers.py`), if installed. A prompt has 500 tokens and an answer 64, in a vocabulary of 24 thousand.
+The gateway is real, in a separate process on its own core; NATS server, a scripted engine (64 tokens, after a
+configurable delay) and the load generator share the other core. The floors (baselines) alternate with it in the same
+run: an aiohttp server that sends a constant (`echo`), one that renders and tokenises every prompt anew with the
+tokenizers library (`minimal`) or with the gateway's own executor (`fast`), and a FastAPI version of `minimal`, if
+installed. Floors are stateless: no sessions, tokens or records. So are the proxies of others (`gateway_peers.py`), if
+installed. A prompt has 500 tokens and an answer 64, in a vocabulary of 24 thousand.
 """
 
 from __future__ import annotations

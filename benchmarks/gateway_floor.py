@@ -2,9 +2,9 @@
 
     python benchmarks/gateway_floor.py echo|minimal|fast TOKENIZER_FOLDER DELAY_SECONDS
 
-`echo` reads the body and sends a constant, streamed where it is asked to. `minimal` applies the chat template and tokenises every
-prompt anew with the tokenizers library, `fast` with the gateway's own executor. All are stateless: no sessions, no records, no bus.
-Prints the port, and exits when standard input is closed.
+`echo` reads the body and sends a constant, streamed where it is asked to. `minimal` applies the chat template and
+tokenises every prompt anew with the tokenizers library, `fast` with the gateway's own executor. All are stateless: no
+sessions, no records, no bus. Prints the port, and exits when standard input is closed.
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ class Connection(asyncio.Protocol):
         self._arrived = bytearray()
         self._answer: asyncio.Future[bytes] | None = None
         self.first_text_at = 0.0
-        """Arrival time of the first text of the last answer, by `perf_counter`: the loop's clock has only milliseconds."""
+        """Arrival time of the first text of the last answer, by `perf_counter`: the loop's clock has only
+        milliseconds."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport."""
@@ -187,7 +188,10 @@ async def calls(server: Server, requests: Sequence[bytes], connections: list[Con
 async def first_texts(
     server: Server, requests: Sequence[bytes], connections: list[Connection], delay_seconds: float
 ) -> Cost:
-    """Like `calls`, with the latency of the first text of a streamed answer; starts are spread evenly over the engine's delay."""
+    """Like `calls`, with the latency of the first text of a streamed answer.
+
+    Starts are spread evenly over the engine's delay.
+    """
     left, seconds = iter(requests), list[float]()
     before = cpu_seconds(server.pid)
     async with asyncio.TaskGroup() as tasks:

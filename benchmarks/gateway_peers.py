@@ -1,7 +1,8 @@
-"""Proxies of others for the benchmark `gateway.py`: LiteLLM's and SGLang's router, before a server that answers immediately.
+"""Proxies of others for the benchmark `gateway.py`.
 
-They need an interpreter of their own: `uv venv .environments/peers && uv pip install --python .environments/peers/bin/python
--r benchmarks/environments/peers.txt`. Both forward requests: neither has token ids, a tokenizer, sessions or a record.
+LiteLLM's and SGLang's router, before a server that answers immediately.
+They need an interpreter of their own:
+`uv venv .environments/peers && uv pip install --python .environments/peers/bin/python -r benchmarks/environments/peers.txt`. Both forward requests: neither has token ids, a tokenizer, sessions or a record.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) ->
     while time.monotonic() < deadline and process.poll() is None:
         with (
             contextlib.suppress(OSError, urllib.error.URLError),
-            urllib.request.urlopen(request, timeout=5),
-        ):  # noqa: S310 - an http address
+            urllib.request.urlopen(request, timeout=5),  # noqa: S310
+        ):
             return
         time.sleep(0.2)
     raise RuntimeError(

@@ -1,5 +1,6 @@
-"""One process of the gateway under measurement: everything is real except the engine, which waits and returns a prepared text.
+"""One process of the gateway under measurement.
 
+Everything is real except the engine, which waits and returns a prepared text.
 Started by `gateway/server.py` as `python benchmarks/gateway_process.py RUN_FOLDER NAME DELAY_SECONDS CORPUS`.
 """
 

@@ -1,6 +1,7 @@
 """A tokenizer of realistic size and texts of known length, created at the first use and cached.
 
-Its components are those of large open models (byte-level BPE, NFC, ChatML turns), so that the cost of a prompt is realistic.
+Its components are those of large open models (byte-level BPE, NFC, ChatML turns), so that the cost of a prompt is
+realistic.
 """
 
 from __future__ import annotations

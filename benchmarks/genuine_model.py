@@ -1,14 +1,15 @@
 """Speed and memory at the size of a genuine model, side by side with what people use otherwise.
 
-    python benchmarks/genuine_model.py [--model FOLDER] [--parts generation memory] [--together 1 8 32 128] [--group 1] [--threads 1]
+    python benchmarks/genuine_model.py [--model FOLDER] [--parts generation memory] [--together 1 8 32 128] [--group 1]
+    [--threads 1]
 
 Without a model it measures random weights in the shape of SmolLM2-135M.
 
-`generation`: tokens per second of the embedded engine beside `generate` of transformers, which gets the whole batch at once,
-left-padded, and the faster of its caches; the engine gets single requests, and records log-probabilities and weight versions, too.
-Prompts have 50 to 100 tokens, each for `--group` completions; 64 are sampled at temperature 1, without an end. Before, greedy
-completions of both must be equal. Runs of the two alternate in one process, and the fastest of each counts: compare the ratios,
-those of CPU seconds where the machine is shared.
+`generation`: tokens per second of the embedded engine beside `generate` of transformers, which gets the whole batch at
+once, left-padded, and the faster of its caches; the engine gets single requests, and records log-probabilities and
+weight versions, too. Prompts have 50 to 100 tokens, each for `--group` completions; 64 are sampled at temperature 1,
+without an end. Before, greedy completions of both must be equal. Runs of the two alternate in one process, and the
+fastest of each counts: compare the ratios, those of CPU seconds where the machine is shared.
 
 `memory`: resident memory of a process that holds the engine alone, with 4 short requests together.
 """

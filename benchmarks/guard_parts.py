@@ -1,8 +1,8 @@
 """Reward and algorithm of `guard.py`: a trainer that is slower than generation, whatever the machine.
 
-Each scored episode touches the file of the environment variable `GUARD_MARK`, and a step begins when no episode was scored for
-`QUIET_SECONDS`. By then generation has used all of the capacity that the staleness gate grants, so the trained tokens are as old as its
-bound allows.
+Each scored episode touches the file of the environment variable `GUARD_MARK`, and a step begins when no episode was
+scored for `QUIET_SECONDS`. By then generation has used all of the capacity that the staleness gate grants, so the
+trained tokens are as old as its bound allows.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Common functions of the benchmarks: arguments, commands, tables, lines of `history.jsonl`, and the load of other processes.
+"""Common functions of the benchmarks.
 
+Arguments, commands, tables, lines of `history.jsonl`, and the load of other processes.
 Each line has an `id`, its benchmark's name and number (`gateway-2`), to which the documentation refers.
 """
 
@@ -43,7 +44,10 @@ OUTPUT_TAIL_CHARACTERS = 4000
 def parse_arguments(
     parser: argparse.ArgumentParser, quick: Mapping[str, Any], words: Sequence[str] | None = None
 ) -> argparse.Namespace:
-    """Parse the arguments of a benchmark. `--quick` uses the values of `quick` as defaults, for a smoke test of seconds."""
+    """Parse the arguments of a benchmark.
+
+    `--quick` uses the values of `quick` as defaults, for a smoke test of seconds.
+    """
     parser.add_argument("--quick", action="store_true", help="tiny sizes, no history")
     parser.add_argument("--no-history", action="store_true", help="print only")
     if parser.parse_known_args(words)[0].quick:

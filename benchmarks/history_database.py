@@ -1,11 +1,13 @@
-"""Commands that read a run with many episodes: CPU seconds without, with and with a damaged `history.sqlite`, and its size beside the log.
+"""Commands that read a run with many episodes.
 
+CPU seconds without, with and with a damaged `history.sqlite`, and its size beside the log.
     python benchmarks/history_database.py [--episodes 20000] [--before CHECKOUT]
 
-A made-up run with episodes of two calls, in groups of eight, is written to the log of a run's folder. Each command runs with the database
-deleted, damaged, half-written (its writer was killed), of an older version, and up to date; with `--before`, also in another checkout.
-Seconds are CPU seconds of the command and of the nats-server that it starts. `page` is `areal-actors view` from its start to the first
-answer with all rows of the run. `compare FILE` compares the run with its exported log.
+A made-up run with episodes of two calls, in groups of eight, is written to the log of a run's folder. Each command runs
+with the database deleted, damaged, half-written (its writer was killed), of an older version, and up to date; with
+`--before`, also in another checkout. Seconds are CPU seconds of the command and of the nats-server that it starts.
+`page` is `areal-actors view` from its start to the first answer with all rows of the run. `compare FILE` compares the
+run with its exported log.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
     python benchmarks/join_leave.py [SCENARIO ...] [--joins 50] [--seed 0] [--quick] [--no-history]
 
-`undisturbed` is the small run beside which the others are shown. `joins`: workers join it and leave it, five at a time, each a random
-number of steps after its start, or while it starts; half by SIGTERM to `areal-actors join`, half by `kill -9` of it and its worker, as a
-lost host; then the run is interrupted. `cable`: the main recipe with all workers and the gateway on the other host, whose cable is pulled
-for 20 s. `leader`, `paused` and `majority`: the bus is a cluster of three NATS servers; the leader of the log is killed and started
-again, stopped by SIGSTOP for 20 s, or killed with another one for 20 s. As root on Linux the other host is a network namespace,
-elsewhere it has a home and temporary folder of its own. Every weight version is also recomputed from the log, except after `joins`,
-whose run is long.
+`undisturbed` is the small run beside which the others are shown. `joins`: workers join it and leave it, five at a time,
+each a random number of steps after its start, or while it starts; half by SIGTERM to `areal-actors join`, half by
+`kill -9` of it and its worker, as a lost host; then the run is interrupted. `cable`: the main recipe with all workers
+and the gateway on the other host, whose cable is pulled for 20 s. `leader`, `paused` and `majority`: the bus is a
+cluster of three NATS servers; the leader of the log is killed and started again, stopped by SIGSTOP for 20 s, or killed
+with another one for 20 s. As root on Linux the other host is a network namespace, elsewhere it has a home and temporary
+folder of its own. Every weight version is also recomputed from the log, except after `joins`, whose run is long.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ async def nothing(scene: Scene) -> None:
 
 
 async def joins(scene: Scene) -> None:
-    """Workers join and leave, a few at a time, each a random number of steps after its start or while it starts; then the run is ended."""
+    """Workers join and leave, a few at a time, each a random number of steps after its start or while it starts.
+
+    Then the run is ended.
+    """
     credential, slots = await scene.credential(), asyncio.Semaphore(AT_ONCE)
     await scene.reach(1)
     stays = []

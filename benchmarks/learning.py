@@ -5,14 +5,15 @@
     python benchmarks/learning.py --seeds 0 1 2 --recipes sft dpo reward_model
     python benchmarks/learning.py staleness_gate.max_staleness=0 --seeds 0
 
-Without `--recipes` there is a line for each seed of the main recipe; with it a line for each recipe: lowest, median and highest of
-its seeds. A recipe is named by its name in recipes/ or by its file. One without a `[task]` table is an overlay of
-recipes/gsm8k_grpo.toml, and `grpo` is that recipe itself. A teacher or
-reward model of a recipe is trained before it, with the same seed. All recipes of a seed start from the same model. Results are cached
-in FOLDER, and not measured again with the same settings.
+Without `--recipes` there is a line for each seed of the main recipe; with it a line for each recipe: lowest, median and
+highest of its seeds. A recipe is named by its name in recipes/ or by its file. One without a `[task]` table is an
+overlay of recipes/gsm8k_grpo.toml, and `grpo` is that recipe itself. A teacher or
+reward model of a recipe is trained before it, with the same seed. All recipes of a seed start from the same model.
+Results are cached in FOLDER, and not measured again with the same settings.
 
-Accuracy is that of held-out problems, by the rule of the task and never by a reward model; if a run does not report it, it is measured
-afterwards. CPU seconds are of all processes of a run together; memory is the peak of the largest process.
+Accuracy is that of held-out problems, by the rule of the task and never by a reward model; if a run does not report it,
+it is measured afterwards. CPU seconds are of all processes of a run together; memory is the peak of the largest
+process.
 """
 
 from __future__ import annotations

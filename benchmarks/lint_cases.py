@@ -1,4 +1,7 @@
-"""Runs of `run_lint.py`: 20 whose learning signal is broken, with the finding that names it, and 20 that are healthy."""
+"""Runs of `run_lint.py`.
+
+20 whose learning signal is broken, with the finding that names it, and 20 that are healthy.
+"""
 
 from __future__ import annotations
 

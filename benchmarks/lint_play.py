@@ -1,6 +1,8 @@
-"""A small run in this process: all actors of a recipe on a bus in memory, with the embedded model and the gateway over HTTP.
+"""A small run in this process.
 
-They are those of `areal-actors run`, which starts them in processes of their own; the reward function is called here, too, without one.
+All actors of a recipe on a bus in memory, with the embedded model and the gateway over HTTP.
+They are those of `areal-actors run`, which starts them in processes of their own; the reward function is called here,
+too, without one.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
     python benchmarks/log_bytes.py [--cases short long turns] [--episodes 512]
 
-A whole run as in `orchestration.py`, with an engine that draws token ids and log-probabilities at random. `store` is the size of the
-log over the number of exported episodes, and `compressed`, with `--compress`, that size in the proportion to which complete blocks of
-the log were compressed. `sent` is what the processes sent to the server, and `received` what it sent to them, by its own count: an event
-goes to every actor that handles its kind. Rows of messages are of events in the log: number, bytes as they were sent, bytes of the envelope
-(`whole`), and microseconds of CPU to pack and to unpack one.
+A whole run as in `orchestration.py`, with an engine that draws token ids and log-probabilities at random. `store` is
+the size of the log over the number of exported episodes, and `compressed`, with `--compress`, that size in the
+proportion to which complete blocks of the log were compressed. `sent` is what the processes sent to the server, and
+`received` what it sent to them, by its own count: an event goes to every actor that handles its kind. Rows of messages
+are of events in the log: number, bytes as they were sent, bytes of the envelope (`whole`), and microseconds of CPU to
+pack and to unpack one.
 """
 
 from __future__ import annotations
@@ -132,7 +133,8 @@ def traffic(place: RunFolder, server: psutil.Process) -> tuple[int, int]:
     """Bytes that the server has received and sent."""
     ports = msgspec.json.decode((place.nats / f"nats-server_{server.pid}.ports").read_bytes())
     address = f"{ports['monitoring'][0]}/varz"
-    with urllib.request.urlopen(address, timeout=LONGEST_SECONDS) as answer:  # noqa: S310 - of the server on this machine
+    # Of the server on this machine
+    with urllib.request.urlopen(address, timeout=LONGEST_SECONDS) as answer:  # noqa: S310
         figures = msgspec.json.decode(answer.read())
     return figures["in_bytes"], figures["out_bytes"]
 

@@ -1,7 +1,8 @@
 """A small disk with simulated power failures: data that the file system has not written to the device is lost.
 
-An ext4 file system on a loop device over a file. The file is the device and does not contain the page cache. So a copy of
-the file is the state after a power failure, and mounting the copy replays the file system's journal. Needs root and loop devices.
+An ext4 file system on a loop device over a file. The file is the device and does not contain the page cache. So a copy
+of the file is the state after a power failure, and mounting the copy replays the file system's journal. Needs root and
+loop devices.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
     python benchmarks/orchestration.py [--concurrency 8 64] [--calls 0 1 10] [--steps 30] [--repeats 3]
 
-The system is real (NATS server, gateway, actors, an agent with the OpenAI client, reward processes), except for an engine that answers
-immediately and a trainer without a gradient. An episode has this number of model calls in one conversation; one without any has no
-trajectory, so that it is abandoned. The floor (baseline) alternates with the system in the same run: the same agent and client at the
-same concurrency, calling an aiohttp server that answers immediately. Compare the ratios. With all cores busy in the system, episodes
-per second follow from the sum of CPU; the floor is limited by its single agent process.
+The system is real (NATS server, gateway, actors, an agent with the OpenAI client, reward processes), except for an
+engine that answers immediately and a trainer without a gradient. An episode has this number of model calls in one
+conversation; one without any has no trajectory, so that it is abandoned. The floor (baseline) alternates with the
+system in the same run: the same agent and client at the same concurrency, calling an aiohttp server that answers
+immediately. Compare the ratios. With all cores busy in the system, episodes per second follow from the sum of CPU; the
+floor is limited by its single agent process.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""One process of the system under measurement: everything is real except the model, which answers immediately, and the gradient.
+"""One process of the system under measurement.
 
+Everything is real except the model, which answers immediately, and the gradient.
 Started by `orchestration.py` as `python benchmarks/orchestration_process.py RUN_FOLDER NAME`.
 """
 

@@ -1,4 +1,7 @@
-"""Parts beside a run for `part_faults.py`: the web page, and the trackers' processes; and a Tinker server with a client that learns."""
+"""Parts beside a run for `part_faults.py`.
+
+The web page, and the trackers' processes; and a Tinker server with a client that learns.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Parts of another host for `part_faults.py`: joined workers, their `areal-actors join`, and gateways here and there."""
+"""Parts of another host for `part_faults.py`.
+
+Joined workers, their `areal-actors join`, and gateways here and there.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,10 @@ class JoinedRole:
         return (OTHER_GATEWAY, f"{GATEWAY}-1000") if self.role == "gateway" else (f"{self.role}-",)
 
     def ready(self) -> bool:
-        """Returns True if the newest worker of the role serves; a gateway may have been taken over by the run's own host."""
+        """Returns True if the newest worker of the role serves.
+
+        A gateway may have been taken over by the run's own host.
+        """
         run, asked = self.scene.run, GATEWAY if self.role == "gateway" else self.role
         workers = [event.worker for event in run.received(WorkerJoined) if event.role == asked]
         serving = [event.process for event in run.received(ActorStarted) if event.actor == OTHER_GATEWAY]

@@ -1,17 +1,19 @@
-"""Kills and pauses the parts around a run, one at a time, and audits the run: what stands still, for how long, and what is reported.
+"""Kills and pauses the parts around a run, one at a time, and audits the run.
 
+What stands still, for how long, and what is reported.
     python benchmarks/part_faults.py [SCENE ...] [--seed 0] [--quick] [--no-history]
 
-`elsewhere-1` to `-3`: agents, engine and the second of two gateways are on another host (a network namespace, as root on Linux): their
-processes, their `areal-actors join`, both together as a lost host, and both gateways. `launched-1` and `-2`: `areal-actors launch --on
-local` with `[autoscale]`: its jobs and workers, added workers while their number grows or shrinks, the command itself, and its `areal-
-actors run`, which is then resumed. `beside-1` and `-2`: the page, and the two processes of a tracker (TensorBoard, from `just
-environments trackers`). `tinker`: the server of `areal-actors tinker`, whose client goes on from its last acknowledged checkpoint. A
-pause takes 2 to 20 s, a heartbeat may be missing for 12 s, and a run without progress for 6 s is reported. What nothing restarts, such as
-a killed `areal-actors join`, is started again after 3 s.
+`elsewhere-1` to `-3`: agents, engine and the second of two gateways are on another host (a network namespace, as root
+on Linux): their processes, their `areal-actors join`, both together as a lost host, and both gateways. `launched-1` and
+`-2`: `areal-actors launch --on local` with `[autoscale]`: its jobs and workers, added workers while their number grows
+or shrinks, the command itself, and its `areal- actors run`, which is then resumed. `beside-1` and `-2`: the page, and
+the two processes of a tracker (TensorBoard, from `just environments trackers`). `tinker`: the server of
+`areal-actors tinker`, whose client goes on from its last acknowledged checkpoint. A pause takes 2 to 20 s, a heartbeat
+may be missing for 12 s, and a run without progress for 6 s is reported. What nothing restarts, such as a killed
+`areal-actors join`, is started again after 3 s.
 
-A standstill is the longest time without a step or an exported episode; of the page and the Tinker server, without an answer. A report of a
-stall is right if it names what the fault hit as silent, missing, starting or paused.
+A standstill is the longest time without a step or an exported episode; of the page and the Tinker server, without an
+answer. A report of a stall is right if it names what the fault hit as silent, missing, starting or paused.
 """
 
 from __future__ import annotations
@@ -110,7 +112,10 @@ async def disturb_elsewhere(name: str, folder: Path, random: Random, *, few: boo
 
 
 async def disturb_launched(name: str, folder: Path, random: Random, *, few: bool) -> Scene:
-    """Run a scene of `areal-actors launch`: in the first, added workers help; in the second, they do not, and it is killed at the end."""
+    """Run a scene of `areal-actors launch`.
+
+    In the first, added workers help; in the second, they do not, and it is killed at the end.
+    """
     first = name.endswith("1")
     with launched(folder, random, helps=first) as scene:
         async with scene.run.listening():

@@ -1,4 +1,7 @@
-"""Parts of `areal-actors launch` for `part_faults.py`: launched jobs, the command, its run, and workers that autoscale adds and removes."""
+"""Parts of `areal-actors launch` for `part_faults.py`.
+
+Launched jobs, the command, its run, and workers that autoscale adds and removes.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ SERIAL = (
 """A reward for which another worker does not help, so that the decision is undone."""
 REWARD = "reward_worker"
 GROWING_SECONDS = 60.0
-"""Time in which a decision on another worker is followed; after a worker was lost, the run may have found that it does not help."""
+"""Time in which a decision on another worker is followed; after a worker was lost, the run may have found that it does
+not help."""
 
 
 class LaunchedRun(LiveRun):
@@ -136,7 +140,10 @@ class Launched(Scene):
         return len([event for event in self.run.received(ScaleDecided) if (event.workers > event.before) == more])
 
     async def inject_while_growing(self, kind: Kind, *, serving: bool) -> Fault:
-        """Hit an added worker while it starts, or once it serves; where the run wants no more of them, a launched one."""
+        """Hit an added worker while it starts, or once it serves.
+
+        Where the run wants no more of them, a launched one.
+        """
         added = await until(self._serves_added if serving else self.added, GROWING_SECONDS) and bool(self.added())
         await asyncio.sleep(self.random.uniform(0.1, 2.0))
         name = "added worker" if added else "launched worker (rollout_worker)"

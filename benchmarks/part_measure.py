@@ -1,4 +1,7 @@
-"""Figures of a run that `part_faults.py` has disturbed, read from its log: standstills, reports of stalls, episodes lost or doubled."""
+"""Figures of a run that `part_faults.py` has disturbed, read from its log.
+
+Standstills, reports of stalls, episodes lost or doubled.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ class Effect(msgspec.Struct):
     """Longest time without a step or an exported episode (or an answer of the part itself), in seconds."""
     reports: Reports
     unreported: bool
-    """True if the run stood still for longer than a stall may be unreported, and nothing is reported. A part that is no run reports
-    nothing, nor does a run that was killed itself."""
+    """True if the run stood still for longer than a stall may be unreported, and nothing is reported. A part that is no
+    run reports nothing, nor does a run that was killed itself."""
 
 
 def names_the_cause(sentence: str, names: Sequence[str]) -> bool:

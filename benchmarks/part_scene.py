@@ -1,4 +1,7 @@
-"""A live run for `part_faults.py`: kills and pauses parts of it, one at a time, and waits after each until the run goes on."""
+"""A live run for `part_faults.py`.
+
+Kills and pauses parts of it, one at a time, and waits after each until the run goes on.
+"""
 
 from __future__ import annotations
 

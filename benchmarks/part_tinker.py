@@ -1,4 +1,7 @@
-"""A Tinker server for `part_faults.py`: killed and paused while a client trains, saves and samples, and compared with one left alone."""
+"""A Tinker server for `part_faults.py`.
+
+Killed and paused while a client trains, saves and samples, and compared with one left alone.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A generation engine that corrupts some of its completions: `generation.engine = "poison_engine.py:PoisonEngine"`.
 
-Configured by environment variables: `POISON_KINDS` lists the kinds of corruption (comma-separated, in turn), `POISON_EVERY` corrupts
-every n-th completion, and each corrupted one is a line of JSON in the file `POISON_LOG`: its kind, and its token ids before and after
-in hexadecimal.
+Configured by environment variables: `POISON_KINDS` lists the kinds of corruption (comma-separated, in turn),
+`POISON_EVERY` corrupts every n-th completion, and each corrupted one is a line of JSON in the file `POISON_LOG`: its
+kind, and its token ids before and after in hexadecimal.
 """
 
 from __future__ import annotations

@@ -1,18 +1,20 @@
-"""A genuine pretrained model of 135 million parameters learns on two CPU cores: `areal-actors run`, asynchronous and synchronous, and TRL.
+"""A genuine pretrained model of 135 million parameters learns on two CPU cores.
 
+`areal-actors run`, asynchronous and synchronous, and TRL.
     just model get smollm2                                                                     # once
     python -m venv .environments/trl                                                           # once
     .environments/trl/bin/python -m pip install -r benchmarks/environments/trl.txt             # once
     python benchmarks/race_genuine.py [--model smollm2] [--tasks sums extraction] [--sides asynchronous synchronous TRL]
                                       [--seeds 0 1 2 3 4] [--steps 12]
 
-All sides get the same Hugging Face folder, the messages, rewards, tasks and their order of `recipes/smollm2.toml`, its group size,
-batch, learning rate and limit of tokens; they run in turn, and may use the whole machine: ours one thread of torch in the engine's and
-one in the trainer's process, TRL two. None evaluates while it trains. Afterwards one function measures the initial and the final
-weights of each on the recipe's held-out tasks, sampled and greedy, outside of the time.
+All sides get the same Hugging Face folder, the messages, rewards, tasks and their order of `recipes/smollm2.toml`, its
+group size, batch, learning rate and limit of tokens; they run in turn, and may use the whole machine: ours one thread
+of torch in the engine's and one in the trainer's process, TRL two. None evaluates while it trains. Afterwards one
+function measures the initial and the final weights of each on the recipe's held-out tasks, sampled and greedy, outside
+of the time.
 
-Wall and CPU seconds are those of the whole command, all processes together; memory is the peak of all processes' private memory and
-of shared memory, sampled. Intervals are 95 % of Student's t over the seeds.
+Wall and CPU seconds are those of the whole command, all processes together; memory is the peak of all processes'
+private memory and of shared memory, sampled. Intervals are 95 % of Student's t over the seeds.
 """
 
 from __future__ import annotations
@@ -148,7 +150,10 @@ def race(task: str, side: str, seed: int, folder: Path, options: argparse.Namesp
 
 
 def run_trl(recipe: Recipe, seed: int, folder: Path, options: argparse.Namespace) -> tuple[Usage, float, Path]:
-    """Run TRL once, on the tasks that the recipe's groups draw, in their order; returns its use, its seconds and its last weights."""
+    """Run TRL once, on the tasks that the recipe's groups draw, in their order.
+
+    Returns its use, its seconds and its last weights.
+    """
     folder.mkdir(parents=True)
     tasks = open_dataset(recipe.task.dataset, seed=seed, held_out=recipe.task.held_out).train
     drawn = [tasks.task(number).data for number in range(options.steps * recipe.trainer.batch_size)]
@@ -241,11 +246,15 @@ def peak_memory() -> Iterator[list[int]]:
 
 def shared_bytes() -> int:
     """Bytes of files in shared memory."""
-    return sum(path.stat().st_size for path in Path("/dev/shm").rglob("*") if path.is_file())  # noqa: S108 - where weights are published
+    # Where weights are published
+    return sum(path.stat().st_size for path in Path("/dev/shm").rglob("*") if path.is_file())  # noqa: S108
 
 
 def plot(runs: Sequence[Figures], embedded: Sequence[Sequence[float]], file: Path) -> None:
-    """Write the mean rewards of the steps as a PNG: a panel for each task, a thin line for each seed and a thick one for the mean."""
+    """Write the mean rewards of the steps as a PNG.
+
+    A panel for each task, a thin line for each seed and a thick one for the mean.
+    """
     panels: dict[str, dict[str, list[Sequence[float]]]] = {}
     if embedded:
         panels["embedded model, 0.14 M parameters: word problems"] = {"asynchronous": list(embedded)}

@@ -46,7 +46,8 @@ from areal_actors.tasks.datasets import open_dataset
 Figures = dict[str, Any]
 SAMPLE_SECONDS = 0.2
 COLUMNS = ("start", "wall s", "CPU s", "training wall s", "training CPU s", "all wall s", "all CPU s")
-"""Seconds until training begins; until the target, from the start of the command and of training; until the last step."""
+"""Seconds until training begins; until the target, from the start of the command and of training; until the last
+step."""
 
 
 @dataclass

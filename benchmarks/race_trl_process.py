@@ -2,9 +2,9 @@
 
     python benchmarks/race_trl_process.py SETTINGS.json
 
-Model, tasks, reward, group size, batch and learning rate come from the settings; everything else is TRL's default, except for Adam's
-second beta and gradient checkpointing, which are set as in the recipe. Weights are saved after every `every` steps, and a line of
-`times.jsonl` is written at the beginning and after every step.
+Model, tasks, reward, group size, batch and learning rate come from the settings; everything else is TRL's default,
+except for Adam's second beta and gradient checkpointing, which are set as in the recipe. Weights are saved after every
+`every` steps, and a line of `times.jsonl` is written at the beginning and after every step.
 """
 
 from __future__ import annotations

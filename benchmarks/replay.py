@@ -1,13 +1,15 @@
 """Replay of recorded asynchronous runs: does every actor and every weight version come out as recorded, and how fast?
 
-    python benchmarks/replay.py [--kinds single-turn multi-turn tools online lora ppo] [--runs 4] [--steps 12] [SETTING ...]
+    python benchmarks/replay.py [--kinds single-turn multi-turn tools online lora ppo] [--runs 4] [--steps 12] [SETTING
+    ...]
 
-Runs of each kind, with seeds from 0 on, are recorded one after the other with the recipes' own limits (asynchronous). Then commands
-replay each: `areal-actors replay RUN` the control plane, `areal-actors replay RUN --trainer` every step of the trainer, whose weights must
-have the recorded checksums, and `areal-actors replay RUN staleness_gate.max_staleness=0 --actor staleness_gate` a changed rule up to its
-first difference.
-Speeds are multiples of the recorded run's duration, from its first event to its last. Seconds are those of whole commands with the start
-of the interpreter, but for `reading` and `difference`, which are the replay's own. Ends with status 1 unless all are equal.
+Runs of each kind, with seeds from 0 on, are recorded one after the other with the recipes' own limits (asynchronous).
+Then commands replay each: `areal-actors replay RUN` the control plane, `areal-actors replay RUN --trainer` every step
+of the trainer, whose weights must have the recorded checksums, and
+`areal-actors replay RUN staleness_gate.max_staleness=0 --actor staleness_gate` a changed rule up to its first
+difference. Speeds are multiples of the recorded run's duration, from its first event to its last. Seconds are those of
+whole commands with the start of the interpreter, but for `reading` and `difference`, which are the replay's own. Ends
+with status 1 unless all are equal.
 """
 
 from __future__ import annotations

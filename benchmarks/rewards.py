@@ -2,8 +2,8 @@
 
     python benchmarks/rewards.py [--seconds 2] [--model FOLDER]
 
-Rules are called in this process, as in a reward process; `through the pool` uses one child process. With the folder of a trained reward
-model its scores are measured too: sequentially, and with 64 concurrent requests.
+Rules are called in this process, as in a reward process; `through the pool` uses one child process. With the folder of
+a trained reward model its scores are measured too: sequentially, and with 64 concurrent requests.
 """
 
 from __future__ import annotations

@@ -45,7 +45,10 @@ SMALL = (
 
 
 def main() -> int:
-    """Play the runs, print a table and append a line to the history; the exit status is 1 if a finding is missing or wrong."""
+    """Play the runs, print a table and append a line to the history.
+
+    The exit status is 1 if a finding is missing or wrong.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "words", nargs="*", metavar="NAME or SETTING", help="parts of names of runs; settings of all runs"

@@ -89,7 +89,10 @@ def lengths(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def streams(arguments: argparse.Namespace, sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Figures of one stream and of several, without readers and with those of a run; the counts alternate, and the best of each is kept."""
+    """Figures of one stream and of several, without readers and with those of a run.
+
+    The counts alternate, and the best of each is kept.
+    """
     best: dict[tuple[int, int], dict[str, Any]] = {}
     for _ in range(arguments.repeats):
         for readers in (0, scale_streams.CONSUMERS):

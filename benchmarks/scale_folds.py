@@ -1,4 +1,7 @@
-"""CPU time of one event in the folds that every episode meets, by the number of groups in flight: it should not depend on it."""
+"""CPU time of one event in the folds that every episode meets, by the number of groups in flight.
+
+It should not depend on it.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +161,10 @@ FOLDS: dict[str, Callable[[int], Callable[[Ending], None]]] = {
 
 
 def microseconds(fold: str, groups: int, events: int) -> float:
-    """CPU microseconds of one event with this number of groups in flight; for the last two, with this number of inference workers."""
+    """CPU microseconds of one event with this number of groups in flight.
+
+    For the last two, with this number of inference workers.
+    """
     event, endings = FOLDS[fold](groups), iter(Endings(groups))
     for _ in range(GROUP_SIZE * groups if fold in ("ledger", "assembler") else 0):
         event(next(endings))

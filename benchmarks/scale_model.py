@@ -87,7 +87,8 @@ class Wall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LOG_BYTES_A_TOKEN = 6.4
-"""From the two lengths of answers in `log_bytes.py`: the log-probabilities of these engines are constant, and compress to nothing."""
+"""From the two lengths of answers in `log_bytes.py`: the log-probabilities of these engines are constant, and compress
+to nothing."""
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):

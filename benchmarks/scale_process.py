@@ -1,7 +1,9 @@
-"""One process of `scale.py`: control, gateways and trainer as in `orchestration_process.py`, or many scripted workers on one connection.
+"""One process of `scale.py`.
 
-Started as `python benchmarks/scale_process.py RUN_FOLDER NAME`. `rollout_workers` and `inference_workers` have all workers of their kind:
-real actors, each with its subscriptions, heartbeat and leases, whose agents make one HTTP call and whose engines sleep.
+Control, gateways and trainer as in `orchestration_process.py`, or many scripted workers on one connection.
+Started as `python benchmarks/scale_process.py RUN_FOLDER NAME`. `rollout_workers` and `inference_workers` have all
+workers of their kind: real actors, each with its subscriptions, heartbeat and leases, whose agents make one HTTP call
+and whose engines sleep.
 """
 
 from __future__ import annotations
@@ -104,8 +106,8 @@ class TimedStep(NoGradient):
 class SleepingEngine(ScriptedEngine):
     """Yields the same number of tokens for every request, after seconds that its seed draws.
 
-    Answers of the first weights are shortened by an age that the prompt, which a group shares, draws: the run begins in its steady state,
-    as if it had been running for long, and not with a wave of answers that all begin at once.
+    Answers of the first weights are shortened by an age that the prompt, which a group shares, draws: the run begins in
+    its steady state, as if it had been running for long, and not with a wave of answers that all begin at once.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -135,7 +137,10 @@ class SleepingEngine(ScriptedEngine):
 
 
 class ScriptedAgent:
-    """An `AgentRunner` whose agents make one model call over HTTP and return a reward; all share the connections of a process."""
+    """An `AgentRunner` whose agents make one model call over HTTP and return a reward.
+
+    All share the connections of a process.
+    """
 
     def __init__(self, client: aiohttp.ClientSession) -> None:
         self.client = client
@@ -225,7 +230,8 @@ def workers(sizes: Sizes, name: str, client: aiohttp.ClientSession) -> dict[str,
 
 
 TICK_SECONDS = 5.0
-"""Time between two measurements of an engine: the 0.2 s of a worker with a process of its own would be most of the work of this one."""
+"""Time between two measurements of an engine: the 0.2 s of a worker with a process of its own would be most of the work
+of this one."""
 
 if __name__ == "__main__":
     if sys.argv[2] in (ROLLOUTS, INFERENCE):

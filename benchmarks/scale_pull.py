@@ -1,4 +1,7 @@
-"""The HTTP pull of weights: CPU time of the publisher's server for each gigabyte that it sends, over the loopback interface."""
+"""The HTTP pull of weights.
+
+CPU time of the publisher's server for each gigabyte that it sends, over the loopback interface.
+"""
 
 from __future__ import annotations
 

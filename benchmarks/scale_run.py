@@ -267,7 +267,10 @@ async def _sample(bus: NatsBus, running: dict[str, psutil.Process], samples: lis
 
 
 def memory_per_episode(measured: Measured) -> dict[str, float]:
-    """KiB by process, from a tenth of the episodes in flight to all of them; what a process has without any is left out."""
+    """KiB by process, from a tenth of the episodes in flight to all of them.
+
+    What a process has without any is left out.
+    """
     full = max(measured.samples, key=lambda sample: sample.in_flight)
     first = next(sample for sample in measured.samples if sample.in_flight >= full.in_flight / 10)
     more = max(full.in_flight - first.in_flight, 1)
@@ -275,7 +278,10 @@ def memory_per_episode(measured: Measured) -> dict[str, float]:
 
 
 def delays(tail: Sequence[Envelope]) -> dict[str, dict[str, float]]:
-    """Milliseconds from an event to the event that answers it, by pair: what an actor's queue and its work take together."""
+    """Milliseconds from an event to the event that answers it, by pair.
+
+    What an actor's queue and its work take together.
+    """
     at = {envelope.id: envelope for envelope in tail}
     found: dict[str, list[float]] = {}
     for envelope in tail:

@@ -1,7 +1,8 @@
-"""The log in one stream or in several, by hash of the group: what one nats-server takes and delivers, without any Python in its way.
+"""The log in one stream or in several, by hash of the group.
 
-Real messages of a run's mix are written to sockets as fast as the server takes them, and read by as many consumers as a run's log has;
-both are processes that only move bytes, so that the server is what is measured.
+What one nats-server takes and delivers, without any Python in its way.
+Real messages of a run's mix are written to sockets as fast as the server takes them, and read by as many consumers as a
+run's log has; both are processes that only move bytes, so that the server is what is measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Cases of `async_vs_sync.py --simulated`: spreads of answers, staleness bounds, exit policies and limits, each beside the ideal."""
+"""Cases of `async_vs_sync.py --simulated`.
+
+Spreads of answers, staleness bounds, exit policies and limits, each beside the ideal.
+"""
 
 from __future__ import annotations
 

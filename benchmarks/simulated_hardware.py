@@ -1,5 +1,6 @@
-"""The machine of the simulated runs, and the best that it can do: lengths of answers, decoding in slots, seconds of a step, the ideal.
+"""The machine of the simulated runs, and the best that it can do.
 
+Lengths of answers, decoding in slots, seconds of a step, the ideal.
 Time is virtual: nothing here has a clock.
 """
 
@@ -128,10 +129,11 @@ class Work:
 def ideal_seconds(machine: Machine, work: Work) -> float:
     """Seconds from the first grant to the last weights, where nothing but the machine and the staleness bound limits.
 
-    An event simulation of its own, without actors, messages or limits of orchestration: at most `(max_staleness + 1) × batch_size`
-    groups are ahead of the weights, which is the bound; all their answers are decoded as soon as there is memory; a step begins when the
-    one before has ended and `batch_size` groups are complete, whichever. It takes the best of several such runs: under smaller bounds, too,
-    since fewer completions decode faster, and with two ends: further groups start until the last batch has begun, or only those that the
+    An event simulation of its own, without actors, messages or limits of orchestration: at most
+    `(max_staleness + 1) × batch_size` groups are ahead of the weights, which is the bound; all their answers are
+    decoded as soon as there is memory; a step begins when the one before has ended and `batch_size` groups are
+    complete, whichever. It takes the best of several such runs: under smaller bounds, too, since fewer completions
+    decode faster, and with two ends: further groups start until the last batch has begun, or only those that the
     remaining steps need.
     """
     bounds = {bound for bound in (0, 1, 2, 4, 8, work.max_staleness) if bound <= work.max_staleness}

@@ -1,7 +1,9 @@
-"""A run of the real actors in virtual time: gate, task source, rollout worker, gateway, batcher and trainer around a simulated machine.
+"""A run of the real actors in virtual time.
 
-The engine decodes as `simulated_hardware.Decoder` does, the trainer takes the seconds of its step and learns nothing, and messages take no
-time. Limits are those of a resolved recipe. The same seed gives the same run, whatever else the computer does.
+Gate, task source, rollout worker, gateway, batcher and trainer around a simulated machine.
+The engine decodes as `simulated_hardware.Decoder` does, the trainer takes the seconds of its step and learns nothing,
+and messages take no time. Limits are those of a resolved recipe. The same seed gives the same run, whatever else the
+computer does.
 """
 
 from __future__ import annotations
@@ -78,7 +80,10 @@ class TimedLoop(VirtualTimeLoop):
 
 
 class SimulatedEngine:
-    """Implements `GenerationEngine`: decodes on the machine, in virtual time. The prompt is the length of the answer."""
+    """Implements `GenerationEngine`: decodes on the machine, in virtual time.
+
+    The prompt is the length of the answer.
+    """
 
     abilities: frozenset[str] = frozenset()
 
@@ -127,7 +132,8 @@ class SimulatedEngine:
             self.ends[number].set_result(None)
         self._await_next()
 
-    async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:  # noqa: ARG002 - nothing is read
+    # Nothing is read
+    async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:  # noqa: ARG002
         """Sample later tokens with these weights; the seconds of it are in those of the step."""
         self.decoder.advance(self.loop.time())
         self.decoder.load(weight_version)
@@ -190,7 +196,8 @@ class SimulatedAgent:
         """It blocks nothing."""
         return []
 
-    async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:  # noqa: ARG002 - the bus needs no key
+    # The bus needs no key
+    async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:  # noqa: ARG002
         """Make one call."""
         tokens = self.machine.tokens(self.work.seed, workflow_context.get().episode, self.work.sigma)
         session = base_url.split("/")[3]
@@ -263,7 +270,8 @@ class SimulatedRun:
         )
         manager.tick_seconds = 0.0
         inference = InferenceWorker(
-            lambda folder: SimulatedEngine(loop, machine, recipe.generation.max_num_seqs),  # noqa: ARG005 - it reads no weights
+            # It reads no weights
+            lambda folder: SimulatedEngine(loop, machine, recipe.generation.max_num_seqs),  # noqa: ARG005
             name="inference_worker-0",
             concurrency=recipe.actors.inference_worker.concurrency,
         )
@@ -292,7 +300,8 @@ class SimulatedRun:
             "session_manager-0": manager,
             **workers,
             "inference_worker-0": inference,
-            "trainer-0": Trainer(lambda progress: trainer, lambda version: f"v{version}", loop.time),  # noqa: ARG005 - nothing to show
+            # Nothing to show
+            "trainer-0": Trainer(lambda progress: trainer, lambda version: f"v{version}", loop.time),  # noqa: ARG005
         }
 
     async def _run(self, loop: TimedLoop) -> Outcome:

@@ -91,7 +91,8 @@ class ScaledRun(SimulatedRun):
                 agent, concurrency=recipe.actors.rollout_worker.concurrency, timeout_seconds=LONGEST_SECONDS
             )
         made = InferenceWorker(
-            lambda folder: SimulatedEngine(loop, self.machine, recipe.generation.max_num_seqs),  # noqa: ARG005 - it reads no weights
+            # It reads no weights
+            lambda folder: SimulatedEngine(loop, self.machine, recipe.generation.max_num_seqs),  # noqa: ARG005
             name=name,
             concurrency=recipe.actors.inference_worker.concurrency,
         )

@@ -1,7 +1,7 @@
 """The agent of `agents/gsm8k.py` with a slow tool. The tool is simulated: it only sleeps.
 
-Its latency is log-normal with a mean of 0.1 s and a long tail (sigma 1: one in twenty takes more than 0.3 s), drawn from
-a generator that is seeded by the task, so that the same task is as slow in every run.
+Its latency is log-normal with a mean of 0.1 s and a long tail (sigma 1: one in twenty takes more than 0.3 s), drawn
+from a generator that is seeded by the task, so that the same task is as slow in every run.
 """
 
 from __future__ import annotations

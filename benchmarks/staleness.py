@@ -1,14 +1,16 @@
 """Quality under staleness: naive PPO, decoupled PPO and corrections, on deliberately delayed data.
 
-    python benchmarks/staleness.py [KEY=VALUE ...] [--bounds 0 2 4 8] [--losses naive decoupled] [--rates 1 3.75] [--seeds 0 1 2]
-    python benchmarks/staleness.py --bounds 8 --losses naive decoupled clipped clipped-wide sequence-clipped --rates 3.75
+    python benchmarks/staleness.py [KEY=VALUE ...] [--bounds 0 2 4 8] [--losses naive decoupled] [--rates 1 3.75]
+    [--seeds 0 1 2] python benchmarks/staleness.py --bounds 8 --losses naive decoupled clipped clipped-wide
+    sequence-clipped --rates 3.75
 
-On the embedded default generation keeps up with training, whatever `staleness_gate.max_staleness` allows. Here a hand-written loop
-delays every batch: step n trains samples of version n - bound, and the first steps samples of version 0. All variants train batches
-of the same problems in the same order, and no token is masked for its age. `naive` uses the ratio to the sampling weights,
-`decoupled` the ratio to the weights at the start of the step, times a capped importance weight; the others are settings of
-`[algorithm]` (docs/algorithms.md, Corrections). KEY=VALUE overrides recipes/gsm8k_grpo.toml, and `--rates` multiplies its learning
-rate.
+On the embedded default generation keeps up with training, whatever `staleness_gate.max_staleness` allows. Here a
+hand-written loop delays every batch: step n trains samples of version n - bound, and the first steps samples of version
+0. All variants train batches of the same problems in the same order, and no token is masked for its age. `naive` uses
+   the ratio to the sampling weights,
+`decoupled` the ratio to the weights at the start of the step, times a capped importance weight; the others are settings
+of `[algorithm]` (docs/algorithms.md, Corrections). KEY=VALUE overrides recipes/gsm8k_grpo.toml, and `--rates`
+multiplies its learning rate.
 
 Results are cached in FOLDER/results.jsonl, with the warm-started models, one for each seed.
 """

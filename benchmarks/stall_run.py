@@ -1,4 +1,7 @@
-"""A small real run of a few seconds, for `stalls.py`: started by the command line, with faults sent to its processes, and its log read."""
+"""A small real run of a few seconds, for `stalls.py`.
+
+Started by the command line, with faults sent to its processes, and its log read.
+"""
 
 from __future__ import annotations
 

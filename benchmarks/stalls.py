@@ -2,8 +2,9 @@
 
     python benchmarks/stalls.py [NAME ...] [--quick] [--jobs 2] [--scale 1] [--folder runs/stalls]
 
-A case passes if its cause was reported in the expected words, no other cause was reported, the run ended by itself with the expected
-exit status, without a traceback, and no process was left. NAME is part of a case's name. `--scale` multiplies all deadlines.
+A case passes if its cause was reported in the expected words, no other cause was reported, the run ended by itself with
+the expected exit status, without a traceback, and no process was left. NAME is part of a case's name. `--scale`
+multiplies all deadlines.
 """
 
 from __future__ import annotations

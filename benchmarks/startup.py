@@ -1,11 +1,13 @@
-"""Seconds and CPU seconds of short commands, and of the main recipe to its first step and to its end: the first time, and again.
+"""Seconds and CPU seconds of short commands, and of the main recipe to its first step and to its end.
 
+The first time, and again.
     python benchmarks/startup.py [--repeat 5] [--seed 0] [--trackers PYTHON] [--before FOLDER] [SETTING ...]
 
-The main recipe runs twice in one new folder: the first run makes the embedded model, the second finds it kept. CPU seconds are of all
-processes together. With `--trackers`, an interpreter with the libraries of all trackers, the second run is repeated with none, one and
-all of them, in turn: CPU seconds of the run's own processes must not differ, those of the trackers are their own. With `--before`, the
-folder of another checkout, its runs alternate with those of this one, and the second run is made `--pairs` times.
+The main recipe runs twice in one new folder: the first run makes the embedded model, the second finds it kept. CPU
+seconds are of all processes together. With `--trackers`, an interpreter with the libraries of all trackers, the second
+run is repeated with none, one and all of them, in turn: CPU seconds of the run's own processes must not differ, those
+of the trackers are their own. With `--before`, the folder of another checkout, its runs alternate with those of this
+one, and the second run is made `--pairs` times.
 """
 
 from __future__ import annotations
@@ -72,7 +74,10 @@ def main() -> None:
 
 
 def by_process(runs: Sequence[Figures]) -> str:
-    """Returns a table of the CPU seconds of each run, by process; the last column has those of supervisor, nats-server and helpers."""
+    """Returns a table of the CPU seconds of each run, by process.
+
+    The last column has those of supervisor, nats-server and helpers.
+    """
     processes = list(runs[0]["by process"])
     rows = [[run["run"], *(run["by process"].get(name, 0.0) for name in processes), run["besides"]] for run in runs]
     return table(("run", *processes, "besides"), rows)

@@ -2,15 +2,16 @@
 
     python -m venv .environments/trl                                                           # once
     .environments/trl/bin/python -m pip install -r benchmarks/environments/trl.txt             # once
-    python benchmarks/trainer.py [embedded] [50M] [135M] [--trl .environments/trl/bin/python] [--steps 4] [--tokens 4096]
+    python benchmarks/trainer.py [embedded] [50M] [135M] [--trl .environments/trl/bin/python] [--steps 4] [--tokens
+    4096]
                                 [--dtype float32]
 
-Measured: tokens of rows (prompt and completion, no padding) per CPU second and per wall second, on one thread: the fastest
-step after the first. `trainer_trl.py` and `trainer_ours.py` define a step; both exclude generation and rewards. Both use
-micro-batches of about the same number of tokens. The gradient norms of the first step are printed as a check that both compute the
-same. `trainer_plain.py` is a loop as one would write it by hand. Memory is the peak of the process, and its increase over the state
-before the first step. `--rows` sets TRL's rows per micro-batch; without it the fastest of 8, 32 and all is used. `--quick` measures ours
-only and needs no TRL.
+Measured: tokens of rows (prompt and completion, no padding) per CPU second and per wall second, on one thread: the
+fastest step after the first. `trainer_trl.py` and `trainer_ours.py` define a step; both exclude generation and rewards.
+Both use micro-batches of about the same number of tokens. The gradient norms of the first step are printed as a check
+that both compute the same. `trainer_plain.py` is a loop as one would write it by hand. Memory is the peak of the
+process, and its increase over the state before the first step. `--rows` sets TRL's rows per micro-batch; without it the
+fastest of 8, 32 and all is used. `--quick` measures ours only and needs no TRL.
 """
 
 from __future__ import annotations

@@ -40,7 +40,10 @@ SIZES = {
 
 
 def write_model(size: Size, folder: Path) -> int:
-    """A Hugging Face folder of a random Qwen3 of this size, with an unused tokenizer; returns its number of parameters."""
+    """A Hugging Face folder of a random Qwen3 of this size, with an unused tokenizer.
+
+    Returns its number of parameters.
+    """
     tokenizer = train_tokenizer()
     write_tokenizer(tokenizer, folder)
     torch.manual_seed(0)

@@ -2,8 +2,8 @@
 
     python benchmarks/trainer_ours.py MODEL_FOLDER BATCH.json STEPS TOKENS DTYPE
 
-A step is `TorchTrainer.step(rows)`: advantages from rewards, micro-batches of TOKENS tokens, forward and backward passes,
-metrics, gradient clipping and the optimizer. The parity check is off, as TRL has none.
+A step is `TorchTrainer.step(rows)`: advantages from rewards, micro-batches of TOKENS tokens, forward and backward
+passes, metrics, gradient clipping and the optimizer. The parity check is off, as TRL has none.
 """
 
 from __future__ import annotations

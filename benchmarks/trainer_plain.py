@@ -3,7 +3,8 @@
     python benchmarks/trainer_plain.py MODEL_FOLDER BATCH.json STEPS ROWS DTYPE
 
 As one would write it by hand: micro-batches of ROWS rows padded on the right, logits of all positions, log-softmax, the
-policy gradient of GRPO's advantages with token weights of the whole batch, gradient clipping, fused AdamW; bfloat16 is autocast.
+policy gradient of GRPO's advantages with token weights of the whole batch, gradient clipping, fused AdamW; bfloat16 is
+autocast.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python benchmarks/trainer_trl.py MODEL_FOLDER BATCH.json STEPS ROWS DTYPE
 
-Its own `train()` runs. `_generate_and_score_completions` is replaced by one that returns the prepared batch, padded over the whole
-batch like the original: generation, rewards and advantages have no cost. A step is counted from on_step_begin to on_step_end: forward
-and backward passes over micro-batches of ROWS rows, metrics, gradient clipping and the optimizer.
+Its own `train()` runs. `_generate_and_score_completions` is replaced by one that returns the prepared batch, padded
+over the whole batch like the original: generation, rewards and advantages have no cost. A step is counted from
+on_step_begin to on_step_end: forward and backward passes over micro-batches of ROWS rows, metrics, gradient clipping
+and the optimizer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Prepared(GRPOTrainer):
 
     prepared: dict[str, torch.Tensor]
 
-    def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:  # noqa: ARG002 - every step trains the same
+    # Every step trains the same
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:  # noqa: ARG002
         return dict(self.prepared)
 
 

@@ -2,11 +2,12 @@
 
     python benchmarks/web_page.py [--episodes 20000] [--browsers 20] [--repeats 3]
 
-A made-up exported log with episodes of two calls, in groups of eight, is served by `areal-actors view` in its own process. `read` is the
-time from its start until the last event is in the index, `open` that of the requests with which a browser opens the page, `change` that of
-the request for the rows of the last step. `drawn` is from the start of the process until a Chromium that is there has drawn the overview of
-all episodes, `opened_drawn` from its opening of a page whose log is read; both are left out without Chromium. Then `--browsers` connections
-receive notices, half of which never read theirs; memory is that of the process before and after.
+A made-up exported log with episodes of two calls, in groups of eight, is served by `areal-actors view` in its own
+process. `read` is the time from its start until the last event is in the index, `open` that of the requests with which
+a browser opens the page, `change` that of the request for the rows of the last step. `drawn` is from the start of the
+process until a Chromium that is there has drawn the overview of all episodes, `opened_drawn` from its opening of a page
+whose log is read; both are left out without Chromium. Then `--browsers` connections receive notices, half of which
+never read theirs; memory is that of the process before and after.
 """
 
 from __future__ import annotations

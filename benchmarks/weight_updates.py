@@ -3,12 +3,13 @@
     python benchmarks/weight_updates.py [--engines transformers sglang vllm] [--megabytes 1 10 100 1000] [--repeats 3]
         [--ways folder broadcast tensors delta adapter] [--dtype float32] [--lr 1e-6] [--rank 16]
 
-`publish` writes the trainer's tensors as a folder in shared memory, with their checksum, which every way begins with; `load` is from the
-order to load the version to the first token that it sampled, while 8 completions run; `idle` is the same while none runs. `adapter` is one
-of all linear layers of the blocks. Before each version the model takes a step of AdamW on random tokens, so that `delta` has something to
-send: `sent` is the share of bytes. The fastest repetition counts; from 500 MB on there is one. Random models; servers need their
-environments (`just environments sglang vllm`), an engine without one is left out. The last table is the share of bytes that a delta of one
-step has, by learning rate and dtype, on the model of 10 MB.
+`publish` writes the trainer's tensors as a folder in shared memory, with their checksum, which every way begins with;
+`load` is from the order to load the version to the first token that it sampled, while 8 completions run; `idle` is the
+same while none runs. `adapter` is one of all linear layers of the blocks. Before each version the model takes a step of
+AdamW on random tokens, so that `delta` has something to send: `sent` is the share of bytes. The fastest repetition
+counts; from 500 MB on there is one. Random models; servers need their environments (`just environments sglang vllm`),
+an engine without one is left out. The last table is the share of bytes that a delta of one step has, by learning rate
+and dtype, on the model of 10 MB.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ def shape_of(megabytes: int) -> dict[str, int]:
 
 
 class Trained:
-    """A model that takes optimizer steps and is published, whole or as an adapter of this rank; rank 0 for whole models."""
+    """A model that takes optimizer steps and is published, whole or as an adapter of this rank.
+
+    Rank 0 for whole models.
+    """
 
     def __init__(self, folder: str, rank: int, dtype: torch.dtype, lr: float) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder)

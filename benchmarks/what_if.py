@@ -2,11 +2,12 @@
 
     python benchmarks/what_if.py [--steps 12] [--early 3] [--seed 0] [--questions reward discount ...] [SETTING ...]
 
-One asynchronous run of recipes/multi_turn.toml is recorded. `areal-actors what-if --train` answers each question from its log; then the
-recipe is run with the question's setting, which is the truth, and once more without any, which is the noise: an asynchronous run is never
-the same twice. The table has, for the metrics that a question is about, the mean over the first steps (`--early`) and over all steps:
-recorded, answered, and true. `sample` is the effective sample size of the tokens from the first changed weights on: what is answered for
-the later steps counts as far as it is near 1. A question about sampling must be refused.
+One asynchronous run of recipes/multi_turn.toml is recorded. `areal-actors what-if --train` answers each question from
+its log; then the recipe is run with the question's setting, which is the truth, and once more without any, which is the
+noise: an asynchronous run is never the same twice. The table has, for the metrics that a question is about, the mean
+over the first steps (`--early`) and over all steps: recorded, answered, and true. `sample` is the effective sample size
+of the tokens from the first changed weights on: what is answered for the later steps counts as far as it is near 1. A
+question about sampling must be refused.
 """
 
 from __future__ import annotations

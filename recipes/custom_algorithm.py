@@ -1,4 +1,7 @@
-"""An algorithm of your own: GRPO that learns from the better answers only, as RAFT++ does (arXiv:2504.11343, section 3)."""
+"""An algorithm of your own.
+
+GRPO that learns from the better answers only, as RAFT++ does (arXiv:2504.11343, section 3).
+"""
 
 from __future__ import annotations
 

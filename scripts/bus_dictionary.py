@@ -1,7 +1,8 @@
-"""Trains a dictionary for compressed messages, in areal_actors/messages/dictionaries: `python scripts/bus_dictionary.py FILE LOG ...`.
+"""Trains a dictionary for compressed messages, in areal_actors/messages/dictionaries.
 
-Each LOG is that of a run of another recipe (`areal-actors export RUN LOG`). Texts are replaced by the documentation's prose, so that the
-dictionary has no task's sentences. A dictionary that was released is never written again.
+`python scripts/bus_dictionary.py FILE LOG ...`.
+Each LOG is that of a run of another recipe (`areal-actors export RUN LOG`). Texts are replaced by the documentation's
+prose, so that the dictionary has no task's sentences. A dictionary that was released is never written again.
 """
 
 from __future__ import annotations

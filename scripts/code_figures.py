@@ -1,7 +1,7 @@
 """Counts the form of the product's code: `python scripts/code_figures.py [--list participles | variables | columns]`.
 
-Functions named by a bare participle (`formed`, `_stored`) and variables that are function words (`found`, `there`) are names that a
-reader cannot search for; lines are those of `areal_actors/` and `bus/`.
+Functions named by a bare participle (`formed`, `_stored`) and variables that are function words (`found`, `there`) are
+names that a reader cannot search for; lines are those of `areal_actors/` and `bus/`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ FUNCTION_WORDS = frozenset(
 
 
 def is_bare_participle(name: str) -> bool:
-    """True if a function's name is a past participle without a noun: `formed`, `_stored`, `held_by`, but not `stored_tensors`."""
+    """True if a function's name is a past participle without a noun.
+
+    `formed`, `_stored`, `held_by`, but not `stored_tensors`.
+    """
     first, *rest = name.strip("_").lower().split("_")
     is_participle = first in IRREGULAR or (first.endswith("ed") and len(first) > 3 and first not in VERBS)
     return is_participle and (not rest or rest[0] in PREPOSITIONS)

@@ -1,7 +1,8 @@
-"""Hooks of mkdocs.yml, and llms.txt, the pages of its nav with one sentence each: `python scripts/docs_site.py` writes it.
+"""Hooks of mkdocs.yml, and llms.txt, the pages of its nav with one sentence each.
 
-README.md and CHANGELOG.md are pages of the site, with their links rewritten. Links to source files, which the site does not have, become
-text. Anchors are GitHub's.
+`python scripts/docs_site.py` writes it.
+README.md and CHANGELOG.md are pages of the site, with their links rewritten. Links to source files, which the site does
+not have, become text. Anchors are GitHub's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Writes docs/events.md and docs/asyncapi.json from the message types and the actors' handlers: `python scripts/events_reference.py`."""
+"""Writes docs/events.md and docs/asyncapi.json from the message types and the actors' handlers.
+
+`python scripts/events_reference.py`.
+"""
 
 from __future__ import annotations
 

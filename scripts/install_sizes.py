@@ -1,8 +1,8 @@
 """Measures fresh installations: `python scripts/install_sizes.py [--extras train,embedded] [--beside]`.
 
-Builds both wheels, and installs them with uv into an environment for the base and for each extra: MB on the disk, seconds of the
-installation (with uv's cache as it is), CPU seconds and modules of `areal-actors --help`. `--beside` installs a module called `bus` and
-AReaL's distribution (without its dependencies) beside the base.
+Builds both wheels, and installs them with uv into an environment for the base and for each extra: MB on the disk,
+seconds of the installation (with uv's cache as it is), CPU seconds and modules of `areal-actors --help`. `--beside`
+installs a module called `bus` and AReaL's distribution (without its dependencies) beside the base.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Lists the folds over a run's log outside actors and its history: `python scripts/log_folds.py [CHECKOUT]`.
 
-A fold is a class that distinguishes at least two kinds of logged events, in `case` patterns, `isinstance` or by subject, and keeps what
-follows from them. Actors are folds by design, `history/` is the one that readers query; neither is counted.
+A fold is a class that distinguishes at least two kinds of logged events, in `case` patterns, `isinstance` or by
+subject, and keeps what follows from them. Actors are folds by design, `history/` is the one that readers query; neither
+is counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Traces one sample from the dataset to the new weights through a real run, and writes docs/path.md: `python scripts/path.py`."""
+"""Traces one sample from the dataset to the new weights through a real run, and writes docs/path.md.
+
+`python scripts/path.py`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ BESIDE = (
     *("core", "runtime", "embedded", "supervised", "library", "sandbox", "chaos", "audit"),
     *("folder", "processes", "supervision", "recovery", "hosts", "run"),
 )
-"""Folders that are no part of the path: the foundation below every station, and what is built by name from the recipe."""
+"""Folders that are no part of the path: the foundation below every station, and what is built by name from the
+recipe."""
 RUN_SECONDS = 300
 
 HOPS = {
@@ -67,7 +71,9 @@ class Body(NamedTuple):
 
 
 def trace() -> dict[str, list[Function]]:
-    """Run the main recipe for two steps; returns the functions of each hop, both in the order in which a sample met them first.
+    """Run the main recipe for two steps.
+
+    Returns the functions of each hop, both in the order in which a sample met them first.
 
     Raises:
         RuntimeError: the run failed.

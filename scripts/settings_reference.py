@@ -1,4 +1,7 @@
-"""Writes docs/settings.md and docs/recipe.schema.json from the structs of a recipe: `python scripts/settings_reference.py`."""
+"""Writes docs/settings.md and docs/recipe.schema.json from the structs of a recipe.
+
+`python scripts/settings_reference.py`.
+"""
 
 from __future__ import annotations
 

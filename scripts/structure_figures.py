@@ -1,9 +1,11 @@
 """Counts the structure of the product: `python scripts/structure_figures.py [--since COMMIT] [--path]`.
 
-- Files that a feature changes: of the commits that add a file of the product, how many files of it each changed besides.
+- Files that a feature changes: of the commits that add a file of the product, how many files of it each changed
+  besides.
 - Settings: those that the main recipe resolves to in an install without extras, and all.
 - Lines of the product, and of the base, which needs no torch.
-- With `--path`, which traces a run: the files that one sample meets, their lines, and how often the path goes from one file to another.
+- With `--path`, which traces a run: the files that one sample meets, their lines, and how often the path goes from one
+  file to another.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ ROOT = Path(__file__).parent.parent
 sys.path += [str(ROOT / "tests"), str(ROOT / "scripts")]
 
 import path as traced  # noqa: E402 - of this folder
-from support.regions import (
+from support.regions import (  # noqa: E402
     ELSEWHERE,
     TOPS,
     base_environment,
     is_base,
     is_one_of,
     module_of,
-)  # noqa: E402 - the tests' regions
+)
 
 from areal_actors.recipe.reference import settings  # noqa: E402
 

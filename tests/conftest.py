@@ -52,7 +52,8 @@ LONGEST_FILES = (
 
 
 def pytest_configure():
-    """One thread for each process's tensors, before torch is imported: threads that wait for each other stand still on a busy machine."""
+    """One thread for each process's tensors, before torch is imported: threads that wait for each other stand still on
+    a busy machine."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -71,7 +72,8 @@ def _user_stands_in_the_current_folder(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _logging_as_before():
-    """A program that a test calls in this process sets the log up; a handler that stayed would write to the closed output of that test."""
+    """A program that a test calls in this process sets the log up; a handler that stayed would write to the closed
+    output of that test."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield

@@ -66,7 +66,8 @@ async def calls_ten_times(harness, run, over, streamed):
 
 
 async def calls_with_reasoning(harness, run, over, streamed):
-    """A model that reasons before its call and before its answer: the reasoning stays in the prompt, whether or not it is sent back."""
+    """A model that reasons before its call and before its answer: the reasoning stays in the prompt, whether or not it
+    is sent back."""
     answer, trajectory = await harness.play(run, REASONED, over=over, streamed=streamed)
     assert answer == FINAL, (over, streamed)
     assert_extends(harness, trajectory)

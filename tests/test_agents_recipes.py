@@ -15,7 +15,8 @@ RECIPES = {path.stem: path.read_text() for path in (ROOT / "recipes").glob("*.to
 OVER_MAIN = {
     name for name, text in RECIPES.items() if f"`areal-actors run recipes/gsm8k_grpo.toml recipes/{name}.toml" in text
 }
-"""Those of algorithms, which tests/test_algorithms_recipes.py reads, and of larger models, which tests/test_devices.py reads."""
+"""Those of algorithms, which tests/test_algorithms_recipes.py reads, and of larger models, which tests/test_devices.py
+reads."""
 OF_ONE_MODEL = "smollm2"
 """A recipe for one model on any machine; its profiles are chosen by name."""
 ALONE = sorted(RECIPES.keys() - set(OVER_TOOLS) - OVER_MAIN - {OF_ONE_MODEL})

@@ -1,4 +1,5 @@
-"""The pieces of advantages and losses: groups, ratios, surrogates, reductions; and the recipe tables of all algorithms."""
+"""The pieces of advantages and losses: groups, ratios, surrogates, reductions; and the recipe tables of all
+algorithms."""
 
 import itertools
 import math

@@ -1,4 +1,5 @@
-"""Parts of algorithms that look at whole episodes or at stale tokens: answers cut by length, charges, weighted distances, pairs."""
+"""Parts of algorithms that look at whole episodes or at stale tokens: answers cut by length, charges, weighted
+distances, pairs."""
 
 import math
 
@@ -30,7 +31,8 @@ def doubles(*values):
 
 
 def cut_sequences(rows, *episodes):
-    """The rows, with episodes whose very last call was cut by length: these and no others; calls before the last one are cut, too."""
+    """The rows, with episodes whose very last call was cut by length: these and no others; calls before the last one
+    are cut, too."""
     last = {row.episode: place for place, row in enumerate(rows)}
     return [
         msgspec.structs.replace(

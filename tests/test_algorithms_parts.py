@@ -1,4 +1,5 @@
-"""Components of algorithms: corrections for staleness, distances to a reference, shaping, penalties, critics, teachers."""
+"""Components of algorithms: corrections for staleness, distances to a reference, shaping, penalties, critics,
+teachers."""
 
 import math
 import random
@@ -89,7 +90,8 @@ def test_the_weight_carries_no_gradient():
 
 
 def test_the_loglinear_proximal_policy_lies_between_behaviour_and_current_by_version():
-    """α = (v - b) / (v + 1 - b) for proximal weights of version v, sampled by version b, on the way to version v + 1."""
+    """α = (v - b) / (v + 1 - b) for proximal weights of version v, sampled by version b, on the way to version v +
+    1."""
     rows = stories(1)
     result = corrected(Correction(proximal="loglinear"), rows)
     expected = []

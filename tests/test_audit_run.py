@@ -1,4 +1,5 @@
-"""The audit of real runs: sound whatever happened to them, their versions proved, and every way to spoil their logs named."""
+"""The audit of real runs: sound whatever happened to them, their versions proved, and every way to spoil their logs
+named."""
 
 from __future__ import annotations
 

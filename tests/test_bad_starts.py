@@ -1,4 +1,5 @@
-"""A run that cannot start ends with one sentence, before its first process or at the first repetition, and without a traceback."""
+"""A run that cannot start ends with one sentence, before its first process or at the first repetition, and without a
+traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The recommended number of workers follows from the load, and following it balances a simulated run without oscillation."""
+"""The recommended number of workers follows from the load, and following it balances a simulated run without
+oscillation."""
 
 from __future__ import annotations
 

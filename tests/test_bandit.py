@@ -1,7 +1,9 @@
-"""Expected gradients: every outcome of a group, with its probability, through the code that trains, against the policy gradient.
+"""Expected gradients: every outcome of a group, with its probability, through the code that trains, against the policy
+gradient.
 
-The policy is a table of logits by state. An episode is a sequence of calls, a call one token or more, a token the choice of an
-arm in a state. All multisets of episodes that a group can draw are enumerated, made into rows, and trained.
+The policy is a table of logits by state. An episode is a sequence of calls, a call one token or more, a token the
+choice of an arm in a state. All multisets of episodes that a group can draw are enumerated, made into rows, and
+trained.
 """
 
 import itertools
@@ -161,7 +163,8 @@ def sequences_of(episode, name, cut, behaviour, version, masked=()):
 
 
 def loss_of(algorithm, rows, table):
-    """Loss of one step on these rows, by the code that the trainer runs; log-probabilities are the table's, `[states, arms]`."""
+    """Loss of one step on these rows, by the code that the trainer runs; log-probabilities are the table's,
+    `[states, arms]`."""
     tokens = step_tokens(rows, 1)
     labels = torch.tensor([label - 1 for row in rows for label in row.token_ids[row.loss_mask].tolist()])
     current = table.flatten()[labels].detach()
@@ -233,7 +236,8 @@ def centered(group_size, chance):
 
 
 def normalised(group_size, chance):
-    """f(1) - f(0), where f(r) is the mean advantage of an episode of reward r over what the others of its group draw."""
+    """f(1) - f(0), where f(r) is the mean advantage of an episode of reward r over what the others of its group
+    draw."""
 
     def mean_advantage(reward):
         total = 0.0
@@ -273,12 +277,14 @@ ALGORITHMS = {
     ),
     "ppo": (Ppo(gae_lambda=1.0, normalize_advantages=False, **SUM, **FREE), one),
 }
-"""Algorithm, with the sum over an episode's tokens, and the factor by which its mean gradient is the policy gradient."""
+"""Algorithm, with the sum over an episode's tokens, and the factor by which its mean gradient is the policy
+gradient."""
 CASES = [pytest.param(*case, id=name) for name, case in ALGORITHMS.items()]
 OVER_MASKED = [case for case in CASES if "whitened" not in case.id]
 """Those whose moments do not leave out episodes that are masked as a whole."""
 WEIGHTED = [case for case in CASES if case.id not in {"sapo", "distillation"}]
-"""Those whose weight for staleness is exact: a gate is not one, and a stale token's distance to the teacher is not 0."""
+"""Those whose weight for staleness is exact: a gate is not one, and a stale token's distance to the teacher is not
+0."""
 
 
 def chance_of_success(episodes, logits=POLICY):
@@ -383,7 +389,8 @@ PAPERS = {
 
 
 def advantages_of_one_success(algorithm):
-    """Advantages of the success and of the failures, in a group of eight rows of one call; all tokens of an episode have one advantage."""
+    """Advantages of the success and of the failures, in a group of eight rows of one call; all tokens of an episode
+    have one advantage."""
     rows = []
     for number, count in enumerate(ROWS):
         episode = Episode(calls=(((0, 0),),) * count, rewards=(float(number == 0),) * count)

@@ -1,4 +1,5 @@
-"""A base install, without torch and the other packages of extras: its modules load, its commands work, and what it lacks is named."""
+"""A base install, without torch and the other packages of extras: its modules load, its commands work, and what it
+lacks is named."""
 
 import json
 import subprocess

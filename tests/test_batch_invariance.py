@@ -33,7 +33,8 @@ TOKENS = 16
 
 
 def qwen2() -> Qwen2ForCausalLM:
-    """Wider than the other, where products of few rows are done by yet other kernels; biases; seven queries to a head of keys."""
+    """Wider than the other, where products of few rows are done by yet other kernels; biases; seven queries to a head
+    of keys."""
     shape = {
         **SHAPE,
         "hidden_size": 112,

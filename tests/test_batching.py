@@ -126,7 +126,8 @@ def test_what_the_exit_policy_refuses(policy, refused):
     ],
 )
 def test_a_batch_waits_for_groups_that_would_become_too_old_by_it(complete, running, batch):
-    """At version 5 and bound 2 with batches of two; a group of version 3 has to be in this one, one of version 4 in the next."""
+    """At version 5 and bound 2 with batches of two; a group of version 3 has to be in this one, one of version 4 in the
+    next."""
     assembly = with_groups(*complete, weight_version=5)
     for number, version in running.items():
         assembly = assembly.record_grant(number, 1, version)

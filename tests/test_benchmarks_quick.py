@@ -1,4 +1,5 @@
-"""Every benchmark runs with `--quick`, as from the command line; it prints its table and leaves no files; so does the first hour."""
+"""Every benchmark runs with `--quick`, as from the command line; it prints its table and leaves no files; so does the
+first hour."""
 
 import importlib
 import io

@@ -1,4 +1,5 @@
-"""Agents that block their event loop, in a real system: nothing is abandoned, nothing is run twice, and the line is named."""
+"""Agents that block their event loop, in a real system: nothing is abandoned, nothing is run twice, and the line is
+named."""
 
 from __future__ import annotations
 

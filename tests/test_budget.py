@@ -1,4 +1,5 @@
-"""Consequences of measurements of a machine: slots, limits, and the memory, disk and time that `areal-actors check` prints and refuses."""
+"""Consequences of measurements of a machine: slots, limits, and the memory, disk and time that `areal-actors check`
+prints and refuses."""
 
 import json
 from pathlib import Path

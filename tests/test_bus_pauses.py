@@ -1,4 +1,5 @@
-"""Pauses of the bus and of its clients together, as of a suspended machine: what was on its way is repeated, not an error."""
+"""Pauses of the bus and of its clients together, as of a suspended machine: what was on its way is repeated, not an
+error."""
 
 from __future__ import annotations
 

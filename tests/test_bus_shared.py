@@ -1,4 +1,5 @@
-"""Consumers of one process that share a reader of the log: each receives every event once, while others come, go or are slow."""
+"""Consumers of one process that share a reader of the log: each receives every event once, while others come, go or are
+slow."""
 
 from __future__ import annotations
 

@@ -195,7 +195,8 @@ async def test_a_reader_whose_consumer_was_forgotten_meanwhile_continues_after_i
         await asyncio.gather(*(publish(buses.here, n) for n in range(1, 301)))
         async with buses.there.events(Happened, consumer="slow") as inbox, asyncio.timeout(300):
             assert len(await take(inbox, 1)) == 1
-            while (await streams.api(f"STREAM.INFO.{streams.log}", {}))["state"]["consumer_count"]:  # noqa: ASYNC110 - the server forgets in silence
+            # The server forgets in silence
+            while (await streams.api(f"STREAM.INFO.{streams.log}", {}))["state"]["consumer_count"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
             received = [(await anext(inbox)).envelope.sequence for _ in range(299)]
         assert received == list(range(2, 301))

@@ -1,4 +1,5 @@
-"""Token columns are sent and logged as byte planes, and read back as they were, also from logs in which they are whole."""
+"""Token columns are sent and logged as byte planes, and read back as they were, also from logs in which they are
+whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`[chaos]`: off unless it is turned on, the same faults for the same seed, and each kind does its damage to processes and files."""
+"""`[chaos]`: off unless it is turned on, the same faults for the same seed, and each kind does its damage to processes
+and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Live runs under `[chaos]`: every step once, nothing lost, nothing trained twice, and every weight version computed again."""
+"""Live runs under `[chaos]`: every step once, nothing lost, nothing trained twice, and every weight version computed
+again."""
 
 from __future__ import annotations
 

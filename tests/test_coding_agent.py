@@ -1,4 +1,5 @@
-"""Parts of the coding agent that is trained: generated repositories, their demonstrations, the reward, and refusals before a run."""
+"""Parts of the coding agent that is trained: generated repositories, their demonstrations, the reward, and refusals
+before a run."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def commands_of(shown):
 
 
 def worked_on(shown, folder):
-    """Write the files that a demonstration prints, and run its commands; returns what each printed, and the statement to pass."""
+    """Write the files that a demonstration prints, and run its commands; returns what each printed, and the statement
+    to pass."""
     folder.mkdir()
     question = next(message for message in shown.messages if message["role"] == "user")["content"]
     name = question.rpartition(" ")[2].removesuffix(".py.")

@@ -124,8 +124,10 @@ REPORTED = {
     ],
     Codex: ["client_metadata, prompt_cache_key, tools[8] (web_search)"],
     CodexPatch: [
-        "client_metadata, prompt_cache_key, text.verbosity, tools[8] (tool_search), tools[9] (web_search),"
-        " tools[].format"
+        (
+            "client_metadata, prompt_cache_key, text.verbosity, tools[8] (tool_search), tools[9] (web_search),"
+            " tools[].format"
+        )
     ],
     CodexScript: [
         "client_metadata, prompt_cache_key, reasoning.context, text.verbosity, input[0].tools[0].tools[].format"
@@ -226,7 +228,8 @@ THOUGHTS = {
 
 
 def reasoning_in(body):
-    """Reasoning that a request sends back: blocks of Anthropic's messages and of OpenAI's responses, fields of its chat messages."""
+    """Reasoning that a request sends back: blocks of Anthropic's messages and of OpenAI's responses, fields of its chat
+    messages."""
     items = body.get("messages") or body["input"]
     blocks = [block for item in items if isinstance(item.get("content"), list) for block in item["content"]]
     texts = [block.get("thinking") or (block["type"] == "reasoning_text" and block["text"]) for block in blocks]

@@ -1,4 +1,5 @@
-"""A bad completion at the gateway: the agent may ask again, its episode is the engine's failure otherwise, and nothing of it is kept."""
+"""A bad completion at the gateway: the agent may ask again, its episode is the engine's failure otherwise, and nothing
+of it is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The end of a conversation: from a stand-in for its past it is what the whole conversation gives, or only the whole is asked."""
+"""The end of a conversation: from a stand-in for its past it is what the whole conversation gives, or only the whole is
+asked."""
 
 from __future__ import annotations
 

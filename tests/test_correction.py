@@ -1,4 +1,5 @@
-"""Corrections for off-policy tokens, against their formulas in python's own doubles: weights, the veto, the split, the metrics."""
+"""Corrections for off-policy tokens, against their formulas in python's own doubles: weights, the veto, the split, the
+metrics."""
 
 import math
 import shutil
@@ -28,7 +29,8 @@ def made(kind, **settings):
 
 
 def with_rescored(batch, seed=0, *, unknown=()):
-    """The batch with tokens rescored a little off the recorded values; those of the current version are the proximal ones."""
+    """The batch with tokens rescored a little off the recorded values; those of the current version are the proximal
+    ones."""
     noise = torch.rand(len(batch.sequences), generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 0.5
     rescored = (batch.behaviour + noise).where(batch.versions != WEIGHT_VERSION, batch.proximal)
     rescored[list(unknown)] = math.nan
@@ -266,7 +268,8 @@ def test_a_catastrophic_token_shows_in_the_largest_weight_and_in_no_mean():
 
 @pytest.fixture(scope="module")
 def aged(tmp_path_factory):
-    """A trainer at version 2, and rows whose tokens versions 0, 1 and 2 sampled; the recorded values are up to 0.3 nats off."""
+    """A trainer at version 2, and rows whose tokens versions 0, 1 and 2 sampled; the recorded values are up to 0.3 nats
+    off."""
     folder = write_model(tmp_path_factory.mktemp("model"))
     trainer = make_trainer(
         folder,

@@ -1,8 +1,9 @@
-"""The policy gradient that R(call) gives, by enumeration of all answers, is the true one, whatever agents do with their history.
+"""The policy gradient that R(call) gives, by enumeration of all answers, is the true one, whatever agents do with their
+history.
 
-Every call answers `0` or `1`; its probability depends on a parameter of its own. The estimate is the mean over all episodes of
-Σ R(call) ∇ log π(answer of the call); the truth, without a discount and with 1, is the derivative of the expected reward, and with a
-discount γ the same with γ^d for a call that d calls separate from the end.
+Every call answers `0` or `1`; its probability depends on a parameter of its own. The estimate is the mean over all
+episodes of Σ R(call) ∇ log π(answer of the call); the truth, without a discount and with 1, is the derivative of the
+expected reward, and with a discount γ the same with γ^d for a call that d calls separate from the end.
 """
 
 from __future__ import annotations

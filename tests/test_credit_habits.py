@@ -1,4 +1,5 @@
-"""Credit under a discount, whatever agents do with their history: the calls of an episode are continued by what followed them."""
+"""Credit under a discount, whatever agents do with their history: the calls of an episode are continued by what
+followed them."""
 
 from __future__ import annotations
 

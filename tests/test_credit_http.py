@@ -1,7 +1,8 @@
-"""The reward of every sampled token, from HTTP calls to exported rows and to the trainer's rows, on real chat templates.
+"""The reward of every sampled token, from HTTP calls to exported rows and to the trainer's rows, on real chat
+templates.
 
-Each cell plays one episode through the gateway with the OpenAI SDK, rewards and ends it over HTTP, exports it, and compares what
-every sampled token is trained with to R(call), computed here from the tree that the client has in mind.
+Each cell plays one episode through the gateway with the OpenAI SDK, rewards and ends it over HTTP, exports it, and
+compares what every sampled token is trained with to R(call), computed here from the tree that the client has in mind.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ pytestmark = pytest.mark.skipif(
 
 
 class Numbered(ScriptEngine):
-    """Gives all tokens of its n-th completion the log-probability -(n + 1), so that rows show which call sampled a token."""
+    """Gives all tokens of its n-th completion the log-probability -(n + 1), so that rows show which call sampled a
+    token."""
 
     calls = 0
 

@@ -1,4 +1,5 @@
-"""Tasks from shards, parquet files, saved datasets and the hub; what is wrong in them is named before anything starts."""
+"""Tasks from shards, parquet files, saved datasets and the hub; what is wrong in them is named before anything
+starts."""
 
 from __future__ import annotations
 

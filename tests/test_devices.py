@@ -1,4 +1,5 @@
-"""Each process of a run gets its CUDA devices and its share of their memory, on pretended machines and in processes that run."""
+"""Each process of a run gets its CUDA devices and its share of their memory, on pretended machines and in processes
+that run."""
 
 from __future__ import annotations
 
@@ -227,7 +228,8 @@ def test_beside_an_engine_that_sleeps_the_trainer_counts_with_what_it_keeps_betw
     ],
 )
 def test_the_models_of_the_main_recipe_fit_the_machines_that_it_names(profile, parameters, ranks, workers):
-    """With as many GPUs of 80 GB: weights, gradients and optimizer state leave half of a rank's memory to activations."""
+    """With as many GPUs of 80 GB: weights, gradients and optimizer state leave half of a rank's memory to
+    activations."""
     files = [RECIPE] if profile == "cuda" else [RECIPE, RECIPE.with_name("qwen3.toml")]
     found = load(files, [f"profile={profile}"], pretended_cuda(f"{ranks + workers}x80"), serving=False)
     trainer, generation = found.recipe.trainer, found.recipe.generation
@@ -288,7 +290,8 @@ def test_check_prints_the_map_of_another_machine():
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler makes the pretended driver")
 def test_every_process_of_a_run_has_its_own_devices(tmp_path: Path):
-    """The driver is pretended, the processes and their environments are real; what they compute, they compute on the CPU."""
+    """The driver is pretended, the processes and their environments are real; what they compute, they compute on the
+    CPU."""
     source, driver = tmp_path / "driver.c", tmp_path / "libcuda.so.1"
     source.write_text(DRIVER)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", driver, source], check=True)

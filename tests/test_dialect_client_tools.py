@@ -1,4 +1,5 @@
-"""Tools that the client runs and whose schema the provider knows: functions for the model, items of their own type for the client."""
+"""Tools that the client runs and whose schema the provider knows: functions for the model, items of their own type for
+the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Fields and tools that clients add by themselves are accepted and reported; custom tools and namespaces are functions for the model."""
+"""Fields and tools that clients add by themselves are accepted and reported; custom tools and namespaces are functions
+for the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Fields, items and tools that the gateway does not know: left out and listed; what changes what is sampled is refused by name."""
+"""Fields, items and tools that the gateway does not know: left out and listed; what changes what is sampled is refused
+by name."""
 
 from __future__ import annotations
 
@@ -202,7 +203,8 @@ def test_what_is_no_request_is_refused_in_every_mode(dialect, body):
     ids=lambda case: getattr(case, "name", ""),
 )
 def test_every_field_of_the_installed_clients_is_taken_or_named(dialect, params):
-    """Whatever the clients' newest versions may send: an object of another form is refused by the field's name, never by another."""
+    """Whatever the clients' newest versions may send: an object of another form is refused by the field's name, never
+    by another."""
     refused = {}
     for field in set(typing.get_type_hints(params)) - set(LEAST[dialect.name]):
         try:

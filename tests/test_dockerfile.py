@@ -1,4 +1,5 @@
-"""The Dockerfile: what it copies is here, it runs without root, and its steps in an environment give a working `areal-actors`."""
+"""The Dockerfile: what it copies is here, it runs without root, and its steps in an environment give a working
+`areal-actors`."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ def has_index(url):
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 def test_its_steps_give_a_working_command(tmp_path):
-    """Each RUN step in an environment of its own; folders of the image are folders here, and the user already exists."""
+    """Each RUN step in an environment of its own; folders of the image are folders here, and the user already
+    exists."""
     stages = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:]
     assert len(stages) == 2
     for group, target in copied():

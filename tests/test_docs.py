@@ -1,7 +1,8 @@
-"""The documentation runs as it is written: every block of README.md and docs/*.md with a language, in a copy of the repository.
+"""The documentation runs as it is written: every block of README.md and docs/*.md with a language, in a copy of the
+repository.
 
-tests/support/doc_blocks.py has the directives for running a block. Shell blocks are run by `bash` with stand-ins for `just` and `pip`:
-`just COMMAND` is the command of .venv, with the settings of a small run behind those of the block.
+tests/support/doc_blocks.py has the directives for running a block. Shell blocks are run by `bash` with stand-ins for
+`just` and `pip`: `just COMMAND` is the command of .venv, with the settings of a small run behind those of the block.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Every table of measured figures in the documentation names its lines of benchmarks/history.jsonl, and they hold its figures."""
+"""Every table of measured figures in the documentation names its lines of benchmarks/history.jsonl, and they hold its
+figures."""
 
 from __future__ import annotations
 

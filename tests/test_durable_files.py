@@ -1,4 +1,5 @@
-"""Small files are old or new and never in between; line logs lose at most their last line, and report it. On a real full disk, too."""
+"""Small files are old or new and never in between; line logs lose at most their last line, and report it. On a real
+full disk, too."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def calls_as_sampled(calls):
 
 SAMPLED = [
     '<tool_call>\n{"name": "calculate", "arguments": {"expression": "(7-2)*3"}}\n</tool_call>',
-    (  # noqa: E501
+    (
         '<tool_call>\n{"name": "add", "arguments": {"a": 7, "b": -2.5}}\n</tool_call>\n<tool_call>\n{"name": "add",'
         ' "arguments": {}}\n</tool_call>'
     ),

@@ -1,4 +1,5 @@
-"""An episode that the model itself ends is trained with the reward that the recipe states for it; other failures are retried."""
+"""An episode that the model itself ends is trained with the reward that the recipe states for it; other failures are
+retried."""
 
 from __future__ import annotations
 

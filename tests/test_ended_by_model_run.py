@@ -1,4 +1,5 @@
-"""Live runs of which a fifth succeeds, half is ended by the model itself, and the rest fails early: the reported success is a fifth."""
+"""Live runs of which a fifth succeeds, half is ended by the model itself, and the rest fails early: the reported
+success is a fifth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""An engine whose log-probabilities are not the trainer's is named, recycled, and the run goes on; a sound one is left alone."""
+"""An engine whose log-probabilities are not the trainer's is named, recycled, and the run goes on; a sound one is left
+alone."""
 
 from __future__ import annotations
 

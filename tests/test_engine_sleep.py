@@ -128,7 +128,8 @@ def in_an_event_loop(function, *arguments):
 
 
 def test_the_process_has_less_memory_while_its_engine_sleeps(folder, new_weights):
-    """In a process of its own: in one that allocated much before, storages may come from memory that the C library keeps."""
+    """In a process of its own: in one that allocated much before, storages may come from memory that the C library
+    keeps."""
     with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         awake, asleep, released = fresh.submit(
             in_an_event_loop, memory_while_awake_and_asleep, folder, new_weights

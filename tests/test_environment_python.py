@@ -26,7 +26,8 @@ MINOR = sys.version_info[1]
 
 
 def choose(tmp_path, wanted):
-    """Run the script for requirements that ask for a Python, on a machine with only this one and a program `python3.77`."""
+    """Run the script for requirements that ask for a Python, on a machine with only this one and a program
+    `python3.77`."""
     requirements = tmp_path / "later.txt"
     requirements.write_text(f"# python: {wanted}\nsome-package\n" if wanted else "some-package\n")
     later = tmp_path / "python3.77"

@@ -1,4 +1,5 @@
-"""Genuine Gymnasium in its own interpreter: its toy text environments, and one of a user; rewards are those of its steps."""
+"""Genuine Gymnasium in its own interpreter: its toy text environments, and one of a user; rewards are those of its
+steps."""
 
 from __future__ import annotations
 

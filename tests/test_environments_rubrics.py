@@ -1,4 +1,5 @@
-"""Genuine verifiers with `load_environment`, a dataset and a rubric, the interface before 0.2: its episodes, and what is refused."""
+"""Genuine verifiers with `load_environment`, a dataset and a rubric, the interface before 0.2: its episodes, and what
+is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Genuine verifiers, in its own interpreter: one turn, tools, several agents, and every way in which an environment fails."""
+"""Genuine verifiers, in its own interpreter: one turn, tools, several agents, and every way in which an environment
+fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Counts of episodes: one rule of what is an episode, its end, a failure and a surplus, and the same numbers from every reader of a log."""
+"""Counts of episodes: one rule of what is an episode, its end, a failure and a surplus, and the same numbers from every
+reader of a log."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def numbered(envelopes):
 
 
 def doubled(envelopes, *, every=1):
-    """The log in which every such end of an attempt comes a second time, at its end: another message with the same content."""
+    """The log in which every such end of an attempt comes a second time, at its end: another message with the same
+    content."""
     ends = [envelope for envelope in envelopes if envelope.subject in ENDS][::every]
     again = [msgspec.structs.replace(end, id=f"{end.id}-again") for end in ends]
     over = [envelope for envelope in envelopes if envelope.subject == RunFinished.subject]
@@ -77,7 +79,8 @@ def abandoned(episode, reason, attempts_left=0, attempt=1):
 
 
 def surplus_log():
-    """A step, after which one group is complete and not needed, and the other still runs; one attempt was rejected, one failed."""
+    """A step, after which one group is complete and not needed, and the other still runs; one attempt was rejected, one
+    failed."""
     log = Log()
     log.add(STARTED, published(0), CapacityGranted(first_group=0, groups=4, weight_version=0))
     log.add(

@@ -1,4 +1,5 @@
-"""Examples that are longer than the model's context are refused by name, before the first step and before anything starts."""
+"""Examples that are longer than the model's context are refused by name, before the first step and before anything
+starts."""
 
 from __future__ import annotations
 

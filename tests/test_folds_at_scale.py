@@ -1,4 +1,5 @@
-"""The folds that every episode meets do the same with ten thousand groups in flight as with ten: nothing in them visits every group."""
+"""The folds that every episode meets do the same with ten thousand groups in flight as with ten: nothing in them visits
+every group."""
 
 from __future__ import annotations
 

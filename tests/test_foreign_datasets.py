@@ -1,4 +1,5 @@
-"""Data sets as others publish them are read without code; what is not named is recognised by the first row, and printed."""
+"""Data sets as others publish them are read without code; what is not named is recognised by the first row, and
+printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Text of models, agents and data sets reaches a person without escape sequences and marks of direction, and files as it is."""
+"""Text of models, agents and data sets reaches a person without escape sequences and marks of direction, and files as
+it is."""
 
 from __future__ import annotations
 

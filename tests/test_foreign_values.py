@@ -1,4 +1,5 @@
-"""Values of other people's code: scalars of numpy, rounding, `true` as a reward, texts that begin with BOS, answers of weight 0."""
+"""Values of other people's code: scalars of numpy, rounding, `true` as a reward, texts that begin with BOS, answers of
+weight 0."""
 
 from __future__ import annotations
 

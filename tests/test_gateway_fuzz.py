@@ -1,7 +1,9 @@
-"""Strangers send whatever they like: no failure of the gateway's own, no silence, errors in the shape of the protocol called.
+"""Strangers send whatever they like: no failure of the gateway's own, no silence, errors in the shape of the protocol
+called.
 
-The described requests come from the gateway's own OpenAPI description (valid and invalid ones), the others are made by hand and
-by chance. `FUZZ_EXAMPLES=2000 pytest tests/test_gateway_fuzz.py --timeout 0 -s` runs for long, and differently each time.
+The described requests come from the gateway's own OpenAPI description (valid and invalid ones), the others are made by
+hand and by chance. `FUZZ_EXAMPLES=2000 pytest tests/test_gateway_fuzz.py --timeout 0 -s` runs for long, and differently
+each time.
 """
 
 from __future__ import annotations

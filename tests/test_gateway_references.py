@@ -1,4 +1,5 @@
-"""Items of earlier answers that a client of OpenAI's Responses names by their ids, and what every protocol's stream begins with."""
+"""Items of earlier answers that a client of OpenAI's Responses names by their ids, and what every protocol's stream
+begins with."""
 
 from __future__ import annotations
 

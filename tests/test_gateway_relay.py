@@ -1,4 +1,5 @@
-"""A relay before the gateway that cuts silent connections, and an engine that is silent before its first token for three times as long."""
+"""A relay before the gateway that cuts silent connections, and an engine that is silent before its first token for
+three times as long."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ async def silence(engine, relay):
     """Three times the silence that the relay bears, before the first token."""
     await engine.held.wait()
     since = relay.ticks
-    while relay.ticks < since + 3 * relay.limit:  # noqa: ASYNC110 - the relay counts turns, it has no event for a number of them
+    # The relay counts turns, it has no event for a number of them
+    while relay.ticks < since + 3 * relay.limit:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
 
 

@@ -1,4 +1,5 @@
-"""Semantics of a call, over real HTTP with the unmodified SDKs: choices, stops, names, numbers, and workers that die."""
+"""Semantics of a call, over real HTTP with the unmodified SDKs: choices, stops, names, numbers, and workers that
+die."""
 
 from __future__ import annotations
 

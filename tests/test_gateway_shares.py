@@ -1,4 +1,5 @@
-"""Gateways that a run leaves to other hosts: recipe, admission, permissions, files and ends; test_joined_gateway.py has real processes."""
+"""Gateways that a run leaves to other hosts: recipe, admission, permissions, files and ends; test_joined_gateway.py has
+real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The gateway with chat templates of several families: tools that are refused, undeclared tools, ids that the model wrote."""
+"""The gateway with chat templates of several families: tools that are refused, undeclared tools, ids that the model
+wrote."""
 
 from __future__ import annotations
 

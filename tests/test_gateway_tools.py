@@ -1,4 +1,5 @@
-"""Tools over real HTTP with the unmodified SDKs: however the client re-serializes the answer, the next prompt extends its exact tokens."""
+"""Tools over real HTTP with the unmodified SDKs: however the client re-serializes the answer, the next prompt extends
+its exact tokens."""
 
 from __future__ import annotations
 

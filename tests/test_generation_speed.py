@@ -1,4 +1,5 @@
-"""Reported speed and busy time of generation are those of the engine, whether a decode step is shorter or longer than a tick."""
+"""Reported speed and busy time of generation are those of the engine, whether a decode step is shorter or longer than a
+tick."""
 
 import asyncio
 import threading

@@ -1,4 +1,5 @@
-"""A genuine pretrained model, SmolLM2-135M-Instruct of a package on PyPI, through engine, trainer and a whole run that is killed."""
+"""A genuine pretrained model, SmolLM2-135M-Instruct of a package on PyPI, through engine, trainer and a whole run that
+is killed."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def sequences(folder: str) -> list[TrainingSequence]:
-    """Two groups of four answers, more than 600 trained tokens: several chunks of the output head, the last of them small."""
+    """Two groups of four answers, more than 600 trained tokens: several chunks of the output head, the last of them
+    small."""
     tokenizer, rng, made = ChatTokenizer.load(folder), np.random.default_rng(0), []
     words = np.array(
         tokenizer.encode(" ".join(QUESTIONS) + " The sea is calm and the moon is bright over the old harbour tonight.")
@@ -148,7 +150,8 @@ def test_the_gradient_is_that_of_plain_autograd_and_two_steps_stay_within_memory
     metrics = trainer.step(sequences)
     assert metrics["grad_norm"] > 0
     assert trainer.weight_version == 2
-    # weights, gradients, optimizer, activations of a micro-batch, logits of a chunk; the test's own copies of weights and gradients
+    # weights, gradients, optimizer, activations of a micro-batch, logits of a chunk; the test's own copies of weights
+    # and gradients
     assert psutil.Process().memory_info().rss - before < PARAMETERS * 4 * 6 + 2.5e9
 
 

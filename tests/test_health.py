@@ -1,4 +1,5 @@
-"""The health monitor on a bus in memory: what it kills, reports and ends, with readings of the clock that the test chooses."""
+"""The health monitor on a bus in memory: what it kills, reports and ends, with readings of the clock that the test
+chooses."""
 
 from __future__ import annotations
 

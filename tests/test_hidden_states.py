@@ -1,4 +1,5 @@
-"""Prefix sharing through whole models: the same log-probabilities and gradients as rows by themselves, for fewer tokens."""
+"""Prefix sharing through whole models: the same log-probabilities and gradients as rows by themselves, for fewer
+tokens."""
 
 import msgspec
 import numpy as np
@@ -250,7 +251,8 @@ def test_a_model_with_patched_calls_is_not_bypassed():
 
 
 def test_tokens_at_which_the_comparison_fails_do_not_prevent_sharing_if_it_holds_at_others(monkeypatch):
-    """SmolLM2's ids 1 to 7 are no text: there rounding differs by 2e-3 in gradients, elsewhere by 1e-5. Here some tokens overflow."""
+    """SmolLM2's ids 1 to 7 are no text: there rounding differs by 2e-3 in gradients, elsewhere by 1e-5. Here some
+    tokens overflow."""
     monkeypatch.setattr(hidden_states, "PROBE_STEP", 1)
     model = made(qwen3)
     with torch.no_grad():

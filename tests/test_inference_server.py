@@ -1,4 +1,5 @@
-"""Around inference servers: a lost one is started again, one that ends takes nothing with it, and what cannot work is refused before."""
+"""Around inference servers: a lost one is started again, one that ends takes nothing with it, and what cannot work is
+refused before."""
 
 from __future__ import annotations
 

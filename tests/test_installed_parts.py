@@ -1,4 +1,5 @@
-"""Parts of another distribution: found by their entry points, examined, named in errors, run, and proved by the shipped contracts."""
+"""Parts of another distribution: found by their entry points, examined, named in errors, run, and proved by the shipped
+contracts."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ tail_steps = 0
 
 @pytest.fixture
 def elsewhere(tmp_path):
-    """A folder with a recipe, and an environment with the metadata that an installer writes for the stranger's distribution."""
+    """A folder with a recipe, and an environment with the metadata that an installer writes for the stranger's
+    distribution."""
     metadata = tmp_path / "site" / "areal_echo-0.1.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: areal-echo\nVersion: 0.1\n")

@@ -1,4 +1,5 @@
-"""Workers of another host join a live run and leave it, in order and otherwise: real processes, shared is only the network."""
+"""Workers of another host join a live run and leave it, in order and otherwise: real processes, shared is only the
+network."""
 
 from __future__ import annotations
 

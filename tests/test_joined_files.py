@@ -1,4 +1,5 @@
-"""Workers of another host get code, model, weights and large bodies over HTTP, a recipe, a user of the bus, and a lease."""
+"""Workers of another host get code, model, weights and large bodies over HTTP, a recipe, a user of the bus, and a
+lease."""
 
 from __future__ import annotations
 

@@ -90,7 +90,8 @@ async def test_agents_engine_and_the_only_gateway_are_on_another_host(live, othe
 
 
 async def test_a_gateway_of_another_host_encrypts_with_a_certificate_of_that_host(live, other, tmp_path):
-    """Agents are on that host, too, where its name is localhost; the certificate of the run's own gateway is for another name."""
+    """Agents are on that host, too, where its name is localhost; the certificate of the run's own gateway is for
+    another name."""
     authority, there = Authority(), other.folder
     (tmp_path / "own").mkdir()
     own, issued = authority.issue(tmp_path / "own", "run.example"), authority.issue(there, "localhost")

@@ -123,7 +123,8 @@ async def until(run: LiveRun, condition: Callable[[], object], what: str) -> Non
 
 
 async def assert_exact(run: LiveRun, steps: int, agents: Agents) -> None:
-    """Every step was done once; no session was exported twice, and no attempt that the killed gateway lost was exported."""
+    """Every step was done once; no session was exported twice, and no attempt that the killed gateway lost was
+    exported."""
     log = [event for _, event in await run.log()]
     assert [event.step for event in log if isinstance(event, StepCompleted)] == list(range(1, steps + 1))
     exported = [event.trajectory.episode for event in log if isinstance(event, TrajectoryExported)]

@@ -1,4 +1,5 @@
-"""An inference worker of another host sees the images of the run's folder: pulled by digest, each once, with the tokens of a local one."""
+"""An inference worker of another host sees the images of the run's folder: pulled by digest, each once, with the tokens
+of a local one."""
 
 from __future__ import annotations
 

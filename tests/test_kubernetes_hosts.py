@@ -1,4 +1,5 @@
-"""Jobs whose number of pods follows decisions, and what their follower asks of an API server; tests/test_kubernetes_run.py runs it."""
+"""Jobs whose number of pods follows decisions, and what their follower asks of an API server;
+tests/test_kubernetes_run.py runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A run on a stand-in for Kubernetes, with real processes: its decisions add and remove workers through the API server."""
+"""A run on a stand-in for Kubernetes, with real processes: its decisions add and remove workers through the API
+server."""
 
 from __future__ import annotations
 

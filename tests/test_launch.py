@@ -1,4 +1,5 @@
-"""Files that `areal-actors launch` writes, and recipes that it refuses; tests/test_launch_run.py starts what is written."""
+"""Files that `areal-actors launch` writes, and recipes that it refuses; tests/test_launch_run.py starts what is
+written."""
 
 from __future__ import annotations
 

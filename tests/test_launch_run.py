@@ -1,4 +1,5 @@
-"""Files that `areal-actors launch` writes are started: runs with real processes; the commands of Slurm are stand-ins, Ray is genuine."""
+"""Files that `areal-actors launch` writes are started: runs with real processes; the commands of Slurm are stand-ins,
+Ray is genuine."""
 
 from __future__ import annotations
 
@@ -283,7 +284,8 @@ async def test_the_batch_script_runs_a_job(tmp_path, started):
 
 
 async def follower_of(job: psutil.Popen, *, after: int = 0) -> psutil.Process:
-    """The follower of a batch script, once it reads decisions; another one than the killed one, if `after` is its process id."""
+    """The follower of a batch script, once it reads decisions; another one than the killed one, if `after` is its
+    process id."""
     async with asyncio.timeout(PATIENT):
         while True:
             for one in psutil.Process(job.pid).children(recursive=True):

@@ -1,4 +1,5 @@
-"""`areal-actors launch` of runs that encrypt: the certificate that it makes or that a recipe names, and where its key is, and is not."""
+"""`areal-actors launch` of runs that encrypt: the certificate that it makes or that a recipe names, and where its key
+is, and is not."""
 
 from __future__ import annotations
 

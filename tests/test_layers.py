@@ -137,13 +137,15 @@ FILE_CALLS = {"open", "read_bytes", "read_text", "write_bytes", "write_text"}
 
 
 def folder_of(module):
-    """Returns the folder below the package, or the file beside the folders; empty for the package, `areal_bus` for the bus."""
+    """Returns the folder below the package, or the file beside the folders; empty for the package, `areal_bus` for the
+    bus."""
     top, _, rest = module.partition(".")
     return "areal_bus" if top == "areal_bus" else rest.partition(".")[0]
 
 
 def imports(tree):
-    """Every project module that is imported anywhere in this tree, with its line; what only a type checker sees is left out."""
+    """Every project module that is imported anywhere in this tree, with its line; what only a type checker sees is left
+    out."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -1,4 +1,5 @@
-"""The deduplication of a resumed run reaches back to its last events, whatever the clocks of the launches before it were."""
+"""The deduplication of a resumed run reaches back to its last events, whatever the clocks of the launches before it
+were."""
 
 from __future__ import annotations
 

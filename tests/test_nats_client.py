@@ -1,4 +1,5 @@
-"""Subscriptions whose receivers are called while the socket is read, and publications that are written once a turn of the event loop."""
+"""Subscriptions whose receivers are called while the socket is read, and publications that are written once a turn of
+the event loop."""
 
 from __future__ import annotations
 

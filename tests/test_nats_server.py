@@ -1,4 +1,5 @@
-"""The nats-server that comes with a run: it starts, reports a failed start with the reason, and never outlives its parent."""
+"""The nats-server that comes with a run: it starts, reports a failed start with the reason, and never outlives its
+parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The notebook of the first run: without outputs in the repository, and executed as it is, by a kernel that has the package."""
+"""The notebook of the first run: without outputs in the repository, and executed as it is, by a kernel that has the
+package."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def test_it_is_short_and_has_no_outputs():
 @pytest.mark.long
 @pytest.mark.timeout(2000)
 def test_every_cell_runs(tmp_path):
-    """The kernel is that of an environment with nbclient; the package and its libraries are those of this interpreter."""
+    """The kernel is that of an environment with nbclient; the package and its libraries are those of this
+    interpreter."""
     found = [
         one
         for one in PYTHONS

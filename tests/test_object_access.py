@@ -1,4 +1,5 @@
-"""A joined worker reads the files that its role needs, and adds its own new ones; it replaces and removes none that the log needs."""
+"""A joined worker reads the files that its role needs, and adds its own new ones; it replaces and removes none that the
+log needs."""
 
 from __future__ import annotations
 

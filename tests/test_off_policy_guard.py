@@ -84,8 +84,9 @@ MEASURED = [
     ("1.00 .74 .69 .57 .44 .38 .29 .34 .35 .67 .84 .96", ".00 .13 .14 .25 .35 .81 .95 1.02 1.03 .54 .29 .10", 6),
     ("1.00 .91 .55 .41 .40 .38 .39 .38 .04 .69 .93 .84", ".00 .05 .30 .56 .70 1.16 2.09 1.98 2.15 1.04 .31 .27", 4),
 ]
-"""Effective sample size and `approx_kl` of the first steps at staleness 8, seeds 0 to 2: at the learning rate of recipes/gsm8k_grpo.toml,
-and at four times that, which diverges; and the step at which the bands notice (docs/benchmarks.md)."""
+"""Effective sample size and `approx_kl` of the first steps at staleness 8, seeds 0 to 2: at the learning rate of
+recipes/gsm8k_grpo.toml, and at four times that, which diverges; and the step at which the bands notice
+(docs/benchmarks.md)."""
 
 
 @pytest.mark.parametrize(("sizes", "divergences", "noticed"), MEASURED)
@@ -216,7 +217,8 @@ async def test_a_what_if_has_the_batches_of_a_run_whose_bound_was_lowered():
 @pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_a_live_run_that_is_off_policy_becomes_synchronous(live, tmp_path, monkeypatch):
-    """Its trainer waits for generation (benchmarks/guard_parts.py), so that the tokens are as old as the bound allows."""
+    """Its trainer waits for generation (benchmarks/guard_parts.py), so that the tokens are as old as the bound
+    allows."""
     mark = tmp_path / "mark"
     mark.touch()
     monkeypatch.setenv("GUARD_MARK", str(mark))

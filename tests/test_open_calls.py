@@ -45,7 +45,8 @@ async def calls_of(harness, opened):
 
 async def until_some(harness, opened, which=lambda call: True):
     async with asyncio.timeout(300):
-        while not (found := [call for call in await calls_of(harness, opened) if which(call)]):  # noqa: ASYNC110 - of anything
+        # Of anything
+        while not (found := [call for call in await calls_of(harness, opened) if which(call)]):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return found
 

@@ -1,4 +1,5 @@
-"""Outcomes of pytest, and other exceptions that are no `Exception`, in live runs: attempts fail by name, and the run trains the others."""
+"""Outcomes of pytest, and other exceptions that are no `Exception`, in live runs: attempts fail by name, and the run
+trains the others."""
 
 from __future__ import annotations
 

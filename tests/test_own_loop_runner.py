@@ -1,4 +1,5 @@
-"""Agents on an event loop of their own: what blocks it is named and stops no lease, and what holds it for ever ends by name."""
+"""Agents on an event loop of their own: what blocks it is named and stops no lease, and what holds it for ever ends by
+name."""
 
 from __future__ import annotations
 
@@ -223,7 +224,8 @@ async def test_a_cancelled_agent_may_clean_up(runner):
 
 async def test_a_client_that_an_agent_left_open_is_closed_on_the_loop_of_its_connections(runner):
     gc.collect()
-    gc.freeze()  # as a rollout worker's process does: else a busy machine takes longer to collect all of pytest than the loop has to end
+    # as a rollout worker's process does: else a busy machine takes longer to collect all of pytest than the loop has to end
+    gc.freeze()
     gc.disable()
     try:
         closed = []

@@ -1,4 +1,5 @@
-"""Conclusions of `benchmarks/part_faults.py` from a log: standstills, and whether a report of a stall names its cause."""
+"""Conclusions of `benchmarks/part_faults.py` from a log: standstills, and whether a report of a stall names its
+cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The path of one sample: traced through a real run, short enough to read, in one direction, and as docs/path.md describes it."""
+"""The path of one sample: traced through a real run, short enough to read, in one direction, and as docs/path.md
+describes it."""
 
 import re
 import sys

@@ -1,4 +1,5 @@
-"""Payloads of the log and the wire: compressed where that takes fewer bytes, read back as they were, and damage is found."""
+"""Payloads of the log and the wire: compressed where that takes fewer bytes, read back as they were, and damage is
+found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The monitor of docs/monitoring.md runs beside a live run, in a process that has nats-py and msgspec and nothing of this package."""
+"""The monitor of docs/monitoring.md runs beside a live run, in a process that has nats-py and msgspec and nothing of
+this package."""
 
 from __future__ import annotations
 

@@ -120,7 +120,8 @@ KINDS = ("nan", "positive", "vocabulary", "unpublished", "gap", "fewer", "reward
 
 
 async def test_a_log_that_holds_poison_is_trained_without_it_resumed_and_comes_to_the_same_weights(live, tmp_path):
-    """Groups 0, 2 and 4 are poison altogether, of 1, 3 and 5 one of three; the run is killed when the fifth step has been taken."""
+    """Groups 0, 2 and 4 are poison altogether, of 1, 3 and 5 one of three; the run is killed when the fifth step has
+    been taken."""
     reward = tmp_path / "reward.py"
     reward.write_text("def score(task, output):\n    return sum(map(ord, output)) % 97 / 97\n")
     server = await EmbeddedServer.start(tmp_path / "nats")  # of one's own: only its processes publish to a run's

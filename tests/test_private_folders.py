@@ -1,4 +1,5 @@
-"""Files of a run are read by its own user only: another local user finds nothing to read, and cannot take a place over."""
+"""Files of a run are read by its own user only: another local user finds nothing to read, and cannot take a place
+over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Statements as tests of a program: honest programs in all usual forms, and programs that try to pass without an answer."""
+"""Statements as tests of a program: honest programs in all usual forms, and programs that try to pass without an
+answer."""
 
 import pytest
 from support.forged_programs import FORGERIES, IS_PIPE

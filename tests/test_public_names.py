@@ -1,4 +1,5 @@
-"""Names that users may import are listed with their signatures, are at most 125, and are all that docs and examples import."""
+"""Names that users may import are listed with their signatures, are at most 125, and are all that docs and examples
+import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every station of a run for tiny copies of published models, beside plain transformers; docs/model-families.md has the table."""
+"""Every station of a run for tiny copies of published models, beside plain transformers; docs/model-families.md has the
+table."""
 
 import json
 import shutil

@@ -1,4 +1,5 @@
-"""Tiny copies of published models on two ranks: sharded all of them, in parts and stages those whose blocks are known."""
+"""Tiny copies of published models on two ranks: sharded all of them, in parts and stages those whose blocks are
+known."""
 
 import pytest
 import torch

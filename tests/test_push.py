@@ -1,4 +1,5 @@
-"""`areal-actors push`: a checkpoint as a model, and episodes as a dataset, at a hub on this machine, through huggingface_hub itself."""
+"""`areal-actors push`: a checkpoint as a model, and episodes as a dataset, at a hub on this machine, through
+huggingface_hub itself."""
 
 from __future__ import annotations
 

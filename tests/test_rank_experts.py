@@ -1,4 +1,5 @@
-"""A mixture of experts is trained by several ranks as by one: its experts are divided among tensor parts, sharded, or in stages.
+"""A mixture of experts is trained by several ranks as by one: its experts are divided among tensor parts, sharded, or
+in stages.
 
 Tolerances are those of test_rank_layouts.py, with an optimizer that does not divide by what is almost 0.
 """
@@ -149,7 +150,8 @@ def test_a_number_of_parts_that_does_not_divide_the_experts_is_refused():
 
 @pytest.mark.slow
 def test_a_run_trains_a_mixture_of_experts_on_the_embedded_engine(tmp_path):
-    """Two steps of the main recipe: the engine's log-probabilities are the trainer's, with the weights and experts that it was sent."""
+    """Two steps of the main recipe: the engine's log-probabilities are the trainer's, with the weights and experts that
+    it was sent."""
     root = Path(__file__).parent.parent
     tokenizer = train_tokenizer()
     folder = random_mixture(tmp_path / "model", max_position_embeddings=1024, vocab_size=tokenizer.get_vocab_size())

@@ -1,4 +1,5 @@
-"""A trainer that is several processes, of an adapter and of a policy with its critic: what one process alone does, a killed rank or not."""
+"""A trainer that is several processes, of an adapter and of a policy with its critic: what one process alone does, a
+killed rank or not."""
 
 import os
 import signal

@@ -1,7 +1,8 @@
-"""Ranks in every layout compute what one rank computes: losses, gradients, log-probabilities, and what follows a checkpoint.
+"""Ranks in every layout compute what one rank computes: losses, gradients, log-probabilities, and what follows a
+checkpoint.
 
-Tolerances: losses 1e-6, gradients 5e-6 of the largest entry of each tensor (float32 sums in another order); after an update
-losses 1e-4, gradients 5e-4 (AdamW divides by the root of tiny second moments).
+Tolerances: losses 1e-6, gradients 5e-6 of the largest entry of each tensor (float32 sums in another order); after an
+update losses 1e-4, gradients 5e-4 (AdamW divides by the root of tiny second moments).
 """
 
 import msgspec

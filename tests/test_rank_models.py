@@ -1,7 +1,7 @@
 """Adapters, critics and scalar heads are trained by several ranks as by one, in every layout.
 
-Tolerances are those of test_rank_layouts.py. The optimizer is one that does not divide by what is almost 0, so that the second step
-is as near as the first, to a factor.
+Tolerances are those of test_rank_layouts.py. The optimizer is one that does not divide by what is almost 0, so that the
+second step is as near as the first, to a factor.
 """
 
 import msgspec

@@ -1,4 +1,5 @@
-"""All readers of a log give the same answers: attempts with their calls and ends, steps, weights, evaluations; on every recording."""
+"""All readers of a log give the same answers: attempts with their calls and ends, steps, weights, evaluations; on every
+recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A recipe with a model of one's own: which profile it gets, what of a profile of the embedded model it leaves out, and learning rates."""
+"""A recipe with a model of one's own: which profile it gets, what of a profile of the embedded model it leaves out, and
+learning rates."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""`areal-actors check` opens the data, loads agent and reward, and lets them play a task: what a run would refuse later is refused here."""
+"""`areal-actors check` opens the data, loads agent and reward, and lets them play a task: what a run would refuse later
+is refused here."""
 
 import json
 import re

@@ -1,4 +1,5 @@
-"""`areal-actors check` plays a task of an environment: it prints the reward, and one that does not exist is an error."""
+"""`areal-actors check` plays a task of an environment: it prints the reward, and one that does not exist is an
+error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""An actor that receives the same again emits the same again: golden tests of every actor, from tapes of a simulated run."""
+"""An actor that receives the same again emits the same again: golden tests of every actor, from tapes of a simulated
+run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A recorded log replays without a difference, and shows the first difference of another rule, setting or damaged log."""
+"""A recorded log replays without a difference, and shows the first difference of another rule, setting or damaged
+log."""
 
 from __future__ import annotations
 

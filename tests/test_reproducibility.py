@@ -1,4 +1,5 @@
-"""The same seed is the same run: two synchronous runs, in real processes, the second beside busy loops on every core."""
+"""The same seed is the same run: two synchronous runs, in real processes, the second beside busy loops on every
+core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Runs that are killed, interrupted or out of a trainer go on: every step once, from the same trajectories, to the same weights."""
+"""Runs that are killed, interrupted or out of a trainer go on: every step once, from the same trajectories, to the same
+weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Runs that are killed and whose files are then damaged, moved or short of disk: real processes, real kill -9, a real full disk."""
+"""Runs that are killed and whose files are then damaged, moved or short of disk: real processes, real kill -9, a real
+full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rewards by name, with their options: valid settings of a recipe, and those that are refused before anything starts."""
+"""Rewards by name, with their options: valid settings of a recipe, and those that are refused before anything
+starts."""
 
 import re
 from pathlib import Path

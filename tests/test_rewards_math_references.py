@@ -1,4 +1,5 @@
-r"""References as data sets have them, places in which answers state a result, and attempts to be rewarded without stating it."""
+r"""References as data sets have them, places in which answers state a result, and attempts to be rewarded without
+stating it."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""Routing replay: the trainer sends positions to the experts that the engine chose, with weights and gradients of its own router."""
+"""Routing replay: the trainer sends positions to the experts that the engine chose, with weights and gradients of its
+own router."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def without_routes(rows):
 
 
 def with_close_routers(model, folder: Path, size: float = 0.02):
-    """The same model but for routers that differ a little from it: as an engine of another precision, it often chooses other experts."""
+    """The same model but for routers that differ a little from it: as an engine of another precision, it often chooses
+    other experts."""
     other = AutoModelForCausalLM.from_pretrained(folder).eval()
     generator = torch.Generator().manual_seed(1)
     for number in ROUTES.layers:
@@ -216,7 +218,8 @@ def test_another_policy_chooses_its_own_experts(folder):
 
 
 def test_the_check_compares_tokens_before_which_all_experts_are_of_their_version(folder):
-    """A completion under weights 0, and from its seventh token on under weights 1, which computed the positions before it again."""
+    """A completion under weights 0, and from its seventh token on under weights 1, which computed the positions before
+    it again."""
     trainer = make_trainer(folder, lr=3e-2)
     rows = rows_of(trainer._model, groups=1)
     trainer.step(rows)

@@ -1,4 +1,5 @@
-"""The gateway records the experts of each position that a call added, and training sequences join them along a conversation."""
+"""The gateway records the experts of each position that a call added, and training sequences join them along a
+conversation."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def batch(model):
-    """Rows with experts drawn at random, of which the trainer's routers would choose few; one row has those of a few positions only."""
+    """Rows with experts drawn at random, of which the trainer's routers would choose few; one row has those of a few
+    positions only."""
     trainer, shape, rng = make_trainer(model), route_shape_of(model), np.random.default_rng(0)
     rows = []
     for row in sequences_of(trainer):

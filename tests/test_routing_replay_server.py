@@ -1,4 +1,5 @@
-"""A genuine SGLang server reports the experts of each position, and a trainer that replays them has its log-probabilities."""
+"""A genuine SGLang server reports the experts of each position, and a trainer that replays them has its
+log-probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One process has a run's folder at a time, decided by a lock that ends with its holder: real processes, real kill -9."""
+"""One process has a run's folder at a time, decided by a lock that ends with its holder: real processes, real kill
+-9."""
 
 from __future__ import annotations
 

@@ -75,8 +75,10 @@ def test_bounds_that_do_not_fit_the_run_are_refused(word, complaint):
         (
             ("actors.rollout_worker.count=2",),
             [
-                "actors.rollout_worker.count = 2 is as many as autoscale.rollout_worker.max allows: no decision can"
-                " add one"
+                (
+                    "actors.rollout_worker.count = 2 is as many as autoscale.rollout_worker.max allows: no decision can"
+                    " add one"
+                )
             ],
         ),
         (("hosts.rollout_worker.count=1",), []),

@@ -1,4 +1,5 @@
-"""Decisions of `[autoscale]` start hosts and have the newest leave; on this machine with real processes, and GPUs that nothing holds."""
+"""Decisions of `[autoscale]` start hosts and have the newest leave; on this machine with real processes, and GPUs that
+nothing holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`areal-actors serve` for real: processes, nats-server, the embedded model, and an agent in a process of its own with the openai SDK."""
+"""`areal-actors serve` for real: processes, nats-server, the embedded model, and an agent in a process of its own with
+the openai SDK."""
 
 from __future__ import annotations
 

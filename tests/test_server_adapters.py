@@ -1,4 +1,5 @@
-"""Genuine SGLang and vLLM servers sample under an adapter that is loaded by its name, from exactly the version that they were given."""
+"""Genuine SGLang and vLLM servers sample under an adapter that is loaded by its name, from exactly the version that
+they were given."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def random_adapter(folder: Path, base: str, seed: int, rank: int = RANK) -> tuple[torch.nn.Module, WeightsLocation]:
-    """A model under an adapter of random factors, and the adapter as it is published; seed 0 leaves the model as it is."""
+    """A model under an adapter of random factors, and the adapter as it is published; seed 0 leaves the model as it
+    is."""
     model = AutoModelForCausalLM.from_pretrained(base)
     lora = Lora(model, base, LoraSettings(rank=rank, alpha=8), seed)
     if seed:

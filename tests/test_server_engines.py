@@ -1,4 +1,5 @@
-"""Genuine SGLang and vLLM servers keep the contract of generation engines, and sample from exactly the weights that they were given."""
+"""Genuine SGLang and vLLM servers keep the contract of generation engines, and sample from exactly the weights that
+they were given."""
 
 from __future__ import annotations
 
@@ -213,7 +214,8 @@ async def test_a_stop_string_beside_a_bias_keeps_every_token(genuine: Genuine) -
 
 @genuine_only
 async def test_completions_in_flight_continue_under_new_weights_and_every_token_is_exact(genuine: Genuine) -> None:
-    """Eight completions at once and weights replaced as soon as they run, again and again until versions rise within a completion."""
+    """Eight completions at once and weights replaced as soon as they run, again and again until versions rise within a
+    completion."""
     rounds = itertools.count()
     async with serving(genuine) as engine:
 
@@ -223,7 +225,8 @@ async def test_completions_in_flight_continue_under_new_weights_and_every_token_
             )
 
         async def versions_rose() -> bool:
-            """Returns True if a completion has tokens of both weights: a fast server may have ended all of them before the update."""
+            """Returns True if a completion has tokens of both weights: a fast server may have ended all of them before
+            the update."""
             tasks = [asyncio.create_task(sampled(number)) for number in range(8)]
             await until_it_runs(engine, *tasks)
             version = 1 + next(rounds) % 2

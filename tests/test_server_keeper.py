@@ -1,4 +1,5 @@
-"""A nats-server that dies or no longer answers is started again in place; what a restart cannot help ends in one sentence."""
+"""A nats-server that dies or no longer answers is started again in place; what a restart cannot help ends in one
+sentence."""
 
 from __future__ import annotations
 

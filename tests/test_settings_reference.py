@@ -1,4 +1,5 @@
-"""`areal-actors explain`, docs/settings.md and the JSON schema of recipes: complete, current, and true of the recipes of the repository."""
+"""`areal-actors explain`, docs/settings.md and the JSON schema of recipes: complete, current, and true of the recipes
+of the repository."""
 
 from __future__ import annotations
 

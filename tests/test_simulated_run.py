@@ -1,4 +1,5 @@
-"""The benchmark's simulated runs: real actors in virtual time, the same figures at every run, near the ideal with default limits."""
+"""The benchmark's simulated runs: real actors in virtual time, the same figures at every run, near the ideal with
+default limits."""
 
 from __future__ import annotations
 

@@ -116,7 +116,8 @@ def every_granted_slot_comes_back_exactly_once(simulation: Simulation, outcome: 
     assert ledger.granted == len(granted)
 
 
-def the_entry_bound_is_never_exceeded(simulation: Simulation, outcome: Outcome) -> None:  # noqa: C901 - a second ledger, from the log alone
+# A second ledger, from the log alone
+def the_entry_bound_is_never_exceeded(simulation: Simulation, outcome: Outcome) -> None:  # noqa: C901
     ahead: set[int] = set()
     in_batch: set[int] = set()
     ended: Counter[int] = Counter()
@@ -317,7 +318,8 @@ def test_without_the_exit_door_some_seed_exceeds_the_bound():
 
 
 def test_the_simulation_does_what_it_is_for():
-    """It kills, it loses attempts and whole episodes, it masks and drops, it branches over several turns and workers."""
+    """It kills, it loses attempts and whole episodes, it masks and drops, it branches over several turns and
+    workers."""
     outcomes = list(map(ended, range(KEPT)))
     subjects = [envelope.subject for _, outcome in outcomes for envelope in outcome.log]
     assert subjects.count(ActorFailed.subject) > 40

@@ -1,4 +1,5 @@
-"""The documentation as a site: every page is in the nav, every link leads somewhere, llms.txt is current, names are those of the code."""
+"""The documentation as a site: every page is in the nav, every link leads somewhere, llms.txt is current, names are
+those of the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Steps of the real trainer that change no weight: counted without rows, refused where loss or gradient is not finite."""
+"""Steps of the real trainer that change no weight: counted without rows, refused where loss or gradient is not
+finite."""
 
 from __future__ import annotations
 

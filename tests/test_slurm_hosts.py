@@ -64,8 +64,10 @@ def test_a_job_is_submitted_as_outside_of_the_job_of_the_run(commands: Commands)
 
 @pytest.mark.parametrize(("listed", "signalled"), [("12", True), ("7", False)], ids=["runs", "waited in the queue"])
 def test_a_job_that_leaves_is_cancelled_in_the_queue_or_gets_sigterm(
-    commands: Commands, listed: str, signalled: bool
-) -> None:  # noqa: FBT001
+    commands: Commands,
+    listed: str,
+    signalled: bool,  # noqa: FBT001
+) -> None:
     log = commands(sbatch="echo 12", scancel="", squeue=f"echo {listed}")
     _, starter = hosts()
     starter.leave(starter.start("rollout_worker"))

@@ -1,4 +1,5 @@
-"""Snapshots of a fold: written whole, restored when sound, refused by name when not; and an actor that begins with one."""
+"""Snapshots of a fold: written whole, restored when sound, refused by name when not; and an actor that begins with
+one."""
 
 from __future__ import annotations
 

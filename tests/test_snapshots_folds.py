@@ -1,4 +1,5 @@
-"""Every actor that folds events: its snapshot at any place of a log, and the events after it, lead to what all events lead to."""
+"""Every actor that folds events: its snapshot at any place of a log, and the events after it, lead to what all events
+lead to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sessions of agents outside the run: a gateway restored from a snapshot has the places, names and ends of one that received everything."""
+"""Sessions of agents outside the run: a gateway restored from a snapshot has the places, names and ends of one that
+received everything."""
 
 from __future__ import annotations
 

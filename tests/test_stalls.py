@@ -1,4 +1,5 @@
-"""A short form of the stall catalogue, `benchmarks/stalls.py`: real runs that stand still, and what is reported of it."""
+"""A short form of the stall catalogue, `benchmarks/stalls.py`: real runs that stand still, and what is reported of
+it."""
 
 from __future__ import annotations
 

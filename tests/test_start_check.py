@@ -1,4 +1,5 @@
-"""The check of the embedded engine at its start: what rounding explains is accepted, what only wrong arithmetic explains is refused."""
+"""The check of the embedded engine at its start: what rounding explains is accepted, what only wrong arithmetic
+explains is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Runs that learn from examples, for real: from the command line to the checkpoint, without agents, gateway or engine."""
+"""Runs that learn from examples, for real: from the command line to the checkpoint, without agents, gateway or
+engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Calls with attributes, types, CDATA or elements inside: values of all kinds; and answers with delimiters around their text."""
+"""Calls with attributes, types, CDATA or elements inside: values of all kinds; and answers with delimiters around their
+text."""
 
 import json
 

@@ -194,7 +194,8 @@ async def test_nothing_is_tried_again_while_the_run_stops(send):
 
 
 async def test_killed_in_mid_epoch_and_started_again_it_draws_what_the_first_would_have(send, tmp_path):
-    """A new process opens the file anew and replays the log from its start; repeated output of the first is discarded."""
+    """A new process opens the file anew and replays the log from its start; repeated output of the first is
+    discarded."""
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{n}?", "answer": "{n}"}}\n' for n in range(7)))
 
     def fresh():

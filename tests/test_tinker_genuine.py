@@ -1,4 +1,5 @@
-"""`areal-actors tinker` with the genuine client library and the cookbook's loops, unmodified, in an interpreter of their own."""
+"""`areal-actors tinker` with the genuine client library and the cookbook's loops, unmodified, in an interpreter of
+their own."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def boxed(task: dict[str, str]) -> str:
 
 
 def write_datasets(state: Path, examples: int, tasks: int) -> None:
-    """The two datasets that the loops load by name, as folders where they run: chats with worked answers, and word problems."""
+    """The two datasets that the loops load by name, as folders where they run: chats with worked answers, and word
+    problems."""
     example = [("user", BOX_QUESTION + BOX_REQUEST), ("assistant", BOX_SOLUTION)]
     chats = [
         [*example, ("user", task["question"] + BOX_REQUEST), ("assistant", boxed(task))]
@@ -127,7 +129,8 @@ def saved(logs: Path) -> list[str]:
 
 
 def test_the_cookbooks_loops_learn_unmodified(server, tmp_path):
-    """sl_loop learns a style of answers that the model does not know; rl_loop continues from it, and learns to work out its answers."""
+    """sl_loop learns a style of answers that the model does not know; rl_loop continues from it, and learns to work out
+    its answers."""
     last = SUPERVISED_STEPS + REINFORCED_STEPS
     write_datasets(server.state, examples=32 * SUPERVISED_STEPS, tasks=16 * last)
     logs = tmp_path / "logs"

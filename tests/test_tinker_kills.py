@@ -1,4 +1,5 @@
-"""`areal-actors tinker` is killed while it saves, loads, trains and samples: the old or new checkpoint is whole, nothing is left over."""
+"""`areal-actors tinker` is killed while it saves, loads, trains and samples: the old or new checkpoint is whole,
+nothing is left over."""
 
 from __future__ import annotations
 

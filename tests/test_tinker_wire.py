@@ -1,4 +1,5 @@
-"""Tinker's bodies as the genuine client library serializes them (tests/recordings/tinker.json: tinker 0.38.0), without that library."""
+"""Tinker's bodies as the genuine client library serializes them (tests/recordings/tinker.json: tinker 0.38.0), without
+that library."""
 
 import base64
 import json

@@ -1,4 +1,5 @@
-"""Encrypted connections of the bus and of the run's files: known by fingerprint or authority, and refused with the cause otherwise."""
+"""Encrypted connections of the bus and of the run's files: known by fingerprint or authority, and refused with the
+cause otherwise."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ FAITHFUL = {"cohere2", "gemma3", "llama3", "llama3_1", "llama3_2", "qwen2_5", "q
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_prompts_extend_to_the_token_or_split_with_a_reason(path):
-    """The checks stand in `conversations.Talk`: sampled ids are trained, prompts extend exactly, or an event has the reason."""
+    """The checks stand in `conversations.Talk`: sampled ids are trained, prompts extend exactly, or an event has the
+    reason."""
     became = converse(path.read_text(encoding="utf-8"), CONVERSATIONS)
     assert became.total() >= 3 * CONVERSATIONS
     if path.stem in FAITHFUL:

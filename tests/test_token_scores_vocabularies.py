@@ -1,7 +1,9 @@
-"""Scores and gradients of the output head with the vocabularies of published models, at all lengths around the borders of chunks.
+"""Scores and gradients of the output head with the vocabularies of published models, at all lengths around the borders
+of chunks.
 
-The number of tokens of a chunk, and how many chunks have their probabilities saved, follow from the size of the vocabulary: a small
-one reaches one branch only. `python tests/test_token_scores_vocabularies.py` prints the table of docs/model-families.md.
+The number of tokens of a chunk, and how many chunks have their probabilities saved, follow from the size of the
+vocabulary: a small one reaches one branch only. `python tests/test_token_scores_vocabularies.py` prints the table of
+docs/model-families.md.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def chunk_of(vocabulary: int) -> int:
 
 
 def lengths_of(vocabulary: int) -> list[int]:
-    """Lengths on both sides of each border between chunks, with a last chunk of one token, of a few, and of nearly all."""
+    """Lengths on both sides of each border between chunks, with a last chunk of one token, of a few, and of nearly
+    all."""
     chunk = chunk_of(vocabulary)
     saved = module.SAVED["cpu"] // vocabulary // chunk
     borders = sorted({chunk, 2 * chunk, (saved + 1) * chunk})
@@ -43,7 +46,8 @@ def lengths_of(vocabulary: int) -> list[int]:
 
 
 def largest_error(vocabulary: int, length: int, mode: str) -> float:
-    """Largest relative error over log-probabilities and gradients, against float32 `log_softmax` of all logits at once."""
+    """Largest relative error over log-probabilities and gradients, against float32 `log_softmax` of all logits at
+    once."""
     torch.manual_seed(length)
     dtype = torch.bfloat16 if mode == "bf16" else torch.float32
     head = nn.Linear(HIDDEN, vocabulary, bias=mode == "bias")
@@ -66,7 +70,8 @@ def largest_error(vocabulary: int, length: int, mode: str) -> float:
 
 
 def allowed(mode: str) -> float:
-    """Allowed relative error: bfloat16 rounds the gradient of the logits; with a frozen head float32 sums are taken in another order."""
+    """Allowed relative error: bfloat16 rounds the gradient of the logits; with a frozen head float32 sums are taken in
+    another order."""
     return {"bf16": 1e-2, "frozen": 2e-4}.get(mode, 1e-5)
 
 
@@ -89,7 +94,8 @@ def test_scores_and_gradients_with_each_vocabulary_at_each_length(family, mode):
 
 def main() -> None:
     """Print the table: largest relative error by family and mode."""
-    print("| family | vocabulary | tokens per chunk | lengths |", *(f"{mode} |" for mode in MODES))  # noqa: T201 - the table is what the program is for
+    # The table is what the program is for
+    print("| family | vocabulary | tokens per chunk | lengths |", *(f"{mode} |" for mode in MODES))  # noqa: T201
     print("|---|---|---|---|" + "---|" * len(MODES))  # noqa: T201
     for family, vocabulary in VOCABULARIES.items():
         lengths = lengths_of(vocabulary)

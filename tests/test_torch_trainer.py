@@ -86,7 +86,8 @@ def test_the_gradient_is_the_numeric_one(make):
 
 
 def surrogate(algorithm, start, moved, rows):
-    """The decoupled loss of `moved` with `start` as proximal weights, in plain float64; so near to them that nothing is clipped."""
+    """The decoupled loss of `moved` with `start` as proximal weights, in plain float64; so near to them that nothing is
+    clipped."""
     step = step_tokens(rows, 0)
     advantages = algorithm.advantages(step).tokens
     total, tokens = 0.0, 0

@@ -1,4 +1,5 @@
-"""A run as traces: from an agent's request to the step that used it, and OpenTelemetry's own protocol at a collector."""
+"""A run as traces: from an agent's request to the step that used it, and OpenTelemetry's own protocol at a
+collector."""
 
 from __future__ import annotations
 

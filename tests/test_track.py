@@ -1,4 +1,5 @@
-"""`areal-actors track` and `[track]`: points of a run, in order and once each; trackers cannot harm it; with a library's stand-in."""
+"""`areal-actors track` and `[track]`: points of a run, in order and once each; trackers cannot harm it; with a
+library's stand-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Each tracker's own library, offline, holds the numbers of `metrics.jsonl`: `just environments trackers` installs them."""
+"""Each tracker's own library, offline, holds the numbers of `metrics.jsonl`: `just environments trackers` installs
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Episodes of several rows and calls in the trainer: the columns of a step, one loss under every cut, critics after the last token."""
+"""Episodes of several rows and calls in the trainer: the columns of a step, one loss under every cut, critics after the
+last token."""
 
 from functools import partial
 

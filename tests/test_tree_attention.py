@@ -40,7 +40,8 @@ def columns(tokens, dtype=torch.float32, heads=4, kv_heads=2):
 
 
 def plain_attention(query, key, value, window=None, sinks=None):
-    """Causal attention `[1, heads, tokens, size]` with all scores, over the last `window` keys, and a sink for each head."""
+    """Causal attention `[1, heads, tokens, size]` with all scores, over the last `window` keys, and a sink for each
+    head."""
     places = torch.arange(query.shape[2])
     distances = places[:, None] - places
     key, value = (column.repeat_interleave(query.shape[1] // column.shape[1], 1) for column in (key, value))
@@ -53,7 +54,8 @@ def plain_attention(query, key, value, window=None, sinks=None):
 
 
 def one_by_one(parts, tree, weights, window=None, sinks=None):
-    """Outputs and gradients of plain causal attention over every sequence; a shared token's output counts where it is first met."""
+    """Outputs and gradients of plain causal attention over every sequence; a shared token's output counts where it is
+    first met."""
     met = set()
     outputs, loss = torch.zeros(*parts[0].shape[:2], parts[2].shape[-1]), 0.0
     for places in tree.token_positions:

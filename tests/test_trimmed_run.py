@@ -1,4 +1,5 @@
-"""Runs that trim their log at every checkpoint: killed in parts and as a whole they lose nothing, and count what a whole log counts."""
+"""Runs that trim their log at every checkpoint: killed in parts and as a whole they lose nothing, and count what a
+whole log counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tool calls in forms that models write and templates do not: read as other servers read them, or named with a cause and counted."""
+"""Tool calls in forms that models write and templates do not: read as other servers read them, or named with a cause
+and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Connections of clients without a credential: idle ones give way, requests keep their place; exhausted descriptors are named as such."""
+"""Connections of clients without a credential: idle ones give way, requests keep their place; exhausted descriptors are
+named as such."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Images end to end: an agent's image in each dialect, a conversation in exact tokens, and a trainer that agrees with the engine."""
+"""Images end to end: an agent's image in each dialect, a conversation in exact tokens, and a trainer that agrees with
+the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Images at the gateway: one image in every dialect gives the same tokens and one file; what cannot be shown is refused by name."""
+"""Images at the gateway: one image in every dialect gives the same tokens and one file; what cannot be shown is refused
+by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""SGLang's requests with images, and a genuine server that sees: images by reference, and log-probabilities that the trainer's equal."""
+"""SGLang's requests with images, and a genuine server that sees: images by reference, and log-probabilities that the
+trainer's equal."""
 
 from __future__ import annotations
 
@@ -110,7 +111,8 @@ async def conversation(harness, episode, images, later, step):
 @pytest.mark.long
 @genuine
 async def test_sglang_completes_under_new_weights_what_it_began_and_sees_with_the_new_ones(tmp_path, monkeypatch):
-    """Log-probabilities that SGLang reports as it samples, and those of a pass over the whole text, which `biased` makes necessary."""
+    """Log-probabilities that SGLang reports as it samples, and those of a pass over the whole text, which `biased`
+    makes necessary."""
     monkeypatch.chdir(ROOT)
     models = [write_vision_model(tmp_path / f"model{seed}", seed=seed) for seed in (0, 5)]
     engine = HttpEngine(SGLang(), models[0], SERVED, EnginePlace(logs=tmp_path))

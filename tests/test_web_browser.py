@@ -1,4 +1,5 @@
-"""The page of a run in a real headless Chromium: it loads, follows a growing log, moves to earlier events, and asks no other host."""
+"""The page of a run in a real headless Chromium: it loads, follows a growing log, moves to earlier events, and asks no
+other host."""
 
 from __future__ import annotations
 
@@ -116,7 +117,8 @@ async def test_the_page_follows_a_log_that_grows(tab, tmp_path):
 
 
 def asked_of_the_log(tab):
-    """Requests for parts of the log: not the icon, the notices and the telemetry, which a browser requests when it has time."""
+    """Requests for parts of the log: not the icon, the notices and the telemetry, which a browser requests when it has
+    time."""
     return [url for url in tab.requested if "/api/" in url and not url.endswith(("/api/changes", "/api/telemetry"))]
 
 

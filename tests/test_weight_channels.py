@@ -1,4 +1,5 @@
-"""Weights reach inference servers without a folder: whole or what changed, verified; a version that does not arrive is loaded as one."""
+"""Weights reach inference servers without a folder: whole or what changed, verified; a version that does not arrive is
+loaded as one."""
 
 from __future__ import annotations
 
@@ -212,7 +213,8 @@ async def test_the_worker_reports_what_arrived_and_why_it_was_a_folder(send: Any
 
 
 class Receiver:
-    """The server's side in this process: its group, shared memory and checksum are genuine, HTTP and model are left out."""
+    """The server's side in this process: its group, shared memory and checksum are genuine, HTTP and model are left
+    out."""
 
     title = "Receiver"
 

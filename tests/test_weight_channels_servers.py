@@ -1,4 +1,5 @@
-"""Outcomes of each way of weights to genuine SGLang and vLLM servers: the trainer goes on, and tokens are exact afterwards."""
+"""Outcomes of each way of weights to genuine SGLang and vLLM servers: the trainer goes on, and tokens are exact
+afterwards."""
 
 from __future__ import annotations
 

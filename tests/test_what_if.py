@@ -1,4 +1,5 @@
-"""Recorded episodes under other settings train the same where nothing changes, and exactly that at the first step that differs."""
+"""Recorded episodes under other settings train the same where nothing changes, and exactly that at the first step that
+differs."""
 
 from __future__ import annotations
 

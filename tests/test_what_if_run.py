@@ -1,4 +1,5 @@
-"""A what-if of a synchronous run is the run that follows: up to the first step that differs, to the last bit of the weights."""
+"""A what-if of a synchronous run is the run that follows: up to the first step that differs, to the last bit of the
+weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Items of work: leases (renewed while it is worked on, not given to the same worker twice, a setting of the recipe), and sending."""
+"""Items of work: leases (renewed while it is worked on, not given to the same worker twice, a setting of the recipe),
+and sending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`areal-actors check` refuses each of a hundred wrong inputs, with the place, what was found, and the remedy; a run then refuses none."""
+"""`areal-actors check` refuses each of a hundred wrong inputs, with the place, what was found, and the remedy; a run
+then refuses none."""
 
 import socket
 

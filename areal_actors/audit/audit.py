@@ -118,7 +118,8 @@ class Audit(msgspec.Struct):
     counts: EpisodeCounts = msgspec.field(default_factory=EpisodeCounts)
     groups: GroupLedger = msgspec.field(default_factory=GroupLedger)
     batches: dict[int, int] = {}
-    """Sequence of the event of each batch or draw of examples since the checkpoint before the last, by weight version."""
+    """Sequence of the event of each batch or draw of examples since the checkpoint before the last, by weight
+    version."""
     drawn: dict[int, tuple[int, ...]] = {}
     """Example numbers of the last steps."""
     formed: int = 0

@@ -1,5 +1,6 @@
-"""Group ledger of the audit: each group from its grant until it is trained, dropped or abandoned, each trajectory counted once.
+"""Group ledger of the audit.
 
+Each group from its grant until it is trained, dropped or abandoned, each trajectory counted once.
 The state is plain and encodable, and holds only open groups; of the others it keeps the numbers.
 """
 
@@ -257,7 +258,10 @@ class GroupLedger(msgspec.Struct):
         self.dropped, self.dropped_tokens = event.dropped_trajectories, event.dropped_tokens
 
     def _check_left_out(self, step: int, youngest: tuple[int, int], known_up_to: int) -> Iterator[Finding]:
-        """Yields complete groups that are older than the youngest of the batch: batches take the oldest, so the batcher lost them."""
+        """Yields complete groups that are older than the youngest of the batch.
+
+        Batches take the oldest, so the batcher lost them.
+        """
         for number, record in self.under_way.items():
             waits = (
                 record.step < 0

@@ -1,5 +1,6 @@
-"""Audit of sequences: rebuilds the sequences of each step from the log and compares their checksum with the reported one.
+"""Audit of sequences.
 
+Rebuilds the sequences of each step from the log and compares their checksum with the reported one.
 Keeps only the trajectories that are in no batch yet.
 """
 

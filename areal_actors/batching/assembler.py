@@ -1,9 +1,10 @@
 """Batch assembly: groups are completed, checked against the staleness bound and the filter, and batched oldest first.
 
-The assembler is a fold over events in log order: the same log gives the same batches. Each method changes it by one event and returns
-it. It is changed in place, and a complete group is judged once for each bound, so that an event costs the same with ten groups as with ten
-thousand; a snapshot is its encoded copy. Invariants: a group is in at most one batch, and whole; no trained token is older than the bound
-unless the exit policy is `keep`; no group that the filter rejects is trained.
+The assembler is a fold over events in log order: the same log gives the same batches. Each method changes it by one
+event and returns it. It is changed in place, and a complete group is judged once for each bound, so that an event costs
+the same with ten groups as with ten thousand; a snapshot is its encoded copy. Invariants: a group is in at most one
+batch, and whole; no trained token is older than the bound unless the exit policy is `keep`; no group that the filter
+rejects is trained.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ from areal_actors.sequences.credit import Credit, sample_rewards
 from areal_bus.message import FrozenMeta
 
 Filter = Callable[[tuple[float, ...]], bool]
-"""Returns True if a group is to be trained, given the rewards of its episodes (of their calls under `task.baseline_over = "calls"`).
-Must be deterministic."""
+"""Returns True if a group is to be trained, given the rewards of its episodes (of their calls under
+`task.baseline_over = "calls"`). Must be deterministic."""
 Refusal = Literal["stale", "incomplete group", "filtered", "surplus"]
 
 
 def has_signal(rewards: tuple[float, ...]) -> bool:
-    """True if the rewards differ by more than rounding: if all are equal, every advantage is 0 (DAPO, arXiv:2503.14476, sec. 3.2)."""
+    """True if the rewards differ by more than rounding.
+
+    If all are equal, every advantage is 0 (DAPO, arXiv:2503.14476, sec. 3.2).
+    """
     return bool(rewards) and differ(min(rewards), max(rewards))
 
 
@@ -40,23 +44,29 @@ class BatcherConfig(Config):
     """`[batcher]`: treatment of stale tokens, of groups that lost an episode, and of groups without signal."""
 
     exit_policy: Literal["mask", "keep", "drop", "wait"] = "mask"
-    """`mask` trains groups without their tokens older than the bound (a group without younger tokens is dropped); `drop` drops
-    groups that have any such token; `keep` trains tokens of any age. `wait` is `mask`, but no batch is formed while a group that still
-    runs would become too old by it, so that nothing is masked as long as the engines follow the weights."""
+    """`mask` trains groups without their tokens older than the bound (a group without younger tokens is dropped);
+    `drop` drops groups that have any such token; `keep` trains tokens of any age. `wait` is `mask`, but no batch is
+    formed while a group that still runs would become too old by it, so that nothing is masked as long as the engines
+    follow the weights."""
     incomplete_groups: Literal["train_partial", "drop"] = "train_partial"
     """Treatment of a group of which an episode was abandoned after all attempts."""
     dynamic_sampling: bool = False
-    """Drops groups whose rewards are all equal; others are sampled in their place (DAPO, arXiv:2503.14476, section 3.2)."""
+    """Drops groups whose rewards are all equal; others are sampled in their place (DAPO, arXiv:2503.14476, section
+    3.2)."""
     filter: str = ""
-    """`path.py:function` drops groups for whose rewards, a tuple of numbers, the function returns False. Empty keeps all."""
+    """`path.py:function` drops groups for whose rewards, a tuple of numbers, the function returns False. Empty keeps
+    all."""
     dynamic_batch: bool = False
-    """Groups dropped by `dynamic_sampling` or `filter` count towards the batch size, so batches are smaller (AReaL's `dynamic_bs`)."""
+    """Groups dropped by `dynamic_sampling` or `filter` count towards the batch size, so batches are smaller (AReaL's
+    `dynamic_bs`)."""
     max_filtered_batches: PositiveInt = 16
     """The run ends when this many batches of groups were filtered out since the last batch was formed."""
 
 
 def group_filter(config: BatcherConfig, root: Path) -> Filter | None:
-    """Returns the filter of `batcher.dynamic_sampling` and `batcher.filter`; None if every group is kept. Paths are relative to `root`.
+    """Returns the filter of `batcher.dynamic_sampling` and `batcher.filter`; None if every group is kept.
+
+    Paths are relative to `root`.
 
     Raises:
         RecipeError: there is no such function; later, from the filter, if it raises, or returns neither True nor False.
@@ -171,7 +181,8 @@ class BatchAssembler(msgspec.Struct, kw_only=True):
     granted: dict[int, int] = {}
     """Weight version at the grant of each group that still runs; empty unless batches wait for them."""
     judged: int | None = None
-    """Oldest weight version that could be trained when the complete groups were judged; None if they have to be judged again."""
+    """Oldest weight version that could be trained when the complete groups were judged; None if they have to be judged
+    again."""
     unjudged: set[int] = set()
     """Complete groups that were not judged since, or refused."""
 
@@ -251,8 +262,9 @@ class BatchAssembler(msgspec.Struct, kw_only=True):
         return self
 
     def next_batch(self, batch_size: int, *, max_staleness: int = 0, dynamic: bool = False) -> list[PartialGroup]:
-        """Returns the oldest complete groups, if the trainer waits and there are enough; `dynamic` also counts the filtered ones.
+        """Returns the oldest complete groups, if the trainer waits and there are enough.
 
+        `dynamic` also counts the filtered ones.
         There is no batch while it would have a group of `granted` exceed the bound.
         """
         wanted = max(batch_size - self.filtered, 1) if dynamic else batch_size
@@ -266,7 +278,8 @@ class BatchAssembler(msgspec.Struct, kw_only=True):
     def _waits(self, chosen: list[PartialGroup], batch_size: int, max_staleness: int) -> bool:
         """True if a group that still runs should be in the batch instead of a younger one of these.
 
-        A group that is as old as the bound must be in this batch; those that become so within n further steps must fit into n batches.
+        A group that is as old as the bound must be in this batch; those that become so within n further steps must fit
+        into n batches.
         """
         youngest = max(group.oldest_version() for group in chosen)
         for steps in range(max_staleness + 1):

@@ -50,7 +50,10 @@ class Batcher(Actor):
 
     @property
     def max_staleness(self) -> int:
-        """Maximum number of versions between a trained token and the weights: that of the recipe, or a lower one for the time being."""
+        """Maximum number of versions between a trained token and the weights.
+
+        That of the recipe, or a lower one for the time being.
+        """
         adapted = self.assembler.max_staleness
         return self.most_staleness if adapted is None else min(adapted, self.most_staleness)
 

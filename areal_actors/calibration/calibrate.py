@@ -1,7 +1,7 @@
 """Runs the measurements of this machine in processes of their own, and returns their results. Does not import torch.
 
-Generation and training are measured at the same time where a run does both at the same time: on most machines cores share the
-bandwidth of the memory.
+Generation and training are measured at the same time where a run does both at the same time: on most machines cores
+share the bandwidth of the memory.
 """
 
 from __future__ import annotations

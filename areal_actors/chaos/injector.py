@@ -41,7 +41,10 @@ logger = structlog.get_logger(__name__)
 
 
 class Health:
-    """A fold over a run's events: it is healthy if every actor serves, and a step was trained on a batch formed after the last fault."""
+    """A fold over a run's events.
+
+    It is healthy if every actor serves, and a step was trained on a batch formed after the last fault.
+    """
 
     def __init__(self) -> None:
         self.known: set[str] = set()
@@ -85,13 +88,19 @@ class FaultTargets:
     def __init__(
         self, folder: Path, processes: Callable[[], Mapping[str, int]], kinds: Mapping[str, frozenset[str]]
     ) -> None:
-        """`processes` returns the ids of running processes by name; `kinds` has the actor kinds of every possible process."""
+        """`processes` returns the ids of running processes by name.
+
+        `kinds` has the actor kinds of every possible process.
+        """
         self.folder = folder
         self.processes = processes
         self.kinds = kinds
 
     def matches(self, target: str, process: str) -> bool:
-        """Returns True if a configured target matches this process: by its name, its kind or the kind of an actor in it."""
+        """Returns True if a configured target matches this process.
+
+        By its name, its kind or the kind of an actor in it.
+        """
         return target in (process, process.rpartition("-")[0]) or target in self.kinds.get(process, frozenset())
 
     def server_pid(self) -> int:
@@ -135,7 +144,8 @@ class Chaos:
         schedule = FaultSchedule(self.settings, self.health.injected)
         if schedule.first() is None:
             return
-        while not all_started() or not self._is_ready() or self.health.steps < self.settings.after_steps:  # noqa: ASYNC110 - a fold of events
+        # A fold of events
+        while not all_started() or not self._is_ready() or self.health.steps < self.settings.after_steps:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
         loop = asyncio.get_running_loop()
         began = loop.time()

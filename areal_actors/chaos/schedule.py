@@ -59,7 +59,10 @@ class FaultSchedule:
 
 
 def shuffled_targets(targets: Sequence[str], planned: PlannedFault, seed: int) -> list[str]:
-    """Returns targets in the order in which this fault tries them: a shuffled deck, so that each is chosen equally often."""
+    """Returns targets in the order in which this fault tries them.
+
+    A shuffled deck, so that each is chosen equally often.
+    """
     deck = list(targets)
     if not deck:
         return deck

@@ -25,8 +25,8 @@ class FaultRate(Config):
     count: NonNegativeInt = 0
     """Maximum number in the whole run, including after it is resumed; 0 sets no limit."""
     targets: tuple[str, ...] = ()
-    """Each fault chooses one at random. Processes as listed by `areal-actors check`; `inference_worker` means all of that kind.
-    Empty for every process of the run."""
+    """Each fault chooses one at random. Processes as listed by `areal-actors check`; `inference_worker` means all of
+    that kind. Empty for every process of the run."""
 
 
 class KillFaults(FaultRate):
@@ -41,7 +41,10 @@ class PauseFaults(FaultRate):
 
 
 class PartitionFaults(FaultRate):
-    """`[chaos.partition]`: a process and the bus cannot reach each other; nothing is refused or delivered. Targets are processes."""
+    """`[chaos.partition]`: a process and the bus cannot reach each other; nothing is refused or delivered.
+
+    Targets are processes.
+    """
 
     seconds: PositiveFloat = 5.0
     """Duration of a partition."""
@@ -50,8 +53,8 @@ class PartitionFaults(FaultRate):
 class FlipFaults(FaultRate):
     """`[chaos.flip]`: flips one bit of a file. Targets are `checkpoint` and `log`.
 
-    `checkpoint`: in a file of the newest checkpoint; the trainer is killed, so that it has to load it. `log`: in the store of
-    nats-server after it was killed; everything else is killed, too, and the run can be resumed.
+    `checkpoint`: in a file of the newest checkpoint; the trainer is killed, so that it has to load it. `log`: in the
+    store of nats-server after it was killed; everything else is killed, too, and the run can be resumed.
     """
 
     targets: tuple[str, ...] = ("checkpoint",)
@@ -68,7 +71,10 @@ class SlowDiskFaults(FaultRate):
 
 
 class BadCompletionFaults(FaultRate):
-    """`[chaos.bad_completion]`: corrupts an inference worker's next completion. Targets are kinds of corruption; empty for all."""
+    """`[chaos.bad_completion]`: corrupts an inference worker's next completion.
+
+    Targets are kinds of corruption; empty for all.
+    """
 
 
 class ChaosSettings(Config):

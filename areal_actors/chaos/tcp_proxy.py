@@ -1,7 +1,8 @@
 """Links for network partitions: each process that a partition can target reaches the bus through its own TCP proxy.
 
-A proxy is started as `python -m areal_actors.chaos.tcp_proxy HOST PORT`; it prints the port that it listens on and ends when its standard
-input closes. Paused, it refuses nothing and delivers nothing, like a broken network; buffered data arrives afterwards.
+A proxy is started as `python -m areal_actors.chaos.tcp_proxy HOST PORT`; it prints the port that it listens on and ends
+when its standard input closes. Paused, it refuses nothing and delivers nothing, like a broken network; buffered data
+arrives afterwards.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ CHUNK = 1 << 16
 
 
 def link_of(settings: ChaosSettings, folder: Path, process: str, url: str) -> str:
-    """Returns the bus address for this process of the run in `folder`: `url`, or that of its link with the same credentials."""
+    """Returns the bus address for this process of the run in `folder`.
+
+    `url`, or that of its link with the same credentials.
+    """
     path = folder / "chaos" / LINKS
     if not settings.injects("partition") or not path.is_file():
         return url

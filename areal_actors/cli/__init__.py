@@ -1,6 +1,7 @@
 """The command line: `areal-actors COMMAND`.
 
-Arguments are parsed before the module of a command is imported, so that `--help` and mistyped commands are answered at once.
+Arguments are parsed before the module of a command is imported, so that `--help` and mistyped commands are answered at
+once.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _json_alone(options: Options) -> AbstractContextManager[None]:
-    """With --json, warnings, such as those of a bus that ends meanwhile, go to standard error: standard output is JSON only."""
+    """With --json, warnings, such as those of a bus that ends meanwhile, go to standard error.
+
+    Standard output is JSON only.
+    """
     if not getattr(options, "as_json", False):
         return nullcontext()
     logs = importlib.import_module("areal_actors.folder.process_logs")
@@ -60,7 +64,10 @@ def _json_alone(options: Options) -> AbstractContextManager[None]:
 
 
 def _run_command(options: Options) -> int:
-    """Call the function that `do` names: with the options if it is in this folder, else with those that are its parameters."""
+    """Call the function that `do` names.
+
+    With the options if it is in this folder, else with those that are its parameters.
+    """
     module, _, name = options.do.partition(":")
     in_folder = "." not in module
     command: Callable[..., int] = getattr(load_module(f"areal_actors.{'cli.' * in_folder}{module}"), name)

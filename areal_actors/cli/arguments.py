@@ -32,7 +32,8 @@ from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.tinker.command import TinkerOptions
 
 Options = argparse.Namespace
-"""Parsed arguments of one command; `do` names its function: `run:run` of `cli/run.py`, `replay.why:why` of `replay/why.py`."""
+"""Parsed arguments of one command; `do` names its function: `run:run` of `cli/run.py`, `replay.why:why` of
+`replay/why.py`."""
 
 TAKE_RECIPE = ("run", "serve", "check", "launch")
 ROLES = ("inference_worker", "reward_worker", "rollout_worker")

@@ -47,7 +47,10 @@ def resolve(
 
 
 def measure_machine(recipe: Recipe, cuda: CudaDevices) -> Calibration | None:
-    """Measure this machine for a recipe; None, with a line on the terminal, where nothing is to be measured or a measurement fails."""
+    """Measure this machine for a recipe.
+
+    None, with a line on the terminal, where nothing is to be measured or a measurement fails.
+    """
     decode, train = measurements(recipe, cuda)
     if decode is None and train is None:
         return None

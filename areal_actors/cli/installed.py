@@ -1,4 +1,7 @@
-"""Commands that other distributions bring: each is a function of the words after its name, and returns the exit status."""
+"""Commands that other distributions bring.
+
+Each is a function of the words after its name, and returns the exit status.
+"""
 
 from __future__ import annotations
 

@@ -63,7 +63,10 @@ def launch(options: Options) -> int:
 
 
 def _follow(plan: LaunchPlan, target: str) -> int:
-    """Act on the decisions of a run, beside it: the program for Ray, the batch script for Slurm and the run's pod start this."""
+    """Act on the decisions of a run, beside it.
+
+    The program for Ray, the batch script for Slurm and the run's pod start this.
+    """
     if target == "local":
         raise SetupError("--follow: files for clusters start it, and `--on local` has no use for it; leave it out")
     if not plan.added:
@@ -86,6 +89,9 @@ def _launch_here(plan: LaunchPlan, cuda: CudaDevices, *, dry_run: bool) -> int:
 
 
 def _devices_there(files: list[Path], overrides: list[str]) -> CudaDevices:
-    """Returns the devices of the run's host, which choose the profile; an invalid number is reported with the recipe's other errors."""
+    """Returns the devices of the run's host, which choose the profile.
+
+    An invalid number is reported with the recipe's other errors.
+    """
     gpus = written_value(files, overrides, ("hosts", "run", "gpus"))
     return pretended_cuda(str(gpus if isinstance(gpus, int) and gpus > 0 else 0))

@@ -1,4 +1,7 @@
-"""Arguments of the commands that read a run's files and log: runs | show | view | compare | replay | state | what-if | trace | why."""
+"""Arguments of the commands that read a run's files and log.
+
+Runs | show | view | compare | replay | state | what-if | trace | why.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Contract of every algorithm: see `Algorithm`. A case takes an algorithm and random numbers, and makes steps of random sequences."""
+"""Contract of every algorithm: see `Algorithm`.
+
+A case takes an algorithm and random numbers, and makes steps of random sequences.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ class AlgorithmHarness(NamedTuple):
     draw: np.random.Generator
 
     def sequences(self, values: Sequence[float]) -> list[TrainingSequence]:
-        """Groups of random sequences with rewards of these values; the tokens are of several versions, and some are masked."""
+        """Groups of random sequences with rewards of these values.
+
+        The tokens are of several versions, and some are masked.
+        """
         return [
             self._sequence(group, float(self.draw.choice(values)))
             for group in range(GROUPS)
@@ -65,7 +71,10 @@ class AlgorithmHarness(NamedTuple):
         return msgspec.structs.replace(tokens, **needed)
 
     def losses(self, sequences: Sequence[TrainingSequence]) -> tuple[Tensor, Tensor, Batch]:
-        """Losses of the kept tokens, their gradient by the log-probabilities, and the batch; `[tokens]` each, sequence after sequence."""
+        """Losses of the kept tokens, their gradient by the log-probabilities, and the batch.
+
+        `[tokens]` each, sequence after sequence.
+        """
         tokens = self.columns(sequences)
         advantages: Advantages = self.algorithm.advantages(tokens)
         rows = list(range(len(sequences)))

@@ -1,4 +1,7 @@
-"""Contract of every reward: see `Reward`. A case takes a reward function, examples of what it scores, and random numbers."""
+"""Contract of every reward: see `Reward`.
+
+A case takes a reward function, examples of what it scores, and random numbers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Contract of every format of tool calls: see `AnswerFormat`. A case takes a format, examples of its calls, and random numbers."""
+"""Contract of every format of tool calls: see `AnswerFormat`.
+
+A case takes a format, examples of its calls, and random numbers.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ class AutoscaleSettings(Config):
     """`[autoscale]`: the number of workers that a run decides on. See docs/scaling.md."""
 
     enabled: bool = False
-    """Decide on numbers of workers within the bounds below, as `ScaleDecided` in the log; `areal-actors why` recommends them either way."""
+    """Decide on numbers of workers within the bounds below, as `ScaleDecided` in the log; `areal-actors why` recommends
+    them either way."""
     window_seconds: PositiveFloat = 15.0
     """Length of a window over which the load is measured, in seconds (`LoadMeasured`)."""
     cooldown_seconds: NonNegativeFloat = 60.0

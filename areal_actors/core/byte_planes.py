@@ -15,7 +15,10 @@ IdPlanes = Annotated[int, msgspec.Meta(ge=0, le=VALUE_BYTES)]
 
 
 def planes_needed(*columns: bytes) -> int:
-    """Returns the number of planes, 2 to 4, without which none but zeros are left out; 0 if a column is not of four-byte values."""
+    """Returns the number of planes, 2 to 4, without which none but zeros are left out.
+
+    0 if a column is not of four-byte values.
+    """
     if any(len(column) % VALUE_BYTES for column in columns):
         return 0
     for planes in (4, 3):

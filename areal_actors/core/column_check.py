@@ -1,7 +1,7 @@
 """Validation of token columns: ids, log-probabilities and versions that an engine reports must be possible values.
 
-The same checks run where a completion enters the gateway and where a trajectory enters a training step. They never change a
-number: columns are accepted as they are or rejected as a whole.
+The same checks run where a completion enters the gateway and where a trajectory enters a training step. They never
+change a number: columns are accepted as they are or rejected as a whole.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ else:
     np = LazyModule("numpy")
 
 LOGPROB_TOLERANCE = 1e-4
-"""Nats by which a log-probability may exceed 0. A log-softmax in float32 over logits of magnitude 1000 is off by up to 6e-5;
-a value within the tolerance is recorded and trained as it is, without clamping."""
+"""Nats by which a log-probability may exceed 0. A log-softmax in float32 over logits of magnitude 1000 is off by up to
+6e-5; a value within the tolerance is recorded and trained as it is, without clamping."""
 LARGEST_VERSION = 2**31 - 1
 """Versions are int32 columns in training rows."""
 

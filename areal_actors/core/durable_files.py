@@ -1,7 +1,7 @@
 """Files that survive a crash, a full disk or a power failure: atomic replacement, and logs of one JSON object per line.
 
-A small file is written under a temporary name, synced and renamed: readers see the old content or the new. A line log is
-appended to; after a crash its last line may be truncated, which the next append and every reader handle.
+A small file is written under a temporary name, synced and renamed: readers see the old content or the new. A line log
+is appended to; after a crash its last line may be truncated, which the next append and every reader handle.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ def is_disk_full(error: Exception, folder: Path) -> bool:
 
 
 def disk_full(what: str, folder: Path, then: str = "") -> SetupError:
-    """Returns the error of a full disk, with figures and a remedy; `then` is its last step, by default to resume the run of the folder."""
+    """Returns the error of a full disk, with figures and a remedy.
+
+    `then` is its last step, by default to resume the run of the folder.
+    """
     usage = shutil.disk_usage(folder)
     return SetupError(
         f"{what}: the disk is full ({usage.free // MEBIBYTE:,} of {usage.total // MEBIBYTE:,} MiB free); "

@@ -1,4 +1,7 @@
-"""Environments that bring tasks, agents and rewards; `core/environment_host` has the code that runs in their interpreters."""
+"""Environments that bring tasks, agents and rewards.
+
+`core/environment_host` has the code that runs in their interpreters.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,10 @@ class SetupError(ArealError):
 
 
 class AgentError(ArealError):
-    """Raised when an agent raises, hangs, or does not return a reward; `traits` has the cause as far as its own exception has it."""
+    """Raised when an agent raises, hangs, or does not return a reward.
+
+    `traits` has the cause as far as its own exception has it.
+    """
 
     def __init__(self, message: str = "", traits: ErrorTraits = NO_TRAITS) -> None:
         super().__init__(message)
@@ -104,8 +107,9 @@ class EngineError(ArealError):
 
 
 class UntrainableBatch(EngineError):
-    """Raised when a step cannot change any weight: it has no trained token, its loss or gradient is not finite, or a pass failed.
+    """Raised when a step cannot change any weight.
 
+    It has no trained token, its loss or gradient is not finite, or a pass failed.
     Weights, optimizer and step count are as before the step.
     """
 
@@ -115,7 +119,10 @@ class ImageLost(EngineError):
 
 
 class EngineUnavailable(EngineError):
-    """Raised when an inference server does not answer: it is starting, was killed, or has failed. Nothing was sampled wrongly."""
+    """Raised when an inference server does not answer: it is starting, was killed, or has failed.
+
+    Nothing was sampled wrongly.
+    """
 
 
 class WeightsSuperseded(EngineError):
@@ -123,7 +130,10 @@ class WeightsSuperseded(EngineError):
 
 
 class WeightTransferFailed(EngineError):
-    """Raised when an inference server does not take weights over the channel that the recipe names; it is given their folder."""
+    """Raised when an inference server does not take weights over the channel that the recipe names.
+
+    It is given their folder.
+    """
 
 
 class RanksLost(ArealError):

@@ -1,6 +1,7 @@
 """The extras of this distribution: what each of them brings, and errors that name the one that is missing.
 
-`pip install areal-actors` is the control plane: bus, gateway, rollout, batching, recipes, runs, engines over HTTP. It brings no torch.
+`pip install areal-actors` is the control plane: bus, gateway, rollout, batching, recipes, runs, engines over HTTP. It
+brings no torch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     TINKER: (*_TRAIN, "llguidance"),
     INSPECT: ("matplotlib", "pandas", "pyarrow", "opentelemetry"),
 }
-"""Modules that the code imports, by the extra that brings them. pyproject.toml has the distributions and their versions."""
+"""Modules that the code imports, by the extra that brings them. pyproject.toml has the distributions and their
+versions."""
 
 
 def absent_modules(extra: str) -> list[str]:

@@ -1,7 +1,8 @@
 """Text of models, agents and data sets, made harmless where a person reads it.
 
-Such text may hold escape sequences that write to the clipboard, rename or clear the terminal, and marks that change the direction of what
-follows. Files and messages keep it as it is; what is shown has a visible character in place of each (Unicode TR 36, section 3).
+Such text may hold escape sequences that write to the clipboard, rename or clear the terminal, and marks that change the
+direction of what follows. Files and messages keep it as it is; what is shown has a visible character in place of each
+(Unicode TR 36, section 3).
 """
 
 from __future__ import annotations

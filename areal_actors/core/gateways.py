@@ -1,7 +1,8 @@
 """The shares of several gateways: every group, session and generated key belongs to one of them.
 
-With one gateway nothing has a mark. Several are numbered from 0; the names of their sessions, and the keys that they generate, end with
-the number, as in `17.3-1-5f0c2a9e-g1`. Gateway 0 hands out the slots of external agents, whose sessions stay where they were started.
+With one gateway nothing has a mark. Several are numbered from 0; the names of their sessions, and the keys that they
+generate, end with the number, as in `17.3-1-5f0c2a9e-g1`. Gateway 0 hands out the slots of external agents, whose
+sessions stay where they were started.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ def gateway_name(number: int) -> str:
 
 
 def gateway_of_group(group: str, count: int) -> str:
-    """Returns the gateway of a group's episodes; empty if there is only one. Numbered groups take turns, others go by their hash."""
+    """Returns the gateway of a group's episodes; empty if there is only one.
+
+    Numbered groups take turns, others go by their hash.
+    """
     return gateway_name(_number_of_group(group, count)) if count > 1 else ""
 
 
@@ -56,13 +60,19 @@ class GatewayShare(Value):
         return _number_of_group(group, self.count) == self.number
 
     def owns_session(self, session: str) -> bool:
-        """True if a session is at this gateway. Those of a gateway that this launch does not have are lost, and end at gateway 0."""
+        """True if a session is at this gateway.
+
+        Those of a gateway that this launch does not have are lost, and end at gateway 0.
+        """
         match = MARK.search(session) if self.count > 1 else None
         number = int(match[1]) if match else 0
         return (number if number < self.count else 0) == self.number
 
     def mark(self, name: str, number: int | None = None) -> str:
-        """Returns the name of a session, or a generated key, with the number of its gateway: this one's, unless another is given."""
+        """Returns the name of a session, or a generated key, with the number of its gateway.
+
+        This one's, unless another is given.
+        """
         return f"{name}-g{self.number if number is None else number}" if self.count > 1 else name
 
     def elsewhere(self, named: str) -> str:

@@ -1,4 +1,7 @@
-"""The table `[hosts]` of a recipe: the hosts that `areal-actors launch` asks for, for a run and the workers that join it."""
+"""The table `[hosts]` of a recipe.
+
+The hosts that `areal-actors launch` asks for, for a run and the workers that join it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ class RunHost(Config):
 
 
 class JoinedHosts(Config):
-    """`[hosts.rollout_worker]` and those of the other roles: equal hosts that join the run, each with one `areal-actors join`."""
+    """`[hosts.rollout_worker]` and those of the other roles.
+
+    Equal hosts that join the run, each with one `areal-actors join`.
+    """
 
     count: NonNegativeInt = 0
     """Number of hosts: Slurm tasks, pods or Ray actors. Above 0 the run's own host starts no worker of this role."""
@@ -39,13 +45,15 @@ class HostsSettings(Config):
     inference_worker: JoinedHosts = JoinedHosts()
     reward_worker: JoinedHosts = JoinedHosts()
     gateway: JoinedHosts = JoinedHosts()
-    """Hosts of gateways, of which the run gets as many: `gateway.joined`, and at least that for `actors.session_manager.count`."""
+    """Hosts of gateways, of which the run gets as many: `gateway.joined`, and at least that for
+    `actors.session_manager.count`."""
     wait_seconds: NonNegativeFloat = 900.0
     """Seconds for which workers that are started before the run wait for it."""
     slurm: tuple[str, ...] = ()
     """Options of sbatch for every part of the job, as `["--partition=gpu", "--time=24:00:00"]`."""
     image: str = ""
-    """Container image for Kubernetes, with this version of areal-actors and the packages of the agent (see `Dockerfile`)."""
+    """Container image for Kubernetes, with this version of areal-actors and the packages of the agent (see
+    `Dockerfile`)."""
     storage_gb: PositiveInt = 50
     """Size of the volume for the run's folder in Kubernetes, in GiB."""
 

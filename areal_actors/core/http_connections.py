@@ -1,7 +1,8 @@
-"""HTTP connections with limits: a time for request heads, and a number of connections, so that idle ones keep no request out.
+"""HTTP connections with limits.
 
-At the limit a new connection takes the place of an idle one: of the address with the most idle connections, the one that has been
-idle longest. One that is handling a request keeps its place. If all are, the new one is refused.
+A time for request heads, and a number of connections, so that idle ones keep no request out.
+At the limit a new connection takes the place of an idle one: of the address with the most idle connections, the one
+that has been idle longest. One that is handling a request keeps its place. If all are, the new one is refused.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ class OpenConnection:
 
 
 class HttpConnection(web.RequestHandler):
-    """Closes the connection if the head of a request takes too long; a context of a request that is handled stops its timer."""
+    """Closes the connection if the head of a request takes too long.
+
+    A context of a request that is handled stops its timer.
+    """
 
     __slots__ = ("_head_seconds", "_place", "_serving", "_timer")
 
@@ -263,7 +267,10 @@ class HttpListener:
             place.opening = None
 
     def _end_idle(self) -> bool:
-        """Close the connection that has been idle longest of the address with the most of them; returns False if none is idle."""
+        """Close the connection that has been idle longest of the address with the most of them.
+
+        Returns False if none is idle.
+        """
         if not self._idle:
             return False
         busiest = max(self._idle, key=lambda address: len(self._idle[address]))

@@ -28,7 +28,8 @@ class InstalledPart(NamedTuple):
 
     kind: PartKind
     name: str
-    """As recipes write it; for a reader the end of file names, as `.parquet`; for a command its word on the command line."""
+    """As recipes write it; for a reader the end of file names, as `.parquet`; for a command its word on the command
+    line."""
     target: str
     """`module:attribute`."""
     distribution: str
@@ -60,7 +61,10 @@ def group_of(kind: PartKind) -> str:
 
 @cache
 def installed_parts(kind: PartKind) -> Mapping[str, InstalledPart]:
-    """Returns the parts of a kind that other distributions bring, by name; of two with one name the first by distribution."""
+    """Returns the parts of a kind that other distributions bring, by name.
+
+    Of two with one name the first by distribution.
+    """
     points = sorted(
         entry_points(group=group_of(kind)), key=lambda point: (point.dist.name if point.dist else "", point.name)
     )

@@ -1,4 +1,7 @@
-"""Modules that are loaded at their first use: commands that only read settings or list runs answer faster without them."""
+"""Modules that are loaded at their first use.
+
+Commands that only read settings or list runs answer faster without them.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,9 @@ from areal_actors.core.errors import RecipeError
 
 
 def load_named(spec: str, root: Path) -> Any:
-    """Returns the object `path.py:Name`, `package.module:Name` or `package.module.Name`; paths and modules are relative to `root`.
+    """Returns the object `path.py:Name`, `package.module:Name` or `package.module.Name`.
+
+    Paths and modules are relative to `root`.
 
     Raises:
         RecipeError: the name has none of these forms, or its module is missing, raises, or has no such name.

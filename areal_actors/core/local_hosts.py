@@ -1,4 +1,7 @@
-"""Servers for this machine only: their addresses, the names under which a browser may use them, and numbers in addresses of requests."""
+"""Servers for this machine only.
+
+Their addresses, the names under which a browser may use them, and numbers in addresses of requests.
+"""
 
 from __future__ import annotations
 

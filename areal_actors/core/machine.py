@@ -17,7 +17,8 @@ FILES = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-"""Limit, use, and the field of `memory.stat` with what can be reclaimed; of version 2, and of version 1, in a folder of its own."""
+"""Limit, use, and the field of `memory.stat` with what can be reclaimed; of version 2, and of version 1, in a folder of
+its own."""
 
 
 class Machine(NamedTuple):
@@ -41,7 +42,9 @@ def detect_machine(folder: Path) -> Machine:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory that a process allocates, without libraries and mapped weights; elsewhere than on Linux its private memory.
+    """Memory that a process allocates, without libraries and mapped weights.
+
+    Elsewhere than on Linux its private memory.
 
     Raises:
         psutil.Error: there is no such process.
@@ -55,7 +58,10 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def _free_in_groups() -> list[int]:
-    """Memory that is left within the limits of this process's control group and of those around it; the machine's without limits."""
+    """Memory that is left within the limits of this process's control group and of those around it.
+
+    The machine's without limits.
+    """
     free = [psutil.virtual_memory().total]
     for controller, group in _own_groups():
         limit_file, use_file, reclaimable = FILES[controller]
@@ -69,7 +75,10 @@ def _free_in_groups() -> list[int]:
 
 
 def _own_groups() -> Iterator[tuple[str, Path]]:
-    """Yields the folders of this process's control groups that may limit memory, with the controller: `memory`, or empty for version 2."""
+    """Yields the folders of this process's control groups that may limit memory, with the controller.
+
+    `memory`, or empty for version 2.
+    """
     try:
         lines = OWN_GROUPS.read_text(encoding="utf-8").splitlines()
     except OSError:

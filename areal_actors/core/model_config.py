@@ -35,8 +35,8 @@ def text_config_of(folder: str | Path) -> dict[str, Any]:
 def context_of(folder: str | Path) -> int | None:
     """Context length of the model in this folder, RoPE scaling included; None if its configuration does not state it.
 
-    Where frequencies change with the length of a batch (`LENGTH_DEPENDENT`), the context ends before they do: a token's log-probability
-    would depend on the other rows of its micro-batch, and engines choose the frequencies otherwise.
+    Where frequencies change with the length of a batch (`LENGTH_DEPENDENT`), the context ends before they do: a token's
+    log-probability would depend on the other rows of its micro-batch, and engines choose the frequencies otherwise.
     """
     config = text_config_of(folder)
     longest = config.get("max_position_embeddings") or config.get("n_positions")
@@ -50,7 +50,10 @@ def context_of(folder: str | Path) -> int | None:
 
 
 def vocabulary_of(folder: str | Path) -> int:
-    """Vocabulary size of the model in this folder, which may exceed its tokenizer's; 0 if its configuration does not state it."""
+    """Vocabulary size of the model in this folder, which may exceed its tokenizer's.
+
+    0 if its configuration does not state it.
+    """
     return int(text_config_of(folder).get("vocab_size") or 0)
 
 

@@ -1,8 +1,8 @@
 """The command that starts a process with a module of this package as its program.
 
-As `python -m`, with two differences. Modules of the current folder are found last, by what loads them, so that a file there with
-the name of one of Python's own (`queue.py`) replaces nothing. And Python collects no cyclic garbage while modules are loaded, which
-takes a sixth of the time that torch and transformers need.
+As `python -m`, with two differences. Modules of the current folder are found last, by what loads them, so that a file
+there with the name of one of Python's own (`queue.py`) replaces nothing. And Python collects no cyclic garbage while
+modules are loaded, which takes a sixth of the time that torch and transformers need.
 """
 
 from __future__ import annotations

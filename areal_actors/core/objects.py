@@ -1,5 +1,6 @@
-"""Files of a run on another host, over HTTP: folders that are pulled whole, images, and bodies of messages. All calls block.
+"""Files of a run on another host, over HTTP: folders that are pulled whole, images, and bodies of messages.
 
+All calls block.
 Errors are OSErrors: FileNotFoundError if something is not there any more, PermissionError if the token is refused.
 """
 

@@ -1,7 +1,7 @@
 """Folders that only their owner can enter: other local users read nothing in them, whatever the modes of the files.
 
-A run's folder has completions, weights and keys. Files that a user writes with a command (`areal-actors export`, a copied checkpoint)
-have the user's umask.
+A run's folder has completions, weights and keys. Files that a user writes with a command (`areal-actors export`, a
+copied checkpoint) have the user's umask.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def make_private(path: Path) -> None:
 
 
 def make_or_keep_private(path: Path, option: str) -> None:
-    """Make a folder that only this user can enter, or take one that is so already; one that others use is left as it is.
+    """Make a folder that only this user can enter, or take one that is so already.
+
+    One that others use is left as it is.
 
     Raises:
         SetupError: a folder that other users can enter, or a file, is there; the message names the option.

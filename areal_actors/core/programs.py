@@ -15,7 +15,8 @@ CLONE = Path(__file__).parents[2] / "justfile"
 
 
 USER_FOLDER = "AREAL_INVOKED_FROM"
-"""Environment variable with the folder in which the user stands, where that is not the current one: `just` changes into the clone."""
+"""Environment variable with the folder in which the user stands, where that is not the current one: `just` changes into
+the clone."""
 UV_RUN = "UV_RUN_RECURSION_DEPTH"
 """Environment variable of `uv run`, whose PATH is not that of the user's shell."""
 
@@ -26,13 +27,19 @@ def user_folder() -> Path:
 
 
 def typed_path(path: Path) -> str:
-    """Returns a path as it can be typed in the user's folder: relative to it if it is inside, else absolute; quoted for a shell."""
+    """Returns a path as it can be typed in the user's folder.
+
+    Relative to it if it is inside, else absolute; quoted for a shell.
+    """
     whole, folder = Path(os.path.normpath(path.absolute())), user_folder()
     return shlex.quote(str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole))
 
 
 def program(name: str) -> str:
-    """Returns the shortest command for a program of this interpreter's environment: its name if it is on the PATH, else its path."""
+    """Returns the shortest command for a program of this interpreter's environment.
+
+    Its name if it is on the PATH, else its path.
+    """
     beside_python, on_path = Path(sys.executable).with_name(name), shutil.which(name)
     if beside_python.exists():
         is_found = on_path is not None and UV_RUN not in os.environ and beside_python.samefile(on_path)
@@ -41,7 +48,10 @@ def program(name: str) -> str:
 
 
 def environment_command(name: str) -> str:
-    """Returns the command that makes the interpreter `.environments/NAME` with the package of this name: a clone's, or that of pip."""
+    """Returns the command that makes the interpreter `.environments/NAME` with the package of this name.
+
+    A clone's, or that of pip.
+    """
     folder = f".environments/{name}"
     return (
         f"just environments {name}"

@@ -10,7 +10,10 @@ SINGLE_TURN = "areal_actors.rollout.single_turn:SingleTurn"
 
 
 def prompt_of(task: Mapping[str, Any], system_prompt: str = "") -> list[dict[str, Any]]:
-    """The messages of a task: its `messages` if it has any, else its question; the system prompt first, unless they bring their own."""
+    """The messages of a task.
+
+    Its `messages` if it has any, else its question; the system prompt first, unless they bring their own.
+    """
     messages = list(task.get("messages") or [{"role": "user", "content": task["question"]}])
     has_own = messages[0].get("role") in {"system", "developer"}
     return messages if has_own or not system_prompt else [{"role": "system", "content": system_prompt}, *messages]

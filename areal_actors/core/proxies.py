@@ -1,7 +1,7 @@
 """Proxies of the environment: agents call the gateway without them.
 
-HTTP clients of agents and judges take `http_proxy` and its relatives for every host that `no_proxy` does not name. A proxy cannot
-reach a gateway on this machine's loopback, so that every call would time out.
+HTTP clients of agents and judges take `http_proxy` and its relatives for every host that `no_proxy` does not name. A
+proxy cannot reach a gateway on this machine's loopback, so that every call would time out.
 """
 
 from __future__ import annotations

@@ -92,7 +92,10 @@ class RouteShape(msgspec.Struct, metaclass=FrozenMeta):
 
 
 def shape_of_config(config: Mapping[str, Any]) -> RouteShape | None:
-    """Returns the mixtures of a Hugging Face configuration; None if there are none, or if its model type is not in `MODEL_TYPES`."""
+    """Returns the mixtures of a Hugging Face configuration.
+
+    None if there are none, or if its model type is not in `MODEL_TYPES`.
+    """
     if config.get("model_type") not in MODEL_TYPES:
         return None
     experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)

@@ -7,7 +7,8 @@ from typing import Any
 HIGHEST_REWARD = 1e9
 """Largest reward: squares of larger ones, as in a variance, swamp every other reward in 32 bits."""
 RELATIVE, ABSOLUTE = 1e-12, 1e-15
-"""Differences of equal rewards that were computed in different orders, as 0.1 + 0.2 and 0.3, are far below; those of rewards above."""
+"""Differences of equal rewards that were computed in different orders, as 0.1 + 0.2 and 0.3, are far below; those of
+rewards above."""
 
 
 def plain_scalar(value: Any) -> Any:

@@ -2,9 +2,9 @@
 
     <run folder>/snapshots/<fold>-<sequence>.msgpack
 
-A file is written atomically. It contains the fold's name, the sequence and id of the last event in the state, the version of the
-state's format, and a checksum. The newest intact snapshot of this version and log is restored; otherwise the one before it, or the
-fold begins with the log's first event, if that was not trimmed.
+A file is written atomically. It contains the fold's name, the sequence and id of the last event in the state, the
+version of the state's format, and a checksum. The newest intact snapshot of this version and log is restored; otherwise
+the one before it, or the fold begins with the log's first event, if that was not trimmed.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ class Snapshots(Protocol):
         ...
 
     def read(self, fold: str, sequence: int) -> Snapshot:
-        """Returns the snapshot of a fold after this event; raises `UnusableSnapshot` if it is damaged or another one."""
+        """Returns the snapshot of a fold after this event.
+
+        Raises `UnusableSnapshot` if it is damaged or another one.
+        """
         ...
 
 
@@ -172,7 +175,8 @@ async def restore(bus: Bus, store: Snapshots, name: str, fold: Fold) -> Restored
     """Restore a fold from its newest usable snapshot, or let it begin with the first event.
 
     Raises:
-        EventsTrimmed: no snapshot is usable, and the log begins after event 1; the message has the reason for each snapshot.
+        EventsTrimmed: no snapshot is usable, and the log begins after event 1; the message has the reason for each
+            snapshot.
     """
     span = await bus.span()
     refused: list[str] = []
@@ -217,6 +221,9 @@ def _decode_state(snapshot: Snapshot, fold: Fold) -> Any:
 
 
 def oldest(store: SnapshotStore, folds: Iterable[str]) -> int:
-    """Returns the lowest sequence that one of these folds may fall back to; 0 while one of them has fewer than `KEPT` snapshots."""
+    """Returns the lowest sequence that one of these folds may fall back to.
+
+    0 while one of them has fewer than `KEPT` snapshots.
+    """
     kept = [store.sequences(fold) for fold in folds]
     return min((sequences[0] if len(sequences) >= KEPT else 0 for sequences in kept), default=0)

@@ -34,7 +34,8 @@ def interpreter(python: str) -> str:
 def missing_trackers(names: tuple[str, ...], python: str) -> list[str]:
     """Returns the trackers that an interpreter (empty: this one) cannot import; nothing is imported.
 
-    A folder `wandb` or `mlruns` in the current directory, which such libraries leave behind, is no library: it has no origin.
+    A folder `wandb` or `mlruns` in the current directory, which such libraries leave behind, is no library: it has no
+    origin.
 
     Raises:
         OSError: the interpreter cannot be started.

@@ -1,8 +1,8 @@
 """Values in messages: tasks, sampling parameters, token columns, interactions and trajectories.
 
-Token columns are bytes (little-endian u32 ids, f32 log-probabilities, version spans), never lists: encoding is 100 times
-faster and a token takes 8 bytes, 6 or 7 in the log. Trajectories are tree-encoded: an interaction stores its parent and its own suffix, so
-a long conversation is not stored once per turn.
+Token columns are bytes (little-endian u32 ids, f32 log-probabilities, version spans), never lists: encoding is 100
+times faster and a token takes 8 bytes, 6 or 7 in the log. Trajectories are tree-encoded: an interaction stores its
+parent and its own suffix, so a long conversation is not stored once per turn.
 """
 
 from __future__ import annotations
@@ -204,14 +204,16 @@ class Interaction(Value):
 
     id: str
     parent: str = ""
-    """Id of the interaction whose conversation this call continues, according to its messages; empty for the first of a conversation."""
+    """Id of the interaction whose conversation this call continues, according to its messages; empty for the first of a
+    conversation."""
     prefix: str = ""
     """Id of the interaction whose prompt and completion tokens this prompt begins with; empty if there is none."""
     follows: tuple[str, ...] = ()
-    """Ids of the interactions that this one continues for credit (`gateway/conversations/credit_links.py`); empty for its parent only."""
+    """Ids of the interactions that this one continues for credit (`gateway/conversations/credit_links.py`); empty for
+    its parent only."""
     role: str = ""
-    """Role in which the model answered: a name given with a reward, the name of the conversation at the client, or else a digest of the
-    system prompt; empty without any."""
+    """Role in which the model answered: a name given with a reward, the name of the conversation at the client, or else
+    a digest of the system prompt; empty without any."""
     prompt_suffix: bytes
     """Prompt token ids (u32) after the prefix's prompt and completion; the whole prompt if there is no prefix."""
     completion: TokenColumns
@@ -227,17 +229,20 @@ class Interaction(Value):
     temperature: float | None = None
     """Sampling temperature if the client set one (`gateway.temperature_policy = "as_asked"`); None for the recipe's."""
     routes: bytes = b""
-    """Experts of the positions that this call added (`core/routes.py`): from the last token of its prefix, or the first of its prompt
-    if it has none, to the token before its last. Each as first computed. Empty if they were not recorded."""
+    """Experts of the positions that this call added (`core/routes.py`): from the last token of its prefix, or the first
+    of its prompt if it has none, to the token before its last. Each as first computed. Empty if they were not
+    recorded."""
     call_problem: str = ""
-    """Name of the cause for which a tool call that the model wrote did not reach the agent as one; empty if there is none."""
+    """Name of the cause for which a tool call that the model wrote did not reach the agent as one; empty if there is
+    none."""
     fields_ignored: bool = False
-    """True if its request had fields, tools or items without effect that are no bookkeeping (`core/ignored_fields.py`)."""
+    """True if its request had fields, tools or items without effect that are no bookkeeping
+    (`core/ignored_fields.py`)."""
     images: tuple[ImageRef, ...] = ()
     """Images in `prompt_suffix`, by position; `start` counts from the beginning of the suffix."""
     id_planes: IdPlanes = 0
-    """As sent and logged, the number of bytes of a token id: these and the log-probabilities are byte planes (`core/byte_planes.py`).
-    0 once decoded, and in logs of format 2: columns are as described above."""
+    """As sent and logged, the number of bytes of a token id: these and the log-probabilities are byte planes
+    (`core/byte_planes.py`). 0 once decoded, and in logs of format 2: columns are as described above."""
 
     def __post_init__(self) -> None:
         """Decode columns that were sent as byte planes."""
@@ -260,7 +265,10 @@ class Interaction(Value):
         return packed
 
     def prompt_text(self, decode: Callable[[list[int]], str | None]) -> str | None:
-        """Text of `prompt_suffix`, with the name of its file in place of the tokens of each image; None if these have no text."""
+        """Text of `prompt_suffix`, with the name of its file in place of the tokens of each image.
+
+        None if these have no text.
+        """
         ids, parts, end = unpack_ids(self.prompt_suffix), [], 0
         for image in self.images:
             parts += [decode(ids[end : image.start]), f"[{image.digest}.png]"]
@@ -271,7 +279,8 @@ class Interaction(Value):
 
 
 EndedBy = Literal["agent", "model"]
-"""Party that ended a scored episode: the agent, which returned, or the model, whose length or output made the agent raise."""
+"""Party that ended a scored episode: the agent, which returned, or the model, whose length or output made the agent
+raise."""
 
 
 class Trajectory(Value):
@@ -292,7 +301,8 @@ class Trajectory(Value):
     end_cause: str = ""
     """Deed of the model that ended the episode; empty if the agent returned."""
     unanswered_calls: int = 0
-    """Number of its calls that were in flight when the agent returned, or that the agent had left; they are not trained."""
+    """Number of its calls that were in flight when the agent returned, or that the agent had left; they are not
+    trained."""
 
     def oldest_version(self) -> int:
         """Returns the weight version of the oldest sampled token; -1 if there is none."""
@@ -348,7 +358,8 @@ class SequenceCall(Value, array_like=True):
     temperature: float | None = None
     """Temperature of its log-probabilities, if it is not the recipe's."""
     credited: bool = True
-    """False if no reward was set for the call or for any that continues it, so that its reward under a discount is 0."""
+    """False if no reward was set for the call or for any that continues it, so that its reward under a discount is
+    0."""
     role: str = ""
     """Role whose samples it is compared with in its group; empty with all of them."""
     call_problem: str = ""
@@ -358,7 +369,10 @@ class SequenceCall(Value, array_like=True):
 
 
 class TrainingSequence(msgspec.Struct, frozen=True):
-    """One training sequence; columns have the same length n, with entries at the position of the token they describe."""
+    """One training sequence.
+
+    Columns have the same length n, with entries at the position of the token they describe.
+    """
 
     token_ids: np.ndarray[Any, np.dtype[np.int64]]
     loss_mask: np.ndarray[Any, np.dtype[np.bool_]]
@@ -378,7 +392,8 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     calls: tuple[SequenceCall, ...] = ()
     """Calls trained in this row, by position; empty for a row with a single call with the row's reward."""
     routes: bytes = b""
-    """Experts of the first positions (`core/routes.py`), at most n - 1; the trainer's own router chooses those of the rest."""
+    """Experts of the first positions (`core/routes.py`), at most n - 1; the trainer's own router chooses those of the
+    rest."""
     images: tuple[ImageRef, ...] = ()
     """Images of its prompts, by position; `start` counts from the beginning of the row."""
     image_folder: str = ""

@@ -1,4 +1,7 @@
-"""Plots what a run learned over its steps, as a PNG: rewards and held-out accuracy, or the losses of a run that learned from examples."""
+"""Plots what a run learned over its steps, as a PNG.
+
+Rewards and held-out accuracy, or the losses of a run that learned from examples.
+"""
 
 from __future__ import annotations
 

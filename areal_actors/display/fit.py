@@ -1,4 +1,7 @@
-"""A screen of labelled facts that fits any terminal: the important ones stay, what does not fit is counted. Legible without colour."""
+"""A screen of labelled facts that fits any terminal: the important ones stay, what does not fit is counted.
+
+Legible without colour.
+"""
 
 from __future__ import annotations
 
@@ -108,8 +111,9 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
 
 
 def plot(chart: Chart, width: int, height: int) -> list[str]:
-    """Returns the lines of a chart of columns over zero, or over the minimum if it is negative; the last line is its axis.
+    """Returns the lines of a chart of columns over zero, or over the minimum if it is negative.
 
+    The last line is its axis.
     Series longer than the chart is wide are averaged.
     """
     room, rows = max(width - AXIS_COLUMNS, 1), max(height - 1, 1)
@@ -140,7 +144,10 @@ def _average_ranges(values: Sequence[float], most: int) -> list[float]:
 
 
 def columns(rows: Iterable[Sequence[str]], right: frozenset[int]) -> list[str]:
-    """Returns rows of cells as lines with aligned columns; `right` has the numbers of those that are aligned at their right."""
+    """Returns rows of cells as lines with aligned columns.
+
+    `right` has the numbers of those that are aligned at their right.
+    """
     table = list(rows)
     widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
     aligned = (

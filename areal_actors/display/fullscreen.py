@@ -1,4 +1,7 @@
-"""The live display on the alternate screen of a terminal: it has the whole screen, and leaves the ordinary one as it was."""
+"""The live display on the alternate screen of a terminal.
+
+It has the whole screen, and leaves the ordinary one as it was.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,8 @@ def is_screen(console: Console) -> bool:
 async def full_screen(view: RunView, console: Console) -> AsyncIterator[None]:
     """Show the view on the whole screen, in the terminal's size at each moment.
 
-    Standard error is collected meanwhile, as it would be overwritten: the view shows its last lines, and all of it is written at the end.
+    Standard error is collected meanwhile, as it would be overwritten: the view shows its last lines, and all of it is
+    written at the end.
     """
     # What rich itself would print above the display is overwritten on an alternate screen.
     live = Live(view, console=console, auto_refresh=False, screen=True, redirect_stdout=False, redirect_stderr=False)

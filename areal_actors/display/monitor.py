@@ -51,8 +51,8 @@ async def follow(
 ) -> None:
     """Show a run until it is finished, from the event after `after`: as a live display, or in plain lines.
 
-    The view has already received earlier events. An empty view of a log with a trimmed beginning starts from one of the run's
-    `snapshots`, and prints the position.
+    The view has already received earlier events. An empty view of a log with a trimmed beginning starts from one of the
+    run's `snapshots`, and prints the position.
     """
     if not after:
         after = await restore_fold(bus, snapshots, view.state)
@@ -113,7 +113,10 @@ async def _receive_telemetry(bus: Bus, view: RunView, console: Console | None) -
 
 
 def _is_throttled(message: Message, view: RunView) -> bool:
-    """Returns True if a repeated event is not shown: of abandoned attempts, refused completions and blocks, only 1, 2, 4, 8 … are."""
+    """Returns True if a repeated event is not shown.
+
+    Of abandoned attempts, refused completions and blocks, only 1, 2, 4, 8 … are.
+    """
     if isinstance(message, CompletionRefused):
         count = view.state.refused[message.worker]
     elif isinstance(message, EpisodeAbandoned):
@@ -150,12 +153,13 @@ def attach(
 ) -> int:
     """Show the live run of this name (empty: the latest), with its history; returns the exit status.
 
-    With a subject pattern such as `trajectory.>`, print the matching messages instead, one per line; with `as_json`, print messages
-    as JSON; with `prometheus`, a port or `HOST:PORT`, serve the run's metrics there. `bus` is the path of a run's `monitor.json` or a
-    copy of it, which identifies the run without its folder.
+    With a subject pattern such as `trajectory.>`, print the matching messages instead, one per line; with `as_json`,
+    print messages as JSON; with `prometheus`, a port or `HOST:PORT`, serve the run's metrics there. `bus` is the path
+    of a run's `monitor.json` or a copy of it, which identifies the run without its folder.
 
     Raises:
-        SetupError: no such run is live; the message lists the live ones. Or the address for `prometheus` cannot be used.
+        SetupError: no such run is live; the message lists the live ones. Or the address for `prometheus` cannot be
+            used.
         BusError: its bus cannot be reached.
     """
     screen = console or SafeConsole()
@@ -260,7 +264,10 @@ async def serve_metrics(bus: Bus, address: str, snapshots: SnapshotStore | None)
 
 
 async def print_json(bus: Bus, subjects: str) -> None:
-    """Print matching messages as `print_messages` does, as JSON: one object a line on standard output, notices on standard error."""
+    """Print matching messages as `print_messages` does, as JSON.
+
+    One object a line on standard output, notices on standard error.
+    """
     if missing := await trimmed_notice(bus, RunState()):
         sys.stderr.write(f"{missing}\n")
 

@@ -1,4 +1,7 @@
-"""Phases of a run besides its steps: the start, preparation of the model, inference servers and evaluations, with the time left."""
+"""Phases of a run besides its steps.
+
+The start, preparation of the model, inference servers and evaluations, with the time left.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ START = "start of the processes"
 LOADING = "loading of the weights"
 SERVER = "inference server"
 EVALUATION = "evaluation"
-"""Names of phases: the last is followed by its step, as in `evaluation at step 40`; those of the trainer are its own."""
+"""Names of phases: the last is followed by its step, as in `evaluation at step 40`; those of the trainer are its
+own."""
 
 
 @dataclass(eq=False)

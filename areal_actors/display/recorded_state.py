@@ -1,4 +1,7 @@
-"""The state of a run from its history: the same as a fold over all events of its log gives, without answers of evaluations."""
+"""The state of a run from its history.
+
+The same as a fold over all events of its log gives, without answers of evaluations.
+"""
 
 from __future__ import annotations
 

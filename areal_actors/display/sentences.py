@@ -106,7 +106,10 @@ def model_ends_text(counts: EpisodeCounts) -> str:
 
 
 def set_aside(counts: EpisodeCounts) -> str:
-    """Returns the episodes that are not trained because the recipe asks for it, which is no failure; empty if there are none."""
+    """Returns the episodes that are not trained because the recipe asks for it, which is no failure.
+
+    Empty if there are none.
+    """
     numbers = (
         (counts.surplus(), "surplus (staleness_gate.surplus_groups)"),
         (counts.dropped.get("filtered", 0), "filtered (batcher)"),
@@ -317,7 +320,10 @@ LINES: Mapping[type[Message], Sentence] = {
 
 
 def held_out_scores(evaluations: Sequence[EvaluationCompleted]) -> tuple[str, list[float]]:
-    """Returns what evaluations of one mode measure, and its values: accuracy where all rewards are 0 or 1, otherwise the mean reward."""
+    """Returns what evaluations of one mode measure, and its values.
+
+    Accuracy where all rewards are 0 or 1, otherwise the mean reward.
+    """
     is_reward = any(abs(evaluation.accuracy - evaluation.reward_mean) > ROUNDING for evaluation in evaluations)
     is_reward &= any(one.reward_mean for one in evaluations)  # earlier versions did not write it
     return (

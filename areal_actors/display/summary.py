@@ -55,10 +55,11 @@ async def write_summary(
     following: Callable[[RunState], Sequence[tuple[str, str]]] | None = None,
     audit_command: str = "",
 ) -> RenderableType:
-    """Read the run's log and its `metrics.jsonl`, write `summary.txt` and `reward.png` or `loss.png` there; returns what to print.
+    """Read the run's log and its `metrics.jsonl`, write `summary.txt` and `reward.png` or `loss.png` there.
 
-    `following` returns label and text of rows at the end of what is printed, once the files are written. `audit_command` is named
-    beside faults, unless it is empty.
+    Returns what to print.
+    `following` returns label and text of rows at the end of what is printed, once the files are written.
+    `audit_command` is named beside faults, unless it is empty.
     """
     state, auditor, store = RunState(), AuditFold(), SnapshotStore(folder / "snapshots")
     missing = ""

@@ -13,7 +13,10 @@ Interval = tuple[float, float]
 
 
 def overlap_share(throughputs: Iterable[Throughput]) -> float:
-    """Returns the share of training time during which generation was busy too; 0 in synchronous training and without training."""
+    """Returns the share of training time during which generation was busy too.
+
+    0 in synchronous training and without training.
+    """
     intervals = [
         (throughput.side, (throughput.started, throughput.started + throughput.seconds)) for throughput in throughputs
     ]
@@ -33,7 +36,10 @@ def busy_while_training(throughputs: Iterable[Throughput]) -> float:
 
 
 def tokens_per_second(throughputs: Iterable[Throughput]) -> float:
-    """Returns tokens per busy second, summed over actors. A step counts when it is finished, with all the time that it took."""
+    """Returns tokens per busy second, summed over actors.
+
+    A step counts when it is finished, with all the time that it took.
+    """
     tokens: dict[str, int] = defaultdict(int)
     seconds: dict[str, float] = defaultdict(float)
     for throughput in throughputs:

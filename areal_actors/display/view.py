@@ -64,7 +64,8 @@ NARROW = 80
 class RunView:
     """The live display of a run, a renderable; feed it envelopes.
 
-    Printed, it has as many lines as there is to show; on a whole screen, all lines of the screen, without what does not fit.
+    Printed, it has as many lines as there is to show; on a whole screen, all lines of the screen, without what does not
+    fit.
     """
 
     def __init__(self, usual: Mapping[str, float] | None = None) -> None:

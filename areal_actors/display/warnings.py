@@ -1,4 +1,7 @@
-"""Causes for which a run may not learn, in sentences, from the metrics of its last steps; docs/not-learning.md has all of them."""
+"""Causes for which a run may not learn, in sentences, from the metrics of its last steps.
+
+docs/not-learning.md has all of them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ SKIPPED = 0.25
 EFFECTIVE = 0.3
 """Effective sample size below which it is mentioned."""
 COLLAPSED = 0.1
-"""Entropy, as a share of that of the first steps, below which it is mentioned, if the reward has fallen from its best mean, too."""
+"""Entropy, as a share of that of the first steps, below which it is mentioned, if the reward has fallen from its best
+mean, too."""
 FALLEN = 0.05
 """Share of its range that the reward must have lost for that."""
 IDLE = 0.5

@@ -1,15 +1,15 @@
 """Shapes under which the results of a row do not depend on the other rows of its batch, to the last bit.
 
-Floating-point sums depend on their order, and libraries choose the order by the shape of the whole batch. On a CPU, with one
-thread, these are the places where they do, and what is done about each:
+Floating-point sums depend on their order, and libraries choose the order by the shape of the whole batch. On a CPU,
+with one thread, these are the places where they do, and what is done about each:
 
-- A matrix product of few rows uses another kernel than one of many, and so may its last rows: a decode step is padded to at
-  least `MIN_ROWS` rows, in multiples of `ROW_STEP`, and so are the tokens of a prefill.
-- Softmax and products over positions use other kernels for lengths that are short, no multiple of a vector, or beyond a block
-  of the library: attention reads at least `MIN_POSITIONS` positions, a multiple of `VECTOR`, and sums values of `BLOCK`
-  positions at a time. Positions beyond a row's own have probability 0, and adding 0 changes no bit.
-- Attention over a prompt depends on its padded length: only prompts of equal length share a prefill batch, and no prompt continues a
-  cached prefix (`prefix_cache`).
+- A matrix product of few rows uses another kernel than one of many, and so may its last rows: a decode step is padded
+  to at least `MIN_ROWS` rows, in multiples of `ROW_STEP`, and so are the tokens of a prefill.
+- Softmax and products over positions use other kernels for lengths that are short, no multiple of a vector, or beyond a
+  block of the library: attention reads at least `MIN_POSITIONS` positions, a multiple of `VECTOR`, and sums values of
+  `BLOCK` positions at a time. Positions beyond a row's own have probability 0, and adding 0 changes no bit.
+- Attention over a prompt depends on its padded length: only prompts of equal length share a prefill batch, and no
+  prompt continues a cached prefix (`prefix_cache`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 MIN_ROWS, ROW_STEP = (16, 1) if torch.backends.cpu.get_cpu_capability() == "AVX512" else (60, 12)
-"""Number of rows from which a matrix product uses the same kernel, and the multiple that the kernel needs; the second pair is
-measured with AVX2."""
+"""Number of rows from which a matrix product uses the same kernel, and the multiple that the kernel needs; the second
+pair is measured with AVX2."""
 MIN_POSITIONS = 128
 """Number of positions from which attention uses the same kernels, for heads of up to 128 entries."""
 VECTOR = 16

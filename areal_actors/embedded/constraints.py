@@ -1,9 +1,9 @@
 """Constrained decoding: token masks for completions that must match a JSON schema, a regular expression or a grammar.
 
-Masks come from llguidance. Text and special tokens are kept apart: schemas, expressions and strings match text of ordinary
-tokens only, so `<tool_call>` as a special token in an answer is the model's delimiter and never data. A Lark grammar refers to
-a special token as `<tool_call>` or, by its id, `<[151657]>`, in rules only. Grammars of `tool_parsers` serve every
-tokenizer: their delimiters are resolved to tokens or text here.
+Masks come from llguidance. Text and special tokens are kept apart: schemas, expressions and strings match text of
+ordinary tokens only, so `<tool_call>` as a special token in an answer is the model's delimiter and never data. A Lark
+grammar refers to a special token as `<tool_call>` or, by its id, `<[151657]>`, in rules only. Grammars of
+`tool_parsers` serve every tokenizer: their delimiters are resolved to tokens or text here.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Matcher:
 class Grammars:
     """Compiles constraints for one tokenizer, with an LRU cache. Thread-safe.
 
-    Call it outside of event loops: reading a large vocabulary (with the first constraint) takes a second, compiling is slow too.
+    Call it outside of event loops: reading a large vocabulary (with the first constraint) takes a second, compiling is
+    slow too.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, vocabulary_size: int) -> None:
@@ -89,8 +90,8 @@ class Grammars:
         """Returns a matcher at the beginning of a completion, or after its `sampled` tokens.
 
         Raises:
-            RequestError: the schema, expression or grammar is invalid (with llguidance's message), these tokens violate it, or
-                this tokenizer does not support constraints.
+            RequestError: the schema, expression or grammar is invalid (with llguidance's message), these tokens violate
+                it, or this tokenizer does not support constraints.
         """
         matcher = Matcher(
             self._compiled(constraint).deep_copy(), self._tokenizer.stop_ids, self._vocabulary_size, self._bits
@@ -134,9 +135,8 @@ class Grammars:
         stops = [number for number in self._tokenizer.stop_ids if number < self._vocabulary_size]
         if not stops:
             raise ValueError("this model has no end-of-sequence token, so a constrained completion could not end")
-        return LLTokenizer(
-            Vocabulary(self._tokenizer.tokenizer, self._bits, stops), n_vocab=self._bits, eos_token=stops
-        )  # type: ignore[arg-type]
+        vocabulary = Vocabulary(self._tokenizer.tokenizer, self._bits, stops)
+        return LLTokenizer(vocabulary, n_vocab=self._bits, eos_token=stops)  # type: ignore[arg-type]
 
 
 class Vocabulary:

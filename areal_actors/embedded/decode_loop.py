@@ -1,8 +1,8 @@
 """Decode thread: at every token boundary it receives commands, then samples one token per slot in use.
 
 Invariants: the KV cache always belongs to the current weights, so every log-probability equals that of a plain forward
-over the full sequence under the weight version of the token. The cache of a slot holds all its tokens but the last, which
-the next step feeds. The slot of an ended completion keeps them until another request needs it (`prefix_cache`).
+over the full sequence under the weight version of the token. The cache of a slot holds all its tokens but the last,
+which the next step feeds. The slot of an ended completion keeps them until another request needs it (`prefix_cache`).
 """
 
 from __future__ import annotations
@@ -132,7 +132,10 @@ class DecodeLoop:
         self._end(ended)
 
     def _receive_commands(self) -> bool:
-        """Process all queued commands, blocking if there is nothing to decode, or no memory for it; False after `Close`."""
+        """Process all queued commands, blocking if there is nothing to decode, or no memory for it.
+
+        False after `Close`.
+        """
         while True:
             idle = self._asleep is not None or not (len(self._slots) or self._waiting)
             if idle:
@@ -155,7 +158,10 @@ class DecodeLoop:
                     return False
 
     def _admit(self) -> None:
-        """Assign free slots in order of arrival; computes each prompt, without its cached prefix, once for all requests that share it."""
+        """Assign free slots in order of arrival.
+
+        Computes each prompt, without its cached prefix, once for all requests that share it.
+        """
         computed, copied = self._place_waiting()
         if self._plan is None:
             self._prefixes.compact()
@@ -259,7 +265,10 @@ class DecodeLoop:
             self._waiting.remove(request)
 
     def _release(self) -> int:
-        """Free KV cache and weights; returns the bytes that the device has more. Weights on a CPU stay: there is no other memory."""
+        """Free KV cache and weights; returns the bytes that the device has more.
+
+        Weights on a CPU stay: there is no other memory.
+        """
         if self._asleep is not None:
             return 0
         device = self._model.device
@@ -292,8 +301,8 @@ class DecodeLoop:
     def _compute_again(self, requests: Sequence[DecodeRequest]) -> int:
         """Compute the KV cache of running requests, the prompt of a group once; returns the number of tokens computed.
 
-        The moment at which weights arrive is random anyway, so batches need not be of equal length, and what follows a copied prompt
-        is computed as one piece.
+        The moment at which weights arrive is random anyway, so batches need not be of equal length, and what follows a
+        copied prompt is computed as one piece.
         """
         holders = {request.prompt_key: request for request in requests}
         if self._invariant or len(holders) == len(requests):

@@ -38,7 +38,8 @@ class SlotDecoder(Protocol):
     ) -> None:
         """Write the keys and values of tokens that follow cached ones.
 
-        Row rows[i] gets the first counts[i] of token_ids[i] ([len(rows), max(counts)], padded at the end) from position starts[i] on.
+        Row rows[i] gets the first counts[i] of token_ids[i] ([len(rows), max(counts)], padded at the end) from position
+        starts[i] on.
         """
         ...
 
@@ -133,7 +134,8 @@ class ModelDecoder:
         self._model.base_model(**inputs, attention_mask=step.mask(self._model.dtype), use_cache=True, **self._cache)
         self._store_routes(step)
 
-    def inputs(self, rows: Sequence[int], token_ids: NDArray[np.int64], positions: Tensor) -> dict[str, Tensor]:  # noqa: ARG002 - see `VisionDecoder`
+    # See `VisionDecoder`
+    def inputs(self, rows: Sequence[int], token_ids: NDArray[np.int64], positions: Tensor) -> dict[str, Tensor]:  # noqa: ARG002
         """Inputs of the base model for tokens of these rows at these positions, each `[len(rows), tokens]`."""
         return {"input_ids": torch.from_numpy(token_ids).to(self._model.device), "position_ids": positions}
 

@@ -1,7 +1,8 @@
 """Demonstrations: conversations that solve problems, for the supervised warm start of the embedded model.
 
-A skill is demonstrated in two ways: one that earns rewards (work step by step, call the calculator) and a shortcut (the bare
-result). The warm start has both, at its end mostly shortcuts, so that the rewarded way is left to reinforcement learning.
+A skill is demonstrated in two ways: one that earns rewards (work step by step, call the calculator) and a shortcut (the
+bare result). The warm start has both, at its end mostly shortcuts, so that the rewarded way is left to reinforcement
+learning.
 """
 
 from __future__ import annotations
@@ -98,7 +99,10 @@ def make_instructed(source: DemonstrationSource) -> Demonstration:
 
 
 def tools(source: DemonstrationSource) -> Demonstration:
-    """Questions with a calculator tool: calls it with the whole expression and states the result, or answers at once."""
+    """Questions with a calculator tool.
+
+    Calls it with the whole expression and states the result, or answers at once.
+    """
     return _with_tools((CALCULATE,), source)
 
 
@@ -161,7 +165,8 @@ SKILLS: Mapping[str, Skill] = {
     "repository": repository,
 }
 WITHOUT_BARE_QUESTIONS = ("retry", "repository")
-"""Skills that no bare question is demonstrated with: many demonstrations of `retry` are bare anyway, and a repair needs its tools."""
+"""Skills that no bare question is demonstrated with: many demonstrations of `retry` are bare anyway, and a repair needs
+its tools."""
 
 
 def has_conversations(skills: Sequence[str]) -> bool:

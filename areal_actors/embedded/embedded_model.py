@@ -1,8 +1,8 @@
 """The embedded model: a tiny language model created locally, so that a run can train on any laptop, offline.
 
-It is a Qwen3 of a few hundred thousand parameters with its own byte-level tokenizer, in an ordinary Hugging Face folder.
-The warm start trains it to solve arithmetic word problems step by step, and then, on purpose, to answer immediately most
-of the time, so that reinforcement learning can discover that step-by-step solutions are rewarded.
+It is a Qwen3 of a few hundred thousand parameters with its own byte-level tokenizer, in an ordinary Hugging Face
+folder. The warm start trains it to solve arithmetic word problems step by step, and then, on purpose, to answer
+immediately most of the time, so that reinforcement learning can discover that step-by-step solutions are rewarded.
 """
 
 from __future__ import annotations

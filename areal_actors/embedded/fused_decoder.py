@@ -1,8 +1,8 @@
 """Forward of Llama architectures (Llama, Qwen2, Qwen3) with few operations per token.
 
-Small models are bound by the overhead per operation. Here projections are fused, the last layer of a prefill stops at its
-keys and values, and a decode step attends per key-value head without copying keys. The model's own parameters become
-views of the fused ones, so loading weights into the model loads them here.
+Small models are bound by the overhead per operation. Here projections are fused, the last layer of a prefill stops at
+its keys and values, and a decode step attends per key-value head without copying keys. The model's own parameters
+become views of the fused ones, so loading weights into the model loads them here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose frequencies do not depend on the length of the sequence."""
 
 HEAD_ROWS, HEAD_SIZE, HEAD_PART = (3, 32), 4096, 256
-"""Rows, and smallest vocabulary, with which a CPU takes up to half the time for the logits if it computes `HEAD_PART` columns at a time."""
+"""Rows, and smallest vocabulary, with which a CPU takes up to half the time for the logits if it computes `HEAD_PART`
+columns at a time."""
 
 
 class Norm:
@@ -142,8 +143,9 @@ class FusedDecoder:
         write: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]],
         mask: Tensor | None = None,
     ) -> None:
-        """Compute keys and values of tokens [rows, width]; `write` stores those of a layer and returns all that its attention reads.
+        """Compute keys and values of tokens [rows, width].
 
+        `write` stores those of a layer and returns all that its attention reads.
         Without a mask these are of the same tokens, and attention is causal.
         """
         shape = token_ids.shape
@@ -228,8 +230,8 @@ def weighted_sum(probabilities: Tensor, values: Tensor) -> Tensor:
 def fuse_projections(*projections: nn.Linear, by_input: bool) -> tuple[Tensor, Tensor | None]:
     """One weight [outputs, inputs] (and bias) for several projections of the same input; theirs become views of it.
 
-    `by_input` stores the weights of each input side by side. On a CPU products of 4 to 128 rows then take 10 to 40 % less time in float32
-    (matrices of SmolLM2-135M), and others as long as before.
+    `by_input` stores the weights of each input side by side. On a CPU products of 4 to 128 rows then take 10 to 40 %
+    less time in float32 (matrices of SmolLM2-135M), and others as long as before.
     """
     weight = torch.cat([projection.weight.data for projection in projections])
     if by_input:

@@ -1,4 +1,7 @@
-"""KV cache of all slots: one row each. Running completions are in rows 0 to n - 1; other rows keep those of earlier ones."""
+"""KV cache of all slots: one row each.
+
+Running completions are in rows 0 to n - 1; other rows keep those of earlier ones.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ class DecodeStep:
         self.longest = padded_positions(longest) if batch_invariant else longest
         """Number of positions that attention reads."""
         self.targets: dict[int, Tensor] = {}
-        """By number of heads: index of each row's and head's entry in storage viewed as [slots * heads * context, head_dim]."""
+        """By number of heads: index of each row's and head's entry in storage viewed as [slots * heads * context,
+        head_dim]."""
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -43,8 +47,9 @@ class DecodeStep:
 
 
 class SuffixStep:
-    """Positions of tokens that follow cached ones: row rows[i] gets counts[i] tokens from position starts[i] on, padded at the end.
+    """Positions of tokens that follow cached ones.
 
+    Row rows[i] gets counts[i] tokens from position starts[i] on, padded at the end.
     Every token attends to all positions of its row up to its own.
     """
 
@@ -71,16 +76,21 @@ class SuffixStep:
         return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, torch.finfo(dtype).min)
 
     def write(self, storage: Tensor, entries: Tensor) -> Tensor:
-        """Store entries [rows, heads, width, head_dim] without those of padding; a copy [rows, heads, longest, head_dim] of all."""
+        """Store entries [rows, heads, width, head_dim] without those of padding.
+
+        A copy [rows, heads, longest, head_dim] of all.
+        """
         storage[self._real_rows, :, self._real_positions] = entries.transpose(1, 2)[self._real]
         return storage[:, :, : self.longest].index_select(0, self.rows)
 
 
 class KVCache:
-    """Storage [rows, heads, positions, head_dim] per layer, allocated when a layer first writes; memory is used where it is written.
+    """Storage [rows, heads, positions, head_dim] per layer, allocated when a layer first writes.
 
-    On a CPU it has all slots and the whole context from the beginning, in pages that the system provides when they are first written. On
-    other devices rows and positions grow. Entries beyond a row's position are zero, or left over from earlier completions; masks hide them.
+    Memory is used where it is written.
+    On a CPU it has all slots and the whole context from the beginning, in pages that the system provides when they are
+    first written. On other devices rows and positions grow. Entries beyond a row's position are zero, or left over from
+    earlier completions; masks hide them.
     """
 
     def __init__(self, layers: int, slots: int, context: int, *, batch_invariant: bool = False) -> None:
@@ -128,7 +138,10 @@ class KVCache:
         return step.write(stored_keys, keys), step.write(stored_values, values)
 
     def write_routes(self, target: DecodeStep | SuffixStep | Tensor, chosen: Tensor) -> None:
-        """Store the experts [tokens, entries] of a step's tokens, or of prompts in these rows; they are copied with keys and values."""
+        """Store the experts [tokens, entries] of a step's tokens, or of prompts in these rows.
+
+        They are copied with keys and values.
+        """
         if self._routes is None:
             self._routes = self._allocate(1, chosen)
         if isinstance(target, DecodeStep):
@@ -161,7 +174,10 @@ class KVCache:
                 storage[first, :, :second_length] = kept
 
     def release(self) -> int:
-        """Drop all keys and values and free their storage, which the next write allocates again; returns its bytes. Routes stay."""
+        """Drop all keys and values and free their storage, which the next write allocates again; returns its bytes.
+
+        Routes stay.
+        """
         freed = sum(storage.nbytes for pair in self._layers for storage in pair or ())
         self._layers = [None] * len(self._layers)
         return freed
@@ -175,7 +191,10 @@ class KVCache:
     def _storage(
         self, layer: int, keys: Tensor, values: Tensor, rows: int | Tensor, positions: int
     ) -> tuple[Tensor, Tensor]:
-        """Storage of a layer for keys and values like these; has these rows (a sequence or their number) and this number of positions."""
+        """Storage of a layer for keys and values like these.
+
+        Has these rows (a sequence or their number) and this number of positions.
+        """
         if not self._rows:
             self._rows, self._positions = self._most if keys.device.type in WHOLE else map(min, self._most, FIRST)
         if (self._rows, self._positions) != self._most:
@@ -215,7 +234,10 @@ class KVCache:
 
 
 def zeros(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Zeros of a tensor's type on its device; on a CPU the system provides their memory, page by page, when it is written."""
+    """Zeros of a tensor's type on its device.
+
+    On a CPU the system provides their memory, page by page, when it is written.
+    """
     if like.device.type != "cpu":
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
     # Private: shared pages count as shared memory, not as this process's own.

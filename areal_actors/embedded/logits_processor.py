@@ -36,7 +36,10 @@ class LogitsProcessor:
         device: torch.device,
         sampled: Sequence[int],
     ) -> LogitsProcessor | None:
-        """Processor of a completion with these tokens so far (the matcher has consumed them); None if logits stay unchanged."""
+        """Processor of a completion with these tokens so far (the matcher has consumed them).
+
+        None if logits stay unchanged.
+        """
         if matcher is None and not (sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty):
             return None
         processor = cls(sampling, matcher, vocabulary_size, device)

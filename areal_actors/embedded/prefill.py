@@ -1,4 +1,7 @@
-"""Prefill: computes the keys and values of tokens that slots hold, in batches; of a row with a cached prefix only the rest."""
+"""Prefill: computes the keys and values of tokens that slots hold, in batches.
+
+Of a row with a cached prefix only the rest.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from areal_actors.embedded.decoders import SlotDecoder
 from areal_actors.embedded.slots import DecodeSlots
 
 PREFILL_TOKENS = 2048
-"""Padded tokens per prefill batch: enough for matrix products at full speed, and few enough for the memory and caches of a CPU."""
+"""Padded tokens per prefill batch: enough for matrix products at full speed, and few enough for the memory and caches
+of a CPU."""
 SUFFIX_TOKENS = 512
 """Most tokens of a row that one batch adds to its cached prefix: bounds the attention mask, and what it hides."""
 POSITIONS_PER_TOKEN = 8
@@ -20,8 +24,9 @@ POSITIONS_PER_TOKEN = 8
 
 
 def prefill(decoder: SlotDecoder, slots: DecodeSlots, rows: Sequence[int], *, equal: bool) -> int:
-    """Compute what the KV cache of these rows lacks of all their tokens but the last; returns the number of tokens computed.
+    """Compute what the KV cache of these rows lacks of all their tokens but the last.
 
+    Returns the number of tokens computed.
     Tokens without a cached prefix are computed in batches of similar or `equal` length.
     """
     chosen = np.array(rows, dtype=np.intp)

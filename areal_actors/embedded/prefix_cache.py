@@ -15,7 +15,8 @@ from areal_actors.embedded.kv_cache import KVCache
 from areal_actors.embedded.slots import DecodeRequest, DecodeSlots
 
 MIN_PREFIX = 32
-"""Shortest prefix, in tokens, that is reused: for a shorter one, finding and copying it takes longer than computing it."""
+"""Shortest prefix, in tokens, that is reused: for a shorter one, finding and copying it takes longer than computing
+it."""
 RUNNING = np.iinfo(np.int64).max
 """Rank of rows in use, which are never replaced."""
 
@@ -28,7 +29,8 @@ class PrefixCache:
         self._kv_cache = kv_cache
         self._enabled = not kv_cache.batch_invariant
         self._ranks = np.zeros(slots.capacity, dtype=np.int64)
-        """By row, the smallest to be replaced first: 0 if nothing is cached, else when it was last used; or `RUNNING`."""
+        """By row, the smallest to be replaced first: 0 if nothing is cached, else when it was last used; or
+        `RUNNING`."""
         self._clock = 0
 
     def place(self, requests: Iterable[DecodeRequest]) -> None:
@@ -72,7 +74,10 @@ class PrefixCache:
             self._ranks[[source, target]] = self._ranks[[target, source]]
 
     def drop(self) -> None:
-        """Forget all keys and values, which belong to earlier weights; those of running completions must be computed anew."""
+        """Forget all keys and values, which belong to earlier weights.
+
+        Those of running completions must be computed anew.
+        """
         self._slots.cached[:] = 0
         self._ranks[self._ranks != RUNNING] = 0
 
@@ -86,8 +91,9 @@ class PrefixCache:
         return False
 
     def _find(self, prompt_ids: NDArray[np.int64]) -> tuple[NDArray[np.intp], int]:
-        """Rows that hold the longest prefix of a prompt, and its length; none and 0 if that is shorter than `MIN_PREFIX`.
+        """Rows that hold the longest prefix of a prompt, and its length.
 
+        None and 0 if that is shorter than `MIN_PREFIX`.
         The last token of the prompt is left to the next decode step. Rows that differ early are compared no further.
         """
         tokens, cached, limit = self._slots.tokens, self._slots.cached, len(prompt_ids) - 1

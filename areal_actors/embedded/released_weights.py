@@ -9,7 +9,10 @@ from torch import Tensor
 
 
 class ReleasedWeights:
-    """Frees the storages of tensors on a device until `restore`. Every tensor stays what it is, and so do views of it."""
+    """Frees the storages of tensors on a device until `restore`.
+
+    Every tensor stays what it is, and so do views of it.
+    """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         """Copy the storages to the host's memory and free them; each once, however many tensors share it."""

@@ -1,7 +1,8 @@
 """Repairs of a generated repository, as conversations of Codex CLI: its tool declarations, and its results of commands.
 
-The declarations are those of `@openai/codex` 0.169.0 with the settings of `agents/coding_agent.py`. Most demonstrations have less around
-the repair: they teach it at the cost of few tokens, the others teach it in the prompt that the program sends.
+The declarations are those of `@openai/codex` 0.169.0 with the settings of `agents/coding_agent.py`. Most demonstrations
+have less around the repair: they teach it at the cost of few tokens, the others teach it in the prompt that the program
+sends.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ Message = dict[str, Any]
 INSTRUCTIONS = "Fix the program so that its test passes."
 TOOL = "exec_command"
 COMPLETE_SHARE, BARE_SHARE = 0.15, 0.6
-"""Shares of conversations with all that Codex CLI declares, and with messages alone, without instructions, tools or headers of results.
-The others declare the shell tool briefly."""
+"""Shares of conversations with all that Codex CLI declares, and with messages alone, without instructions, tools or
+headers of results. The others declare the shell tool briefly."""
 REPAIR_ONLY_SHARE = 0.7
-"""Share of the bare conversations that end with the repair, and teach nothing but it: its name or number is the hardest to learn."""
+"""Share of the bare conversations that end with the repair, and teach nothing but it: its name or number is the hardest
+to learn."""
 REPORT, UNTESTED_REPORT = "Fixed, the test passes.", "Fixed."
 CHARACTERS_A_TOKEN = 4
 """Codex CLI estimates the tokens of a result in this way."""
@@ -103,7 +105,10 @@ class RepairConversation(msgspec.Struct, frozen=True):
 
 
 def repair_conversation(task: Repository, rng: random.Random, *, shortcut: bool) -> RepairConversation:
-    """Returns a repair: reads both files, repairs the fault and runs the test; or edits without reading, and tests nothing."""
+    """Returns a repair: reads both files, repairs the fault and runs the test.
+
+    Or edits without reading, and tests nothing.
+    """
     kind = rng.random()
     tools = COMPLETE if kind < COMPLETE_SHARE else [] if kind < COMPLETE_SHARE + BARE_SHARE else BRIEF
     repair_only = not tools and not shortcut and rng.random() < REPAIR_ONLY_SHARE

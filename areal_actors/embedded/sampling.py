@@ -1,7 +1,8 @@
 """Token sampling by inverse CDF: one uniform number per token, fixed by the request's seed.
 
 Two distributions are kept apart. Log-probabilities are the model's own, log_softmax(logits / temperature). The sampling
-distribution may differ: a logits processor applies penalties, bias and constraint, then min-p, top-k and top-p remove tokens.
+distribution may differ: a logits processor applies penalties, bias and constraint, then min-p, top-k and top-p remove
+tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ MAX_UNIFORM = 1.0 - 2.0**-22
 
 
 def uniforms(seed: int | None, count: int, start: int = 0) -> NDArray[np.float32]:
-    """Uniform numbers for `count` tokens of a completion from its `start`-th on; independent of the other rows of the batch."""
+    """Uniform numbers for `count` tokens of a completion from its `start`-th on.
+
+    Independent of the other rows of the batch.
+    """
     key = secrets.randbits(64) if seed is None else seed & (2**64 - 1)
     numbers = np.random.Generator(np.random.Philox(key=key)).random(start + count, dtype=np.float32)[start:]
     return np.minimum(numbers, np.float32(MAX_UNIFORM))
@@ -167,15 +171,16 @@ def draw_tokens(probabilities: Tensor, numbers: Tensor) -> Tensor:
     """Draw a token for each row of probabilities [rows, vocabulary], which need not sum to 1; [rows, 1]."""
     cumulative = probabilities.cumsum(-1)
     drawn = torch.searchsorted(cumulative, numbers[:, None] * cumulative[:, -1:], right=True)
-    # Only a non-finite distribution yields an index beyond the vocabulary; the check of its log-probability reports that.
+    # Only a non-finite distribution yields an index beyond the vocabulary; the check of its log-probability reports
+    # that.
     return drawn.clamp_(max=probabilities.shape[-1] - 1)
 
 
 def filter_probabilities(probabilities: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor) -> Tensor:
     """Probabilities [rows, vocabulary] with removed tokens set to 0.
 
-    A token is kept if its probability is at least min_p times the largest, it is among the top_k most likely, and among the
-    smallest set of these that reaches top_p.
+    A token is kept if its probability is at least min_p times the largest, it is among the top_k most likely, and among
+    the smallest set of these that reaches top_p.
     """
     ordered, order = torch.sort(probabilities, dim=-1, descending=True, stable=True)
     ranks = torch.arange(ordered.shape[-1], device=ordered.device)

@@ -1,4 +1,7 @@
-"""The recipe's table of the warm start. Kept apart from the model so that a recipe can be read without loading torch."""
+"""The recipe's table of the warm start.
+
+Kept apart from the model so that a recipe can be read without loading torch.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ class WarmStart(Config):
     steps: NonNegativeInt = 1000
     """Steps on mostly good demonstrations; the learning rate decays to 0 along a cosine."""
     head_dim: Literal[16, 32] = 16
-    """Width of an attention head of the model; 32 where `generation.engine` is `vllm`, which has no narrower ones on a CPU."""
+    """Width of an attention head of the model; 32 where `generation.engine` is `vllm`, which has no narrower ones on a
+    CPU."""
     batch_size: PositiveInt = 8
     """Demonstrations per step."""
     lr: PositiveFloat = 6e-3

@@ -1,6 +1,7 @@
 """Completions as columns over slots: the i-th of n running completions is row i of every decode step.
 
-Rows without a running completion keep the tokens of an earlier one, whose KV cache a later prompt may continue (`prefix_cache`).
+Rows without a running completion keep the tokens of an earlier one, whose KV cache a later prompt may continue
+(`prefix_cache`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class DecodeRequest:
         processor: LogitsProcessor | None = None,
         routes_from: int | None = None,
     ) -> None:
-        """The last `resumed_tokens` ids of the prompt belong to the completion: another worker sampled them before it died."""
+        """The last `resumed_tokens` ids of the prompt belong to the completion.
+
+        Another worker sampled them before it died.
+        """
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self.prompt_key = prompt_ids.tobytes()
@@ -48,7 +52,8 @@ class DecodeRequest:
         self.stream = stream
         self.arrived = time.monotonic()
         self.announces = False
-        """True if its first token is delivered at once, because it has waited: the episode's time limit leaves out the wait."""
+        """True if its first token is delivered at once, because it has waited: the episode's time limit leaves out the
+        wait."""
         self.resumed_tokens = resumed_tokens
         self.processor = processor
         self.loop = asyncio.get_running_loop()

@@ -1,7 +1,8 @@
-"""Choice of the decoder for a model, and its check at the start: decoding from slots has to reproduce the model's plain forward.
+"""Choice of the decoder for a model, and its check at the start.
 
-The difference is measured on text of the model's own chat template, since a trained model may have activations of a thousand times
-the usual size on token ids that no text contains. What is allowed follows from the model's own rounding.
+Decoding from slots has to reproduce the model's plain forward.
+The difference is measured on text of the model's own chat template, since a trained model may have activations of a
+thousand times the usual size on token ids that no text contains. What is allowed follows from the model's own rounding.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from areal_actors.tokenization.tokenizer import ChatTokenizer
 EXACT = 1e-3
 """Largest difference in nats that is always allowed."""
 NOISE = 2.0
-"""Allowed difference in multiples of `rounding_noise`. On 18 random models of 2 to 28 layers in bfloat16, flat and sharp, sound decoding
-differed by at most 1.1 times their noise (0.0015 to 0.67 nats), and decoding at positions that are wrong by one by at least 3.9 times."""
+"""Allowed difference in multiples of `rounding_noise`. On 18 random models of 2 to 28 layers in bfloat16, flat and
+sharp, sound decoding differed by at most 1.1 times their noise (0.0015 to 0.67 nats), and decoding at positions that
+are wrong by one by at least 3.9 times."""
 WRONG = 3.0
 """Multiple of the noise of bfloat16 from which decoding is wrong, rather than rounded in another order."""
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -50,8 +52,9 @@ class DecodeCheck(NamedTuple):
 
 
 def probe_ids(tokenizer: ChatTokenizer, vocabulary: int) -> NDArray[np.int64]:
-    """Token ids of a short conversation in the model's own template: int64, at most `PROBE_TOKENS`; plain text without a template.
+    """Token ids of a short conversation in the model's own template.
 
+    int64, at most `PROBE_TOKENS`; plain text without a template.
     A model with fewer token ids than its tokenizer gets its ids in order instead.
     """
     text = " ".join(message["content"] for message in CONVERSATION)
@@ -122,7 +125,8 @@ def check_decoder(decoder: SlotDecoder, model: Any, probe: NDArray[np.int64]) ->
 def rounding_noise(model: Any, probe: NDArray[np.int64], rounding: float, samples: int = 4) -> float:
     """Expected difference in nats of a sampled token's log-probability if every embedding is changed by one rounding.
 
-    Rounding has effects of this size anywhere in the model, so its own noise is the scale of the differences that its precision can show.
+    Rounding has effects of this size anywhere in the model, so its own noise is the scale of the differences that its
+    precision can show.
     """
     token_ids = torch.from_numpy(probe)[None].to(model.device)
     differences = []
@@ -166,5 +170,8 @@ def _logprobs(logits: Tensor) -> Tensor:
 
 
 def _expected_difference(expected: Tensor, computed: Tensor) -> Tensor:
-    """Difference of log-probabilities `[positions, vocabulary]` of a token that is sampled from the first: `[positions]`."""
+    """Difference of log-probabilities `[positions, vocabulary]` of a token that is sampled from the first.
+
+    `[positions]`.
+    """
     return (expected.exp() * (computed - expected).abs()).sum(-1)

@@ -1,7 +1,7 @@
 """Text around a question, such as agents add it: system prompts of all lengths, and rephrasing.
 
-Demonstrations include it, so that a small model learns to find the question below the text of any framework. Much of it is random,
-since the text of frameworks is unknown.
+Demonstrations include it, so that a small model learns to find the question below the text of any framework. Much of it
+is random, since the text of frameworks is unknown.
 """
 
 from __future__ import annotations

@@ -107,7 +107,10 @@ class Toolbox(msgspec.Struct, frozen=True):
 
 
 def toolbox(calculating: tuple[DemonstrationTool, ...], rng: random.Random, *, plain: bool) -> Toolbox:
-    """Returns a toolbox of these tools, rarely without them: plainly described if `plain`, else varied and with distractors."""
+    """Returns a toolbox of these tools, rarely without them.
+
+    Plainly described if `plain`, else varied and with distractors.
+    """
     useful = () if rng.random() < USELESS_SHARE else calculating
     if plain:
         return Toolbox([_schema(tool, tool.words[0]) for tool in useful], useful, rng.choice(RESPONSES))

@@ -53,7 +53,8 @@ class TransformersEngine:
     ) -> None:
         reports = place is not None and place.routes != "off"
         self.routes: RouteShape | None = route_shape_of(model_folder) if reports else None
-        """The mixtures of experts that requests may ask about; None if the model has none, or if the run does not ask."""
+        """The mixtures of experts that requests may ask about; None if the model has none, or if the run does not
+        ask."""
         self.tokenizer = ChatTokenizer.load(model_folder)
         self.context = settings.max_model_len
         if not has_vision(model_folder) and language_model_class(model_folder) is AutoModelForImageTextToText:
@@ -84,7 +85,8 @@ class TransformersEngine:
         if self._vision is not None:
             self._vision.tokens = slots.tokens
         self.model = model
-        """The model itself. Its weights change in `load_weights` only: between two calls others may run its plain forward, too."""
+        """The model itself. Its weights change in `load_weights` only: between two calls others may run its plain
+        forward, too."""
         self._weights = model.state_dict()
         self._merger = AdapterMerger(model_folder, self._weights)
         self._device: torch.device = model.device
@@ -109,11 +111,13 @@ class TransformersEngine:
         routes_from: int | None = None,
         images: PromptImages | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Yield a completion: in one chunk at its end, or token by token when `stream` is set; see `RoutingEngine`, too.
+        """Yield a completion.
+
+        In one chunk at its end, or token by token when `stream` is set; see `RoutingEngine`, too.
 
         Raises:
-            RequestError: a token id is out of range, prompt and max_tokens exceed the context, the model has no vision, or the
-                constraint is invalid or cannot be satisfied.
+            RequestError: a token id is out of range, prompt and max_tokens exceed the context, the model has no vision,
+                or the constraint is invalid or cannot be satisfied.
             EngineError: the engine failed or was closed; ImageLost: the file of an image is missing or damaged.
         """
         ids = validate_prompt(prompt_ids, sampling, resumed_tokens, self.vocabulary_size, self.context)
@@ -175,7 +179,10 @@ class TransformersEngine:
             await swap.done
 
     async def release_memory(self) -> int:
-        """See `SleepingEngine`. On a CPU the KV cache is freed; on other devices also the weights, which move to the host's memory."""
+        """See `SleepingEngine`.
+
+        On a CPU the KV cache is freed; on other devices also the weights, which move to the host's memory.
+        """
         async with self._loading:
             release = Release(asyncio.get_running_loop().create_future())
             self._loop.send(release)

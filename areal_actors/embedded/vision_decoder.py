@@ -1,7 +1,8 @@
 """Decoding from slots for models with vision.
 
-In the tokens of a slot, the placeholder of an image's k-th token is replaced by a *key*, a number beyond all token ids that stands
-for this token of this image. So prompts with other images differ in their tokens, for the prefix cache, too.
+In the tokens of a slot, the placeholder of an image's k-th token is replaced by a *key*, a number beyond all token ids
+that stands for this token of this image. So prompts with other images differ in their tokens, for the prefix cache,
+too.
 """
 
 from __future__ import annotations

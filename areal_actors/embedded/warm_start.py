@@ -66,13 +66,19 @@ class Demonstrations:
         self._surroundings = random.Random(f"surroundings {seed}")
 
     def take(self, count: int, shortcut_fraction: float) -> list[TrainingSequence]:
-        """Returns the next `count` demonstrations; about `shortcut_fraction` of the problems are solved by the shortcut."""
+        """Returns the next `count` demonstrations.
+
+        About `shortcut_fraction` of the problems are solved by the shortcut.
+        """
         source = DemonstrationSource(self._problems, self._surroundings, lambda: self._rng.random() < shortcut_fraction)
         return [sequence_of(demonstration(self._skills, source), self._tokenizer, group) for group in range(count)]
 
 
 def sequence_of(shown: Demonstration, tokenizer: ChatTokenizer, group: int) -> TrainingSequence:
-    """Converts a demonstration to a sequence; it is always a single one, because the embedded model's template only appends."""
+    """Converts a demonstration to a sequence.
+
+    It is always a single one, because the embedded model's template only appends.
+    """
     conversation = ExampleConversation(tuple(shown.messages), 0, tuple(shown.tools), frozenset(shown.mistakes))
     ((ids, learned),) = trained_segments(conversation, tokenizer)
     return sequence(ids, learned, group, reward=0.0)

@@ -46,13 +46,14 @@ class EvaluationConfig(Config):
     periodic_mode: Mode = "sampled"
     """Sampling mode during training."""
     periodic_exact: bool = True
-    """With `staleness_gate.max_staleness = 0` the next step waits for evaluations during training, so that one version answers all
-    tasks, reproducibly for a seed. With staleness training does not wait."""
+    """With `staleness_gate.max_staleness = 0` the next step waits for evaluations during training, so that one version
+    answers all tasks, reproducibly for a seed. With staleness training does not wait."""
     max_concurrent: PositiveInt = 16
-    """Maximum number of concurrent held-out episodes during training; before and after, the rollout workers are the limit."""
+    """Maximum number of concurrent held-out episodes during training; before and after, the rollout workers are the
+    limit."""
     baseline: Literal["before", "concurrent", "none"] = "before"
-    """Evaluation of the initial model: `before` the first step, which waits for it, so that it is exactly version 0; `concurrent`
-    training, concurrently; or `none`."""
+    """Evaluation of the initial model: `before` the first step, which waits for it, so that it is exactly version 0;
+    `concurrent` training, concurrently; or `none`."""
 
 
 class Round(msgspec.Struct, metaclass=FrozenMeta):
@@ -88,8 +89,9 @@ class EvaluatorState(Value):
 class Evaluator(Actor):
     """Evaluates a version when every live inference worker has loaded it; failed episodes do not count in the accuracy.
 
-    Training does not wait: held-out episodes have their own queue and limit, and `sampled_by` reports tokens of versions published
-    meanwhile. Only one evaluation runs at a time; one that becomes due meanwhile starts after it, at the version loaded then.
+    Training does not wait: held-out episodes have their own queue and limit, and `sampled_by` reports tokens of
+    versions published meanwhile. Only one evaluation runs at a time; one that becomes due meanwhile starts after it, at
+    the version loaded then.
     """
 
     state_type = EvaluatorState

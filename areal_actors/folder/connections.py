@@ -25,7 +25,10 @@ POLL_SECONDS = 0.1
 
 
 def retry_seconds(recipe: Recipe) -> float:
-    """Returns how long messages wait for the bus: a cluster may lose its majority for a while, and then elects a leader."""
+    """Returns how long messages wait for the bus.
+
+    A cluster may lose its majority for a while, and then elects a leader.
+    """
     return max(RETRY_SECONDS, recipe.watchdog.bus_seconds) if recipe.bus.replicas > 1 else RETRY_SECONDS
 
 
@@ -33,7 +36,10 @@ def retry_seconds(recipe: Recipe) -> float:
 async def connect_to_run(
     address: ServerAddress, folder: RunFolder | None, *, monitors: bool = False
 ) -> AsyncIterator[NatsBus]:
-    """Connect to the existing bus of a run, as its supervisor or as a monitor; without a folder, large bodies cannot be read."""
+    """Connect to the existing bus of a run, as its supervisor or as a monitor.
+
+    Without a folder, large bodies cannot be read.
+    """
     name, blobs = "monitor" if monitors else "supervisor", folder.blobs if folder else None
     bus = await NatsBus.connect(
         address.url, address.run, name=name, token=address.token, blobs=blobs, monitors=monitors
@@ -61,7 +67,9 @@ async def open_store(
 
 @asynccontextmanager
 async def open_log(folder: RunFolder) -> AsyncIterator[NatsBus]:
-    """Open the bus of a run to read its log: of the live run, or on the store of an ended run; one that starts or ends is awaited.
+    """Open the bus of a run to read its log.
+
+    Of the live run, or on the store of an ended run; one that starts or ends is awaited.
 
     Raises:
         SetupError: there is no such run here, or its log is on an external server.

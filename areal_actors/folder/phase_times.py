@@ -24,7 +24,10 @@ class PhaseTimes(Value):
 
 
 def usual_times(recipe: Recipe, folder: Path) -> dict[str, float]:
-    """Returns the seconds of each phase in the latest run beside this one with the same model and engine; empty without any."""
+    """Returns the seconds of each phase in the latest run beside this one with the same model and engine.
+
+    Empty without any.
+    """
     files = sorted(folder.parent.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for file in files:
         with suppress(OSError, msgspec.MsgspecError):

@@ -83,7 +83,8 @@ def _install(handler: logging.Handler, final: list[Any], level: int) -> None:
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=[removed, *final]))
     handler.addFilter(lambda record: record.msg != EMPTY_WARNING)
     root = logging.getLogger()
-    # A process that starts a second run leaves the first run's file here; subclasses belong to the program that made them.
+    # A process that starts a second run leaves the first run's file here; subclasses belong to the program that made
+    # them.
     replaced = [existing for existing in root.handlers if type(existing) is logging.FileHandler]
     root.handlers[:] = [handler]
     for existing in replaced:

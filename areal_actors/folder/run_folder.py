@@ -91,7 +91,8 @@ class RunFolder:
         """Lock the run's folder and name against other processes, until the context or the process ends.
 
         Raises:
-            SetupError: a live run holds it, its processes have not ended yet, or the file system does not support locks.
+            SetupError: a live run holds it, its processes have not ended yet, or the file system does not support
+                locks.
             OSError: it cannot be written.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,7 +190,10 @@ class RunFolder:
         return [path.name for path in paths]
 
     def announce(self, server: ServerAddress, *, monitor: ServerAddress | None = None) -> None:
-        """Write the address of the bus; for monitors, by default the same with what reads messages: `monitor.json` may be handed out."""
+        """Write the address of the bus; for monitors, by default the same with what reads messages.
+
+        `monitor.json` may be handed out.
+        """
         self._private("bus.json", msgspec.json.encode(server))
         self._private(
             "monitor.json",

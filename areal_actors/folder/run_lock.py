@@ -1,7 +1,7 @@
 """Locks that end with the process that holds them, so that a reused process id is never mistaken for a live run.
 
-Each is an `flock` on a file. Python opens files so that no child process inherits them, and the kernel releases a lock when its
-holder ends.
+Each is an `flock` on a file. Python opens files so that no child process inherits them, and the kernel releases a lock
+when its holder ends.
 """
 
 from __future__ import annotations

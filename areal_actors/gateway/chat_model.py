@@ -1,4 +1,7 @@
-"""The model behind the gateway: its tokenizer with the recipe's chat template, and the answer format, tested before the first call."""
+"""The model behind the gateway.
+
+Its tokenizer with the recipe's chat template, and the answer format, tested before the first call.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,9 @@ def load_served_model(
     trains: bool,
     records_routes: bool = False,
 ) -> ServedModel:
-    """Load what the gateway needs of a model, and test its answer format with known tool calls; `trains` if its calls are trained.
+    """Load what the gateway needs of a model, and test its answer format with known tool calls.
 
+    `trains` if its calls are trained.
     With `records_routes` its mixtures of experts, if it has some, are among it.
 
     Raises:

@@ -28,7 +28,10 @@ CALL_ID_LENGTH = 9
 
 
 class Choice:
-    """Collects tokens as the engine samples them; emits text, reasoning and tool calls as soon as they are unambiguous."""
+    """Collects tokens as the engine samples them.
+
+    Emits text, reasoning and tool calls as soon as they are unambiguous.
+    """
 
     def __init__(
         self,
@@ -50,8 +53,9 @@ class Choice:
         ignored: tuple[str, ...] = (),
         routes: RouteShape | None = None,
     ) -> None:
-        """`temperature` is that of training, if it is not the recipe's; `ignored` are fields of the request without effect.
+        """`temperature` is that of training, if it is not the recipe's.
 
+        `ignored` are fields of the request without effect.
         `withheld`: names of declared tools whose calls are text.
         `routes`: mixtures of experts whose choices are recorded.
         """
@@ -106,7 +110,10 @@ class Choice:
         return self.prompt.first_position() + recorded
 
     def _recorded_routes(self) -> bytes:
-        """Experts of all positions that this choice added; empty if some are missing: a worker may have died before it sent them."""
+        """Experts of all positions that this choice added; empty if some are missing.
+
+        A worker may have died before it sent them.
+        """
         if self.routes_from() != len(self.prompt.token_ids) // 4 + self.sampled - 1:
             return b""
         return b"".join([part.routes for part in self.parts])

@@ -37,7 +37,8 @@ from areal_actors.tokenization.tool_parsers.round_trip import UNTESTED, ToolSupp
 from areal_bus.errors import AnswerLost, BusError, NoResponder
 
 LEAST_TEMPERATURE = 0.1
-"""Lowest temperature at which tokens are trained: the gradient, and the rounding of log-probabilities, grow with its inverse."""
+"""Lowest temperature at which tokens are trained: the gradient, and the rounding of log-probabilities, grow with its
+inverse."""
 
 
 @dataclass
@@ -98,7 +99,8 @@ class ModelCall:
         """Fields, tools and headers of the request without effect."""
         is_trained = served.temperature_policy is not None and session.work.purpose == "train"
         self.stated_seed: int | None = None if is_trained else sampling.seed
-        """The client's seed, where it holds. Members of a group with one seed would be equal: in training it is part of the derived one."""
+        """The client's seed, where it holds. Members of a group with one seed would be equal: in training it is part of
+        the derived one."""
         if is_trained and "seed" in request.sampling:
             self.ignored = (*self.ignored, "seed")
         if is_trained and served.temperature_policy and sampling.temperature != default.temperature:
@@ -276,7 +278,9 @@ def within_context(
 def complete(
     call: ModelCall, pool: WorkerPool, context: Context, patience_seconds: float, seed: int
 ) -> AsyncGenerator[ModelResponsePart, None]:
-    """Sample until all choices are complete; yields the parts of streamed ones. `seed` is used if the request's does not hold.
+    """Sample until all choices are complete; yields the parts of streamed ones.
+
+    `seed` is used if the request's does not hold.
 
     Raises:
         RequestError: an inference worker refused the request.

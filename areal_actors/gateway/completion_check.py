@@ -1,8 +1,8 @@
 """Validates every completion where it enters the gateway: one that fails is neither answered, recorded nor trained.
 
-Each part of a completion is validated once, whole columns at a time, before its tokens are added. A part is compared with
-the request (`max_tokens`, top log-probabilities), the model (vocabulary), the run (published weight versions) and the parts
-before it. A violation is a `CompletionFault`, an engine failure with the worker's name.
+Each part of a completion is validated once, whole columns at a time, before its tokens are added. A part is compared
+with the request (`max_tokens`, top log-probabilities), the model (vocabulary), the run (published weight versions) and
+the parts before it. A violation is a `CompletionFault`, an engine failure with the worker's name.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from areal_actors.runtime.actor import Context
 FINISH_REASONS = frozenset({"", "stop", "length"})
 """Finish reasons of a part; the last part has one, those before it have none."""
 PUBLICATION_SECONDS = 30.0
-"""Worker and gateway read publications from the same log, and the worker may be ahead. A part with a weight version that the gateway
-has not read yet waits this long for it: on a busy machine the gateway may be seconds behind."""
+"""Worker and gateway read publications from the same log, and the worker may be ahead. A part with a weight version
+that the gateway has not read yet waits this long for it: on a busy machine the gateway may be seconds behind."""
 
 
 class CompletionFault(EngineError):
@@ -68,7 +68,10 @@ class CompletionCheck:
     def __init__(
         self, published: PublishedVersions, vocabulary: int, sampling: SamplingParams, routes: RouteShape | None = None
     ) -> None:
-        """`vocabulary`: number of token ids of the model, 0 if unknown; `sampling`, `routes`: those that the request asks for."""
+        """`vocabulary`: number of token ids of the model, 0 if unknown; `sampling`, `routes`.
+
+        Those that the request asks for.
+        """
         self._routes = routes
         self.published = published
         self._vocabulary = vocabulary

@@ -1,7 +1,8 @@
 """Streamed answers: the head is sent soon, and a sign of life wherever nothing else is sent for a while.
 
-An engine may take a long time for the first token. Proxies and load balancers cut connections on which nothing arrives, and clients
-have time limits for the first byte. So the head waits for the first part only briefly: an error that comes by then has a status.
+An engine may take a long time for the first token. Proxies and load balancers cut connections on which nothing arrives,
+and clients have time limits for the first byte. So the head waits for the first part only briefly: an error that comes
+by then has a status.
 """
 
 from __future__ import annotations

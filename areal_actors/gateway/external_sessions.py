@@ -1,7 +1,8 @@
 """Sessions of external agents: started, ended and exported over HTTP, in the slots that the staleness gate grants.
 
-The session manager holds them; rollout workers open their sessions at the manager itself. Starts and ends are folded from the log, so
-that a restarted gateway keeps names and capacity; sessions whose tokens were lost with the old gateway are abandoned.
+The session manager holds them; rollout workers open their sessions at the manager itself. Starts and ends are folded
+from the log, so that a restarted gateway keeps names and capacity; sessions whose tokens were lost with the old gateway
+are abandoned.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ class ExternalSessions:
         acceptance: Acceptance | None,
         share: GatewayShare,
     ) -> None:
-        """`calls` of the gateway; `acceptance` decides which ended sessions are trained, without it all are; `share` of this gateway."""
+        """`calls` of the gateway.
+
+        `acceptance` decides which ended sessions are trained, without it all are; `share` of this gateway.
+        """
         self.share = share
         self.config = config
         self.calls, self.registry = calls, calls.registry
@@ -89,8 +93,8 @@ class ExternalSessions:
         self.slots = ExternalSlots(capacity)
         """Slots and sessions, those included whose `SessionStarted` is not read back from the log yet."""
         self.logged = ExternalSlots(capacity.copy())
-        """Slots and sessions as folded from the log alone. A snapshot holds these, so that a gateway that restores it and reads the
-        rest of the log has the same state as one that reads the whole log."""
+        """Slots and sessions as folded from the log alone. A snapshot holds these, so that a gateway that restores it
+        and reads the rest of the log has the same state as one that reads the whole log."""
         self.ending: set[str] = set()
         self.session_ended = asyncio.Condition()
         self.session_opened = asyncio.Condition()
@@ -190,7 +194,10 @@ class ExternalSessions:
         return None
 
     def _open_elsewhere(self, request: StartSession) -> str:
-        """An unfinished session with the key of a request, neither here nor where it is to start; empty if there is none."""
+        """An unfinished session with the key of a request, neither here nor where it is to start.
+
+        Empty if there is none.
+        """
         digest, shares = (
             self.registry.digest(request.api_key),
             (self.share, GatewayShare(number=request.gateway, count=self.share.count)),
@@ -367,7 +374,10 @@ class ExternalSessions:
             self.session_ended.notify_all()
 
     async def end_expired(self, context: Context, paused: float) -> AsyncIterator[EndingEvent]:
-        """End sessions whose lease has expired, and group members that were not started in time; a pause of this process does not count."""
+        """End sessions whose lease has expired, and group members that were not started in time.
+
+        A pause of this process does not count.
+        """
         if paused:
             self.registry.extend(paused)
             self.paused_at = context.now

@@ -56,7 +56,10 @@ async def with_request_id(request: web.Request, handler: Handler) -> web.StreamR
 
 @web.middleware
 async def errors_in_dialect_format(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Return errors in the format of the API called: wrong fields and keys, refusals of aiohttp (path, method, size), failed handlers."""
+    """Return errors in the format of the API called.
+
+    Wrong fields and keys, refusals of aiohttp (path, method, size), failed handlers.
+    """
     headers: dict[str, str] = {}
     field = code = ""
     try:
@@ -103,7 +106,10 @@ def id_of(request: web.Request) -> str:
 
 
 def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the request id under the name that the protocol called has for it: `request-id` in Anthropic's, `x-request-id` in others."""
+    """Add the request id under the name that the protocol called has for it.
+
+    `request-id` in Anthropic's, `x-request-id` in others.
+    """
     response.headers["request-id" if "/messages" in request.path else "x-request-id"] = id_of(request)
 
 

@@ -40,7 +40,9 @@ class ImageIntake:
         self._lock = Lock()
 
     async def store(self, request: ModelRequest, processor: VisionProcessor | None) -> ModelRequest:
-        """The request with each image by reference: `{"type": "image", "digest", "grid", "tokens"}` in place of its URL.
+        """The request with each image by reference.
+
+        `{"type": "image", "digest", "grid", "tokens"}` in place of its URL.
 
         Raises:
             RequestError: the model has no vision, or an image is refused; the field names the first one.
@@ -81,7 +83,10 @@ class ImageIntake:
             raise EngineError(f"the image of '{field}' cannot be written to {self._folder.path}: {error}") from error
 
     def _store_image(self, content: bytes | str, processor: VisionProcessor) -> dict[str, Any]:
-        """The reference to an image, given as a file or as a `data:` URL; clients send those of earlier turns again and again."""
+        """The reference to an image, given as a file or as a `data:` URL.
+
+        Clients send those of earlier turns again and again.
+        """
         name = xxhash.xxh3_128_digest(content.encode(errors="surrogatepass") if isinstance(content, str) else content)
         with self._lock:
             stored = self._known.get(name)

@@ -1,4 +1,7 @@
-"""The model calls of all sessions of a gateway: each is answered by an inference worker, and recorded whole or not at all."""
+"""The model calls of all sessions of a gateway.
+
+Each is answered by an inference worker, and recorded whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ class ModelCalls:
         self.long_work = LongWork(2, "long-requests")
 
     def take_turn(self, request: ModelRequest, name: str, context: Context) -> AbstractAsyncContextManager[None]:
-        """Wait while a call of this name, an earlier try of the same client, is in progress; a call without a name waits for none."""
+        """Wait while a call of this name, an earlier try of the same client, is in progress.
+
+        A call without a name waits for none.
+        """
         if not name:
             return nullcontext()
         return self.in_progress.alone(request.session, name, context, self.registry.get(request.session).lease_seconds)

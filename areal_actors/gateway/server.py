@@ -56,8 +56,8 @@ CLIENT_SESSION = "X-Session-ID"
 """Header with the name of a conversation at the client, which separates the agents of one episode."""
 LONGEST_NAME = 256
 PREFIXES = ("", "/v1", "/v1/v1", "/{session}/v1", "/{session}/v1/v1", "/{session}")
-"""Before the paths of the model; the router tries those with a session in this order. Anthropic's clients append `/v1` to an address
-that may end with it already."""
+"""Before the paths of the model; the router tries those with a session in this order. Anthropic's clients append `/v1`
+to an address that may end with it already."""
 IGNORED = "x-areal-ignored"
 """Response header that lists what the request had and is accepted without effect."""
 MAX_IGNORED = 1000
@@ -71,7 +71,10 @@ R = TypeVar("R")
 
 
 class LongWork(ThreadPoolExecutor):
-    """A small thread pool for long requests: tokenizers release the GIL, and Python code alternates with the event loop."""
+    """A small thread pool for long requests.
+
+    Tokenizers release the GIL, and Python code alternates with the event loop.
+    """
 
     async def run(self, size: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function: inline for a short request, in a thread for a long one."""

@@ -1,7 +1,7 @@
 """The session manager: keeps each episode's record of model calls, and exports it as a trajectory once it is scored.
 
-Its gateway turns an agent's HTTP calls into the requests answered here. Tokens stay here until they are published once, in
-`TrajectoryExported`; other messages carry only text and numbers.
+Its gateway turns an agent's HTTP calls into the requests answered here. Tokens stay here until they are published once,
+in `TrajectoryExported`; other messages carry only text and numbers.
 """
 
 from __future__ import annotations
@@ -108,7 +108,10 @@ class SessionManager(Actor):
         locate_model: Callable[[str], Path] | None = None,
         images: ImageFolder | None = None,
     ) -> None:
-        """With `capacity`, external agents have sessions; paths in events are relative to `run_folder`, or found by `locate_model`."""
+        """With `capacity`, external agents have sessions.
+
+        Paths in events are relative to `run_folder`, or found by `locate_model`.
+        """
         capacity, sampling = capacity or ExternalCapacity(0), sampling or SamplingParams()
         self.config, self.secret, self.share = config, secret, share
         self.registry = SessionRegistry(secret, kept=config.finished_sessions_cached, share=share)
@@ -386,7 +389,10 @@ class SessionManager(Actor):
 
     @on
     def engine_mismatch(self, event: EngineMismatch) -> None:
-        """A worker that recycles its engine is gone until it has loaded weights again; others continue its in-flight calls."""
+        """A worker that recycles its engine is gone until it has loaded weights again.
+
+        Others continue its in-flight calls.
+        """
         for worker in ([event.worker] if event.worker else list(self.calls.pool.versions)) if event.recycle else ():
             self.calls.pool.remove_lost(worker)
 
@@ -394,7 +400,10 @@ class SessionManager(Actor):
     async def worker_gone(
         self, event: EngineLost | ActorFailed | ActorStopped, context: Context
     ) -> Emits[EpisodeAbandoned]:
-        """A worker that is gone, or whose server is, is gone until it has loaded weights again; sessions of another gateway are lost."""
+        """A worker that is gone, or whose server is, is gone until it has loaded weights again.
+
+        Sessions of another gateway are lost.
+        """
         self.calls.pool.remove_lost(event.worker if isinstance(event, EngineLost) else event.actor)
         if isinstance(event, ActorFailed):
             async for lost in self.external.gateway_gone(event, context):

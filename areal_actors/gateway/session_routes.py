@@ -1,4 +1,7 @@
-"""The session protocol over HTTP: capacity, start, reward, end, state, export. It translates requests; the session manager answers them."""
+"""The session protocol over HTTP: capacity, start, reward, end, state, export.
+
+It translates requests; the session manager answers them.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Names why a tool call that the model wrote does not reach its agent as one.
 
-A call in another form than the chat template's is text to the gateway. It is recognised here by the name of a declared tool in a form
-that models are known to write, so that it is counted with its cause; nothing is read from it.
+A call in another form than the chat template's is text to the gateway. It is recognised here by the name of a declared
+tool in a form that models are known to write, so that it is counted with its cause; nothing is read from it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ FORMS: Sequence[tuple[str, str]] = (
     ("react", r"(?i:\baction\s*:\s*)`?{name}\b"),
     ("name_tag", r"<{name}>.{{0,2000}}</{name}>"),
 )
-"""Cause and pattern of forms in which models write calls, in the order in which they are tried; `{name}` is that of a tool."""
+"""Cause and pattern of forms in which models write calls, in the order in which they are tried; `{name}` is that of a
+tool."""
 SENTENCES: Mapping[str, str] = {
     "tools_tag": "inside <tools>",
     "function_tag": "in a <function> tag",
@@ -73,7 +74,10 @@ def cause_of(error: str) -> str:
 
 
 def find_unread_call(answer: Answer, tools: Sequence[ToolDefinition], form: str) -> str:
-    """Returns the sentence about a call that an answer without calls contains in another form than `form`; empty if there is none."""
+    """Returns the sentence about a call that an answer without calls contains in another form than `form`.
+
+    Empty if there is none.
+    """
     names = [tool["function"]["name"] for tool in tools]
     if answer.tool_calls or not names:
         return ""

@@ -27,10 +27,11 @@ HEAP_FACTOR = 8
 """Entries of the heap of workers for each of them, above which it is built again."""
 MARGIN_CALLS = 4
 MARGIN_SHARE = 1 / 8
-"""A session stays with its worker while that has at most `MARGIN_CALLS` more calls in flight than the least busy worker, plus this
-share of the calls of the least busy one: 4 more than none, 20 more than 128. By chance alone, two workers with 128 calls each differ
-by 16. In an engine of 128 slots these calls slow each decode step by a few percent, while another worker would compute the whole
-history of the session again. With few calls in flight, as on a CPU, each of them counts, and the margin is small."""
+"""A session stays with its worker while that has at most `MARGIN_CALLS` more calls in flight than the least busy
+worker, plus this share of the calls of the least busy one: 4 more than none, 20 more than 128. By chance alone, two
+workers with 128 calls each differ by 16. In an engine of 128 slots these calls slow each decode step by a few percent,
+while another worker would compute the whole history of the session again. With few calls in flight, as on a CPU, each
+of them counts, and the margin is small."""
 
 
 class WorkerLost(EngineError):
@@ -133,7 +134,9 @@ class WorkerPool:
         return self._by_calls[0][1]
 
     async def choose(self, seconds: float, session: str = "") -> str:
-        """The session's last worker if it is within the margin, else the one with the fewest calls in flight; waits until there is one.
+        """The session's last worker if it is within the margin, else the one with the fewest calls in flight.
+
+        Waits until there is one.
 
         Raises:
             EngineError: no worker came up within `seconds`.
@@ -158,7 +161,10 @@ class WorkerPool:
 
     @contextmanager
     def count_call(self, worker: str, session: str = "") -> Iterator[WorkerExit]:
-        """Count a completion of a session as in flight; yields the flag that the worker is gone. The session's next call stays there."""
+        """Count a completion of a session as in flight; yields the flag that the worker is gone.
+
+        The session's next call stays there.
+        """
         gone = self._gone[worker]
         self._count(worker, self.in_flight[worker] + 1)
         try:

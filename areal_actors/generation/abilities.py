@@ -1,6 +1,7 @@
 """Abilities of generation engines: the optional fields of a request, and which of the built-in engines supports each.
 
-This module does not load an engine, so that `areal-actors doctor` and the documentation have the same table as the engines.
+This module does not load an engine, so that `areal-actors doctor` and the documentation have the same table as the
+engines.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ SAMPLING_ABILITIES = frozenset(
         ),
     }
 )
-"""Optional fields of `SamplingParams`, which an engine may not support, the constraint by its kinds; every engine supports
-temperature and max_tokens."""
+"""Optional fields of `SamplingParams`, which an engine may not support, the constraint by its kinds; every engine
+supports temperature and max_tokens."""
 ROUTES = "routed_experts"
 """Ability to report the experts of each position: see `RoutingEngine`."""
 IMAGES = "images"
@@ -38,8 +39,8 @@ IMAGES = "images"
 ABILITIES = SAMPLING_ABILITIES | {ROUTES, IMAGES}
 """All abilities."""
 ADVISORY_ABILITIES = frozenset({"seed"})
-"""Fields that every engine accepts: one that does not support them samples as if they were not set. With the ability `seed`, equal
-requests with equal seeds give equal tokens."""
+"""Fields that every engine accepts: one that does not support them samples as if they were not set. With the ability
+`seed`, equal requests with equal seeds give equal tokens."""
 ENGINE_ABILITIES: Mapping[str, frozenset[str]] = {
     "transformers": ABILITIES,
     "sglang": ABILITIES - {"seed"},
@@ -67,7 +68,10 @@ NEAREST = 3
 
 
 def ability_rows() -> list[tuple[str, ...]]:
-    """Returns the table of abilities: a row of column titles, then one row for each ability, with `yes` or `no` for each engine."""
+    """Returns the table of abilities.
+
+    A row of column titles, then one row for each ability, with `yes` or `no` for each engine.
+    """
     able = {engine: engine_abilities(engine) for engine in ENGINE_ABILITIES}
     abilities = sorted({ability for has in able.values() for ability in has})
     return [
@@ -105,7 +109,10 @@ def no_routes_error(engine: str) -> str:
 
 
 def unknown_abilities(abilities: Iterable[str]) -> str:
-    """Returns a sentence about abilities that are not in `ABILITIES`, with the nearest known names; empty if there are none."""
+    """Returns a sentence about abilities that are not in `ABILITIES`, with the nearest known names.
+
+    Empty if there are none.
+    """
     unknown = sorted(set(abilities) - ABILITIES)
     return "; ".join(f"unknown ability {name!r}, {_nearest(name)}" for name in unknown)
 

@@ -48,7 +48,10 @@ REFUSABLE_FIELDS = sorted({ability.partition(":")[0] for ability in SAMPLING_ABI
 
 
 class TokenChunk(Value):
-    """The next tokens of a completion: at least one, except for the last chunk of a completion that already has some."""
+    """The next tokens of a completion.
+
+    At least one, except for the last chunk of a completion that already has some.
+    """
 
     columns: TokenColumns
     top_ids: bytes = b""
@@ -56,7 +59,8 @@ class TokenChunk(Value):
     top_logprobs: bytes = b""
     """f32, same shape: their log-probabilities."""
     routes: bytes = b""
-    """Experts of the next positions from `routes_from` on (see `RoutingEngine`), by the last chunk of all that were computed."""
+    """Experts of the next positions from `routes_from` on (see `RoutingEngine`), by the last chunk of all that were
+    computed."""
     finish_reason: str = ""
     """`stop` or `length` in the last chunk, empty before."""
 
@@ -81,7 +85,8 @@ class EnginePlace(NamedTuple):
     adapter_targets: tuple[str, ...] = ()
     """Names of the layers that they change, such as `q_proj`; empty for the linear layers of the blocks."""
     routes: Literal["auto", "on", "off"] = "off"
-    """Reports the experts of each position (`trainer.routing_replay`) if the model is a mixture of them; `on`: it must be able to."""
+    """Reports the experts of each position (`trainer.routing_replay`) if the model is a mixture of them; `on`: it must
+    be able to."""
 
     @property
     def number(self) -> int:
@@ -131,7 +136,10 @@ class EngineCounters(Value):
 
 
 class BusyClock:
-    """Runs while the engine works. It may be read in the middle of a step, from another thread, however long the step takes."""
+    """Runs while the engine works.
+
+    It may be read in the middle of a step, from another thread, however long the step takes.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -198,7 +206,10 @@ class Arrival(NamedTuple):
 
 
 class GenerationEngine(Protocol):
-    """Samples completions. Weights change only at a token boundary, and every token carries the weight version that sampled it."""
+    """Samples completions.
+
+    Weights change only at a token boundary, and every token carries the weight version that sampled it.
+    """
 
     @property
     def abilities(self) -> frozenset[str]:
@@ -221,11 +232,12 @@ class GenerationEngine(Protocol):
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield a completion, in one chunk or (`stream`) as it is sampled; closing the iterator aborts it.
 
-        The last `resumed_tokens` of the prompt's ids belong to the completion: another worker sampled them before it died. They are
-        not yielded again and do not count towards max_tokens; penalties, stop strings, constraint and seed continue from them.
+        The last `resumed_tokens` of the prompt's ids belong to the completion: another worker sampled them before it
+        died. They are not yielded again and do not count towards max_tokens; penalties, stop strings, constraint and
+        seed continue from them.
 
-        An engine with the ability `images` has another argument, `images: PromptImages | None = None`, which only prompts with images
-        are given.
+        An engine with the ability `images` has another argument, `images: PromptImages | None = None`, which only
+        prompts with images are given.
 
         Raises:
             RequestError: a token id is out of range, or prompt and max_tokens exceed the context.
@@ -265,9 +277,10 @@ class RoutingEngine(Protocol):
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield a completion, and the experts of each position from `routes_from` to the one before the last token.
 
-        A position has the experts of its first computation: that of the forward pass that sampled the token after it, or of the
-        prompt. Weights that change in mid-completion change those of later positions only, although the KV cache is computed again.
-        A prompt position whose KV cache was kept from an earlier completion has the experts that computed it.
+        A position has the experts of its first computation: that of the forward pass that sampled the token after it,
+        or of the prompt. Weights that change in mid-completion change those of later positions only, although the KV
+        cache is computed again. A prompt position whose KV cache was kept from an earlier completion has the experts
+        that computed it.
         """
         ...
 
@@ -296,7 +309,8 @@ def validate_prompt(
     """Returns the prompt's ids as an array.
 
     Raises:
-        RequestError: a token id is out of range, prompt and max_tokens exceed the context, or `sampled` exceeds the prompt.
+        RequestError: a token id is out of range, prompt and max_tokens exceed the context, or `sampled` exceeds the
+            prompt.
     """
     ids = np.array(prompt_ids, dtype=np.int64)
     if not len(ids):

@@ -67,7 +67,8 @@ RETRY_SECONDS = (1.0, 5.0)
 SHOWN_SECONDS = 10.0
 """Time between two reports of a server that is starting."""
 MAX_STARTS = 3
-"""Consecutive starts of an inference server that may fail; some servers end themselves with SIGKILL when they cannot start."""
+"""Consecutive starts of an inference server that may fail; some servers end themselves with SIGKILL when they cannot
+start."""
 IMAGES_SECONDS = 180.0
 """Expected time for images to come from the run's host; each request for one has limits of its own."""
 ROUTES_LIMIT = 1 << 18
@@ -223,7 +224,8 @@ class InferenceWorker(Actor):
     async def _recycle(self, location: WeightsLocation, context: Context) -> bool:
         """Replace the engine by a new one with the current weights.
 
-        Returns False if newer ones have replaced them on disk, or its memory is released: then the next weights make a new one.
+        Returns False if newer ones have replaced them on disk, or its memory is released: then the next weights make a
+        new one.
         """
         self.serving.clear()
         faulty, self.engine = self.engine, None
@@ -352,7 +354,9 @@ class InferenceWorker(Actor):
         )
 
     async def _load(self, location: WeightsLocation, weight_version: int, context: Context) -> bool:
-        """Load weights into the engine, which is created if there is none; returns False if newer ones have replaced them on disk.
+        """Load weights into the engine, which is created if there is none.
+
+        Returns False if newer ones have replaced them on disk.
 
         Raises:
             EngineError: loading exceeded its time limit, or the engine rejected the weights.
@@ -421,7 +425,10 @@ class InferenceWorker(Actor):
 
 
 def split_routes(routes: bytes, limit: int = ROUTES_LIMIT) -> list[bytes]:
-    """Returns a column in pieces that fit into a message, at least one; those of a long prompt do not fit into one together."""
+    """Returns a column in pieces that fit into a message, at least one.
+
+    Those of a long prompt do not fit into one together.
+    """
     return [routes[start : start + limit] for start in range(0, len(routes), limit)] or [b""]
 
 

@@ -1,5 +1,6 @@
-"""Generation engines by their names in a recipe: built-in ones, those of other distributions, and classes in the user's files.
+"""Generation engines by their names in a recipe.
 
+Built-in ones, those of other distributions, and classes in the user's files.
 This module does not load torch; callers pass in the engines that need it.
 """
 
@@ -21,7 +22,8 @@ from areal_actors.generation.servers.vllm import VLLM
 from areal_actors.generation.settings import GenerationSettings
 
 GenerationEngineFactory = Callable[..., GenerationEngine]
-"""Creates an engine for the model in a folder with these settings; slow. If it has a parameter `place`, it gets an `EnginePlace`."""
+"""Creates an engine for the model in a folder with these settings; slow. If it has a parameter `place`, it gets an
+`EnginePlace`."""
 
 ENGINES_WITHOUT_TORCH: Mapping[str, GenerationEngineFactory] = {
     "scripted": scripted_engine,
@@ -40,8 +42,9 @@ def engine_factory(
     root: Path,
     place: EnginePlace | None = None,
 ) -> Callable[[str], GenerationEngine]:
-    """Returns a factory of the engine that a recipe names, to be called with the model's folder; file paths are relative to `root`.
+    """Returns a factory of the engine that a recipe names, to be called with the model's folder.
 
+    File paths are relative to `root`.
     The factory raises SetupError if the engine lacks a member or has an unknown ability.
 
     Raises:

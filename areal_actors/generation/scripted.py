@@ -20,7 +20,10 @@ Script = Callable[[Sequence[int], int], Sequence[tuple[int, float]]]
 
 
 def hashed_script(token_ids: Sequence[int], shortest: int, longest: int, end: int | None = None) -> Script:
-    """Returns a script with lengths, ids (of `token_ids`) and log-probabilities from a hash of prompt and seed; the last id is `end`."""
+    """Returns a script with lengths, ids (of `token_ids`) and log-probabilities from a hash of prompt and seed.
+
+    The last id is `end`.
+    """
 
     def script(prompt_ids: Sequence[int], seed: int) -> list[tuple[int, float]]:
         text = np.array([seed, *prompt_ids], dtype="<i8").tobytes()
@@ -38,9 +41,9 @@ def hashed_script(token_ids: Sequence[int], shortest: int, longest: int, end: in
 class ScriptedEngine:
     """Implements `GenerationEngine`: yields the tokens of its script, with a delay per token.
 
-    Weights are never read: a new version applies from each completion's next token. Completions longer than `max_tokens`
-    finish with `length`, all others with `stop`. Settings that select tokens or end completions (temperature, bias, stop
-    strings) have no effect.
+    Weights are never read: a new version applies from each completion's next token. Completions longer than
+    `max_tokens` finish with `length`, all others with `stop`. Settings that select tokens or end completions
+    (temperature, bias, stop strings) have no effect.
     """
 
     abilities = ENGINE_ABILITIES["scripted"]
@@ -101,7 +104,8 @@ class ScriptedEngine:
         start = max(len(tokens) - 1, 0) if stream else 0
         yield self._chunk(tokens[start:], versions[start:], finish_reason)
 
-    async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:  # noqa: ARG002 - nothing is read
+    # Nothing is read
+    async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:  # noqa: ARG002
         """Label all later tokens with this version."""
         self.weight_version = weight_version
 

@@ -15,8 +15,9 @@ STREAM_INTERVAL_SECONDS = 0.08
 
 
 async def pace_chunks(chunks: AsyncGenerator[TokenChunk, None]) -> AsyncGenerator[TokenChunk, None]:
-    """Yield the first chunk at once, then at most every `STREAM_INTERVAL_SECONDS` all that arrived since; the last one at once.
+    """Yield the first chunk at once, then at most every `STREAM_INTERVAL_SECONDS` all that arrived since.
 
+    The last one at once.
     Tokens never wait longer than that, even if the engine samples no further ones. Raises whatever `chunks` raises.
     """
     clock = asyncio.get_running_loop().time

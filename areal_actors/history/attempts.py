@@ -1,4 +1,7 @@
-"""The fold of attempts at episodes and their model calls: from the grant of their group to the weights that they trained."""
+"""The fold of attempts at episodes and their model calls.
+
+From the grant of their group to the weights that they trained.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,8 @@ class AttemptFold:
         self._changed.clear()
 
     def _select(self, condition: str, *values: object) -> Iterator[AttemptRecord]:
-        rows = self._database.execute(f"SELECT * FROM attempt WHERE {condition}", values)  # noqa: S608 - of this class alone
+        # Of this class alone
+        rows = self._database.execute(f"SELECT * FROM attempt WHERE {condition}", values)  # noqa: S608
         return (AttemptRecord(**dict(zip(AttemptRecord.__struct_fields__, row, strict=True))) for row in rows)
 
     def _find(self, episode: str) -> OpenAttempt | None:

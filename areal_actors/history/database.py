@@ -1,7 +1,8 @@
 """The history of a run as an SQLite database: `history.sqlite` beside the run, or in memory.
 
-The log is the truth; the file is a copy of its facts, which may be deleted at any time. Each process that opens it checks it, and adds the
-events that the log has beyond it. A file that is damaged, half written, or of another version is built again.
+The log is the truth; the file is a copy of its facts, which may be deleted at any time. Each process that opens it
+checks it, and adds the events that the log has beyond it. A file that is damaged, half written, or of another version
+is built again.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ PAGES_AT_ONCE = 4096
 """Pages of a database that are copied before another thread may query it."""
 SUFFIXES = ("", "-wal", "-shm")
 HEADER = 100
-"""Bytes of the header of a database file, of which these change with every write: counter of changes, seal, version of SQLite."""
+"""Bytes of the header of a database file, of which these change with every write: counter of changes, seal, version of
+SQLite."""
 CHANGING = (slice(24, 28), slice(68, 72), slice(92, 100))
 SEAL = slice(68, 72)
 """The header's application id: a checksum of the rest of the file, 0 while it is written."""
@@ -142,7 +144,10 @@ class History:
         return found
 
     def keep_answer(self, name: str, value: bytes) -> None:
-        """Keep what a command computed from the log as it is; after the block of `open_database`, which holds the lock."""
+        """Keep what a command computed from the log as it is.
+
+        After the block of `open_database`, which holds the lock.
+        """
         with (_lock_of(self.path.parent) if self.path else None) or nullcontext():
             self._begin()
             self.connection.execute(insertion(AnswerRecord), (name, self.progress.last, value))
@@ -187,8 +192,9 @@ def checksum(content: bytes) -> int:
 
 @contextmanager
 def open_database(folder: Path) -> Iterator[History]:
-    """Open the database of a run's folder, to bring it up to date within the block, while no other process does; it stays open.
+    """Open the database of a run's folder, to bring it up to date within the block, while no other process does.
 
+    It stays open.
     A missing database is created. Where it cannot be written or locked it is copied into memory.
 
     Raises:
@@ -277,7 +283,9 @@ def copy_into_memory(path: Path) -> History:
 
 
 def store_copy(history: History, folder: Path) -> None:
-    """Store a committed history as the database of a run's folder, unless that has as many events; nothing where it cannot be written.
+    """Store a committed history as the database of a run's folder, unless that has as many events.
+
+    Nothing where it cannot be written.
 
     Raises:
         SetupError: another process holds the database for too long, or it cannot be written for lack of space.

@@ -53,7 +53,8 @@ class AttemptRecord(HistoryRow, kw_only=True, gc=False):
     """Position of its end, whose event has the tokens of an exported episode; null while it runs."""
     ended_at: float | None = None
     outcome: str = ""
-    """`exported`, `evaluated`, `abandoned`, `rejected`, `surplus`, or empty while it runs; only `abandoned` is a failure."""
+    """`exported`, `evaluated`, `abandoned`, `rejected`, `surplus`, or empty while it runs; only `abandoned` is a
+    failure."""
     attempts_left: int = 0
     """Number of retries that were left when it was abandoned; the episode ended with it if there is none."""
     reason: str = ""
@@ -118,7 +119,8 @@ class CallRecord(HistoryRow, kw_only=True, gc=False):
     """Oldest weight version that sampled a token."""
     newest_version: int | None = None
     spans: str = ""
-    """Pairs of weight version and number of tokens that it sampled, in order, JSON; empty if one version sampled all."""
+    """Pairs of weight version and number of tokens that it sampled, in order, JSON; empty if one version sampled
+    all."""
     finish_reason: str
     reward: float | None = None
     """Reward that the agent set for the call."""

@@ -1,4 +1,7 @@
-"""The fold of a run's log into the rows of its history. Without I/O but the database that it is given, and without a clock."""
+"""The fold of a run's log into the rows of its history.
+
+Without I/O but the database that it is given, and without a clock.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Parts of large messages: the fold of a run's history decodes only these fields, so that token columns and texts are skipped.
+"""Parts of large messages.
 
+The fold of a run's history decodes only these fields, so that token columns and texts are skipped.
 None of them refers to itself: the garbage collector need not look at hundreds of thousands of them.
 """
 

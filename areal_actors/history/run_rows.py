@@ -75,7 +75,8 @@ class StepRecord(HistoryRow, kw_only=True, gc=False):
     step: int
     """Step, counted from 1."""
     replaced: int | None = None
-    """Position of the event by which a restarted trainer repeated this step or an earlier one; null for the step that counts."""
+    """Position of the event by which a restarted trainer repeated this step or an earlier one; null for the step that
+    counts."""
     sequences_checksum: str = ""
     """Checksum of the sampled tokens in the loss."""
     weights_checksum: str = ""
@@ -241,7 +242,10 @@ class NoticeRecord(HistoryRow, kw_only=True, gc=False):
 
 
 class AnswerRecord(HistoryRow, kw_only=True, gc=False):
-    """Result that a command computed from the whole log; it holds as long as the log does not grow. Not for other programs."""
+    """Result that a command computed from the whole log; it holds as long as the log does not grow.
+
+    Not for other programs.
+    """
 
     table: ClassVar[str] = "answer"
     key: ClassVar[str] = "name"

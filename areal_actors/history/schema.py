@@ -1,7 +1,7 @@
 """Schema of a run's history: every table is a struct, whose fields are its columns, with their meanings and units.
 
-Positions are sequences in the run's log, counted from 1, where the event with texts and tokens lies. Times are seconds since the epoch,
-by the clock of the event's sender. JSON columns are read with SQLite's `json_extract`.
+Positions are sequences in the run's log, counted from 1, where the event with texts and tokens lies. Times are seconds
+since the epoch, by the clock of the event's sender. JSON columns are read with SQLite's `json_extract`.
 """
 
 from __future__ import annotations

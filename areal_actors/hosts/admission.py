@@ -93,7 +93,9 @@ class Joining:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def open(self, joined: int) -> str:
-        """Begin to serve the run's files; returns how to join, for the terminal. `joined`: workers admitted in earlier launches.
+        """Begin to serve the run's files; returns how to join, for the terminal.
+
+        `joined`: workers admitted in earlier launches.
 
         Raises:
             SetupError: the address cannot be used.

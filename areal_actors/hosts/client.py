@@ -1,4 +1,7 @@
-"""Serves workers of a live run of another host: joins it, pulls what they need, keeps their leases, and ends them in order."""
+"""Serves workers of a live run of another host.
+
+Joins it, pulls what they need, keeps their leases, and ends them in order.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,8 @@ class JoinOptions(Value):
     drain_seconds: float = 30.0
     """Time for episodes in progress after SIGTERM."""
     folder: str = ""
-    """Folder for what is pulled, and for logs, which only this user can enter; empty: a temporary one, removed at the end."""
+    """Folder for what is pulled, and for logs, which only this user can enter; empty: a temporary one, removed at the
+    end."""
     wait_seconds: float = 0.0
     """Time to wait for a run that is not there yet."""
     settings: tuple[str, ...] = ()
@@ -232,7 +236,10 @@ class JoinedHost:
             member.send(number)
 
     async def _look(self) -> None:
-        """Wait a moment for the end of a worker; renew the leases of the others, and have spares join where they can."""
+        """Wait a moment for the end of a worker.
+
+        Renew the leases of the others, and have spares join where they can.
+        """
         waits = [member.ended for member in self.members.values()]
         if waits:
             await asyncio.wait(waits, timeout=RENEW_SECONDS, return_when=asyncio.FIRST_COMPLETED)

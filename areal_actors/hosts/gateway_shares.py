@@ -1,4 +1,7 @@
-"""The gateways that a run leaves to other hosts: which worker serves each, and which one is taken over by the run's own host."""
+"""The gateways that a run leaves to other hosts.
+
+Which worker serves each, and which one is taken over by the run's own host.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from areal_actors.core.gateways import gateway_name
 
 @dataclass
 class GatewayShares:
-    """At most one process serves a gateway at a time: it is free only after the bus accepts nothing more of the one before."""
+    """At most one process serves a gateway at a time.
+
+    It is free only after the bus accepts nothing more of the one before.
+    """
 
     processes: Mapping[int, str]
     """Gateways of other hosts by number, and the process of the run's own host that may take each over."""
@@ -39,7 +45,10 @@ class GatewayShares:
         return self.workers.pop(worker, None)
 
     def take_over(self, number: int) -> str:
-        """Have the run's own host serve a gateway; returns the process to be started, empty if a worker serves it again."""
+        """Have the run's own host serve a gateway.
+
+        Returns the process to be started, empty if a worker serves it again.
+        """
         if number in self.taken_over or number in self.workers.values():
             return ""
         self.taken_over.add(number)

@@ -111,7 +111,10 @@ class ObjectKeeper:
         await self._change(Change(revoke=token))
 
     async def publish_model(self, folder: Path) -> None:
-        """Serve the model of this folder; the weights' folder may be shared with other processes of this host from now on."""
+        """Serve the model of this folder.
+
+        The weights' folder may be shared with other processes of this host from now on.
+        """
         if str(folder) != self._model:
             self._model = str(folder)
             await self._change(Change(model=str(folder)))

@@ -1,6 +1,8 @@
-"""The process of the server of a run's files, apart from the launcher: what strangers do to its port reaches nothing else.
+"""The process of the server of a run's files, apart from the launcher.
 
-Its first line of input has what it serves; each further line is a change, which it answers with a line when it is in effect.
+What strangers do to its port reaches nothing else.
+Its first line of input has what it serves; each further line is a change, which it answers with a line when it is in
+effect.
 """
 
 from __future__ import annotations

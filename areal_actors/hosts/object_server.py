@@ -1,7 +1,8 @@
-"""HTTP server of a run's files for remote workers: code, model, weights, images, snapshots, and large bodies of messages.
+"""HTTP server of a run's files for remote workers.
 
-Its process (`object_process.py`) does nothing else. It listens beyond this host, so connections and their idle time have limits
-(`core/http_connections.py`); the kernel sends the files.
+Code, model, weights, images, snapshots, and large bodies of messages.
+Its process (`object_process.py`) does nothing else. It listens beyond this host, so connections and their idle time
+have limits (`core/http_connections.py`); the kernel sends the files.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ class ObjectServer:
     def __init__(
         self, run: str, run_folder: Path, code: Mapping[str, Path], weights_folder: str = "", *, share: str = ""
     ) -> None:
-        """`code`: files of the folder `code`, by their names in it; `weights_folder`: `trainer.weights_folder`; `share`: see `share`."""
+        """`code`: files of the folder `code`, by their names in it; `weights_folder`.
+
+        `trainer.weights_folder`; `share`: see `share`.
+        """
         self.run_folder = run_folder
         self.code = dict(code)
         self.model: Path | None = None

@@ -1,4 +1,7 @@
-"""A recipe for remote workers, and the files that it names; and the identity of the program, which must be the same there."""
+"""A recipe for remote workers, and the files that it names.
+
+And the identity of the program, which must be the same there.
+"""
 
 from __future__ import annotations
 
@@ -71,10 +74,14 @@ class PortableRecipe:
         if not os.path.exists(named):  # noqa: PTH110 - any text is a fine argument of this
             self._add_module(match["path"])
             return value
-        return f"{match['kind'] or ''}{self._add(Path(os.path.abspath(named)))}{match['name'] or ''}"  # noqa: PTH100 - resolve() would follow links
+        # Resolve() would follow links
+        return f"{match['kind'] or ''}{self._add(Path(os.path.abspath(named)))}{match['name'] or ''}"  # noqa: PTH100
 
     def _add(self, path: Path) -> str:
-        """Add a file, with the Python files beside and below it if it is one, or a folder; returns its name in the folder."""
+        """Add a file, with the Python files beside and below it if it is one, or a folder.
+
+        Returns its name in the folder.
+        """
         below = path.is_relative_to(self._root)
         name = (
             path.relative_to(self._root)

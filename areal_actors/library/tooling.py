@@ -83,7 +83,9 @@ class ToolingEnv:
         prefix: str = "",
         timeout_seconds: float = 0.0,
     ) -> None:
-        """Add the tools of an MCP server: a URL (streamable HTTP), or a command to start here and connect to over stdio.
+        """Add the tools of an MCP server.
+
+        A URL (streamable HTTP), or a command to start here and connect to over stdio.
 
         Args:
             server: `http://…/mcp`, or the program and its arguments.

@@ -1,5 +1,6 @@
-"""For agents that need more than a base URL: workflows, a client that sets rewards, and the context of the running episode.
+"""For agents that need more than a base URL.
 
+Workflows, a client that sets rewards, and the context of the running episode.
 Names and meanings are those of AReaL. An agent that is a plain class needs nothing from here.
 """
 
@@ -117,7 +118,8 @@ class RewardCall(Coroutine[Any, Any, None]):
         self.awaited = True
         return self._sending.send(value)
 
-    def throw(self, kind: Any, value: Any = None, traceback: TracebackType | None = None, /) -> Any:  # noqa: ARG002 - of the interface
+    # Of the interface
+    def throw(self, kind: Any, value: Any = None, traceback: TracebackType | None = None, /) -> Any:  # noqa: ARG002
         """See `Coroutine`."""
         self.awaited = True
         return self._sending.throw(kind if value is None else value)
@@ -141,7 +143,10 @@ class RewardCall(Coroutine[Any, Any, None]):
 
 
 class ArealOpenAI(openai.AsyncOpenAI):
-    """The OpenAI client of one episode; it also sets rewards and returns recorded calls. Close it, or use `async with`."""
+    """The OpenAI client of one episode; it also sets rewards and returns recorded calls.
+
+    Close it, or use `async with`.
+    """
 
     def __init__(self, engine: Engine | None = None, **options: Any) -> None:
         """Connect to this engine; `options` are those of `openai.AsyncOpenAI` and override the defaults."""
@@ -158,7 +163,9 @@ class ArealOpenAI(openai.AsyncOpenAI):
         super().__init__(**options)
 
     def set_reward(self, interaction_id: str, reward: float, *, role: str = "") -> RewardCall:
-        """Set the reward of a completed call, by the `id` of its response, when the result is awaited; `role` names the call's role.
+        """Set the reward of a completed call, by the `id` of its response, when the result is awaited.
+
+        `role` names the call's role.
 
         Raises:
             RewardError: the reward is not a finite number; or, at the end of the episode, the result was not awaited.
@@ -172,7 +179,8 @@ class ArealOpenAI(openai.AsyncOpenAI):
 
     def _reward_call(self, call: str, interaction_id: str | None, reward: float, role: str = "") -> RewardCall:
         body = {"interaction_id": interaction_id, "reward": check_reward(reward), **({"role": role} if role else {})}
-        self._rewards.append(RewardCall(call, self._post_session("set_reward", body), sys._getframe(2)))  # noqa: SLF001 - of the caller
+        # Of the caller
+        self._rewards.append(RewardCall(call, self._post_session("set_reward", body), sys._getframe(2)))  # noqa: SLF001
         return self._rewards[-1]
 
     def _check_rewards(self) -> None:
@@ -235,8 +243,8 @@ class ArealOpenAI(openai.AsyncOpenAI):
     ) -> dict[str, InteractionSoFar]:
         """Return the calls completed so far by id, each with the reward that rows exported now would have.
 
-        `individual` returns every call, `concat` only those that no other call continues. A call inherits `discount` times
-        the reward of the calls that continue it. Nothing is changed: the trainer assigns credit by its recipe.
+        `individual` returns every call, `concat` only those that no other call continues. A call inherits `discount`
+        times the reward of the calls that continue it. Nothing is changed: the trainer assigns credit by its recipe.
         """
         calls = await self.get_interactions()
         rewards = discounted_returns([_as_interaction(call) for call in calls], discount, branch_credit)

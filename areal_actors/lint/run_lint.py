@@ -12,7 +12,10 @@ from areal_bus.message import Message
 
 
 class RunLint:
-    """Folds the events of a launch until its first step, or its end; then it has the lines once, and folds nothing more."""
+    """Folds the events of a launch until its first step, or its end.
+
+    Then it has the lines once, and folds nothing more.
+    """
 
     def __init__(self, recipe: Recipe, show: str) -> None:
         """`show` is the command that shows an episode of the run."""

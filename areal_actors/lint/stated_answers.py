@@ -16,7 +16,10 @@ _BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 
 
 def reference_of(task: Mapping[str, object]) -> str:
-    """Returns the result of a task: the text of its first column of `REFERENCES`, or what follows `####` there; empty if there is none."""
+    """Returns the result of a task.
+
+    The text of its first column of `REFERENCES`, or what follows `####` there; empty if there is none.
+    """
     for name in REFERENCES:
         value = task.get(name)
         if isinstance(value, list) and len(value) == 1:

@@ -1,8 +1,8 @@
 """Rule of what counts as an episode, its end, a failure, a surplus, for all that count the episodes of a run.
 
-An episode ends once: with a trajectory, with an evaluation, or when its last attempt is abandoned. A later end of the same episode is a
-repetition and does not count. An abandoned attempt is a failure, unless the recipe rejected it, or it is surplus: started so that the
-last batches need not wait for the slowest, and not needed in the end.
+An episode ends once: with a trajectory, with an evaluation, or when its last attempt is abandoned. A later end of the
+same episode is a repetition and does not count. An abandoned attempt is a failure, unless the recipe rejected it, or it
+is surplus: started so that the last batches need not wait for the slowest, and not needed in the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ LONGEST_DEED = 100
 
 
 def abandoned_outcome(reason: str) -> Outcome:
-    """Returns the outcome of an attempt that was abandoned for this reason: `abandoned`, which is a failure, `rejected` or `surplus`."""
+    """Returns the outcome of an attempt that was abandoned for this reason.
+
+    `abandoned`, which is a failure, `rejected` or `surplus`.
+    """
     return "rejected" if reason == "rejected" else "surplus" if reason == SURPLUS else "abandoned"
 
 
@@ -44,7 +47,10 @@ def outcome_of(event: EpisodeEnd) -> Outcome:
 
 
 def party_at_end(event: EpisodeEnd) -> tuple[str, str]:
-    """Returns who ended an attempt and by which deed: `agent`, `model` (only it has a deed), `environment`, `infrastructure`; or two ''."""
+    """Returns who ended an attempt and by which deed.
+
+    `agent`, `model` (only it has a deed), `environment`, `infrastructure`; or two ''.
+    """
     if isinstance(event, EpisodeAbandoned):
         return event.ended_by(), ""
     end = event if isinstance(event, EpisodeEvaluated) else event.trajectory
@@ -52,7 +58,10 @@ def party_at_end(event: EpisodeEnd) -> tuple[str, str]:
 
 
 def describe_party(event: EpisodeEnd) -> str:
-    """Returns who ended an attempt as text, such as `the model: its turns were used up`; empty for an agent that returned."""
+    """Returns who ended an attempt as text, such as `the model: its turns were used up`.
+
+    Empty for an agent that returned.
+    """
     party, deed = party_at_end(event)
     if party == "agent" and not isinstance(event, EpisodeAbandoned):
         return ""
@@ -74,7 +83,10 @@ class EpisodeSet(msgspec.Struct):
     whole_below: int = 0
 
     def add(self, episode: str, group_size: int) -> bool:
-        """Add an episode; returns False if it is in the set already. `group_size`: episodes of a group, 0 if unknown."""
+        """Add an episode; returns False if it is in the set already.
+
+        `group_size`: episodes of a group, 0 if unknown.
+        """
         group = episode.rpartition(".")[0]
         number = int(group) if group.isdecimal() else -1
         members = self.members.setdefault(group, set())
@@ -113,7 +125,10 @@ class EpisodeEnds(msgspec.Struct):
         self.group_size = int(algorithm.get("group_size") or 0) if isinstance(algorithm, dict) else self.group_size
 
     def is_first(self, episode: str, attempt: int, attempts_left: int = 0) -> bool:
-        """Record the end of an attempt; returns False if it repeats one. The episode itself ends unless attempts are left."""
+        """Record the end of an attempt; returns False if it repeats one.
+
+        The episode itself ends unless attempts are left.
+        """
         if not attempts_left:
             self.failed.pop(episode, None)
             return self.ended.add(episode, self.group_size)

@@ -16,7 +16,9 @@ PACKED = {kind.subject: kind for kind in KINDS if kind.pack is not Message.pack}
 
 
 def fields_of(envelope: Envelope) -> Any:
-    """Returns the fields of a message, also of an unknown or an invalid one; token columns are of four-byte values, however they were sent.
+    """Returns the fields of a message, also of an unknown or an invalid one.
+
+    Token columns are of four-byte values, however they were sent.
 
     Raises:
         DecodeError: the body is no message.

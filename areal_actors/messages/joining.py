@@ -31,7 +31,8 @@ class WorkerLeft(Event):
     reason: str = ""
     """Cause, as a sentence; empty if it left in order."""
     actor: str = ""
-    """Name of its actor, if it has another: a gateway's, whose sessions are lost, and which another process takes over."""
+    """Name of its actor, if it has another: a gateway's, whose sessions are lost, and which another process takes
+    over."""
 
 
 class Objects(Value):
@@ -88,7 +89,8 @@ class JoinRun(Request[JoinAnswer]):
     subject: ClassVar[str] = "worker.join"
     reply: ClassVar[type[Reply]] = JoinAnswer
     role: str
-    """Kind of actor: `rollout_worker`, `inference_worker`, `reward_worker` or `session_manager`, which serves a gateway."""
+    """Kind of actor: `rollout_worker`, `inference_worker`, `reward_worker` or `session_manager`, which serves a
+    gateway."""
     host: str
     """Name of its host."""
     version: str

@@ -64,12 +64,15 @@ class EpisodeAbandoned(Event):
     subject: ClassVar[str] = "episode.abandoned"
     work: RunEpisode
     reason: str
-    """Cause: `agent`, `timeout`, `environment` (that of the recipe), `reward`, `engine`, `gateway`, `session`, `lost`; or, which is no
-    failure, `rejected` by the recipe, or `surplus`: it still ran when the last batch was formed."""
+    """Cause: `agent`, `timeout`, `environment` (that of the recipe), `reward`, `engine`, `gateway`, `session`, `lost`;
+    or, which is no failure, `rejected` by the recipe, or `surplus`: it still ran when the last batch was formed."""
     detail: str
 
     def ended_by(self) -> str:
-        """Returns the party at which the attempt ended: `agent`, `environment` or `infrastructure`; empty for one that is no failure."""
+        """Returns the party at which the attempt ended.
+
+        `agent`, `environment` or `infrastructure`; empty for one that is no failure.
+        """
         return PARTIES.get(self.reason, "")
 
 
@@ -122,4 +125,5 @@ class TrajectoryDropped(Event):
     episode: str
     group: str
     reason: str
-    """`stale`, `incomplete group`, `filtered` (by the recipe, for its rewards), or `surplus` (completed after the last step)."""
+    """`stale`, `incomplete group`, `filtered` (by the recipe, for its rewards), or `surplus` (completed after the last
+    step)."""

@@ -84,7 +84,8 @@ class SessionOpened(Reply):
     weight_version: int = -1
     """Newest version that an inference worker has loaded; -1 before the first."""
     gateways: int = 1
-    """Number of the run's gateways. Without a session, another of them has those of this group; see `gateway_of_group`."""
+    """Number of the run's gateways. Without a session, another of them has those of this group; see
+    `gateway_of_group`."""
     leaving: bool = False
     """True if this gateway opens no more sessions, since its process ends in order: another takes its place."""
 
@@ -167,18 +168,23 @@ class ModelResponsePart(Reply):
 
 
 class ModelRequest(Request[ModelResponsePart]):
-    """Sample an answer from the model in training and record each choice as an interaction. All dialects are parsed into this."""
+    """Sample an answer from the model in training and record each choice as an interaction.
+
+    All dialects are parsed into this.
+    """
 
     subject: ClassVar[str] = "model.call"
     reply: ClassVar[type[Reply]] = ModelResponsePart
     session: str
     messages: tuple[dict[str, Any], ...] = ()
-    """Chat messages: role (system, user, assistant, tool), content (text, or parts if there are images: `{"type": "text",
-    "text"}` and `{"type": "image", "url"}`, or `"digest"` and `"grid"` once the gateway has stored it), and optionally
-    reasoning_content, tool_calls (id, type, function with name and JSON text of arguments), tool_call_id, name."""
+    """Chat messages: role (system, user, assistant, tool), content (text, or parts if there are images:
+    `{"type": "text", "text"}` and `{"type": "image", "url"}`, or `"digest"` and `"grid"` once the gateway has stored
+    it), and optionally reasoning_content, tool_calls (id, type, function with name and JSON text of arguments),
+    tool_call_id, name."""
     has_references: bool = False
-    """True if values of assistant messages are `{"item_reference": id, "field": path}`: the content, the reasoning or a tool call's
-    function as in the earlier answer whose interaction or tool call has this id; the path is the client's."""
+    """True if values of assistant messages are `{"item_reference": id, "field": path}`: the content, the reasoning or a
+    tool call's function as in the earlier answer whose interaction or tool call has this id; the path is the
+    client's."""
     prompt: str | None = None
     """Text to continue without a chat template, instead of messages."""
     prompt_ids: bytes | None = None
@@ -208,13 +214,15 @@ class ModelRequest(Request[ModelResponsePart]):
     logprobs: bool = False
     stream: bool = False
     store: bool = True
-    """False if the client requests not to store the call. It is recorded nevertheless, since later calls continue it."""
+    """False if the client requests not to store the call. It is recorded nevertheless, since later calls continue
+    it."""
     request_id: str = ""
     """Idempotency key of the client: a repeated request with the same key gets the same answer, recorded once."""
     client_session: str = ""
     """Name of the conversation at the client, from the header `X-Session-ID`; empty without one."""
     count_only: bool = False
-    """Only count the prompt's tokens: the reply is one part with `prompt_tokens`, and no token is sampled or recorded."""
+    """Only count the prompt's tokens: the reply is one part with `prompt_tokens`, and no token is sampled or
+    recorded."""
     body_bytes: int = 0
     """Size of the client's request in bytes; large ones are processed outside the event loop."""
     ignored: tuple[str, ...] = ()
@@ -297,8 +305,8 @@ class Generate(Request[Generated]):
 class CompletionRefused(Event):
     """An inference worker's answer to a model call was inconsistent, an error, or late; it is not recorded.
 
-    The caller gets a 503 and may retry. Unless a retry of the call succeeds, the attempt ends as an `EpisodeAbandoned` with the
-    reason `engine`.
+    The caller gets a 503 and may retry. Unless a retry of the call succeeds, the attempt ends as an `EpisodeAbandoned`
+    with the reason `engine`.
     """
 
     subject: ClassVar[str] = "completion.refused"
@@ -308,15 +316,18 @@ class CompletionRefused(Event):
     interaction: str
     """Id reserved for the call's first choice."""
     check: str
-    """`column lengths`, `version spans`, `weight version`, `vocabulary`, `log-probability`, `top log-probabilities`, `too many tokens`,
-    `routes`, `no tokens`, `finish reason`, `engine error` or `no answer`."""
+    """`column lengths`, `version spans`, `weight version`, `vocabulary`, `log-probability`, `top log-probabilities`,
+    `too many tokens`, `routes`, `no tokens`, `finish reason`, `engine error` or `no answer`."""
     cause: str
     """Check, token (counted from 0 in the completion), value found and value expected."""
     purpose: Purpose = "train"
 
 
 class ToolsRefused(Event):
-    """The gateway refuses requests with tools: known tool calls, rendered through the chat template, were not read back."""
+    """The gateway refuses requests with tools.
+
+    Known tool calls, rendered through the chat template, were not read back.
+    """
 
     subject: ClassVar[str] = "tools.refused"
     model: str
@@ -327,8 +338,8 @@ class ToolsRefused(Event):
 
 
 Continues = Literal["", "value", "id", "time", "none"]
-"""Evidence for the calls that a call continues for credit: its messages, an id in them or in the request, the time, or none;
-empty in logs of earlier releases."""
+"""Evidence for the calls that a call continues for credit: its messages, an id in them or in the request, the time, or
+none; empty in logs of earlier releases."""
 
 
 class InteractionRecorded(Event):
@@ -343,15 +354,16 @@ class InteractionRecorded(Event):
     prefix: str = ""
     """Id of the interaction whose tokens its prompt begins with."""
     prefix_break_reason: str = ""
-    """Reason why the prompt does not begin with the parent's tokens, or why a later call has no parent; empty otherwise."""
+    """Reason why the prompt does not begin with the parent's tokens, or why a later call has no parent; empty
+    otherwise."""
     prompt_tokens: int
     completion_tokens: int
     finish_reason: str
     weight_version: int
     """Weight version of the last token."""
     tool_call_error: str = ""
-    """Tool call that could not be parsed, which the agent received as text; or a call that it may reject: of an undeclared tool, or
-    beyond the first without `parallel_tool_calls`."""
+    """Tool call that could not be parsed, which the agent received as text; or a call that it may reject: of an
+    undeclared tool, or beyond the first without `parallel_tool_calls`."""
     ignored: tuple[str, ...] = ()
     """Fields, tools and headers of the request that were accepted without effect."""
     trained: bool = True
@@ -372,7 +384,10 @@ class InteractionRecorded(Event):
 
 
 class InteractionsRecorded(MonitorEvent):
-    """Model calls were completed, of episodes that go on or ended without a trajectory: an exported trajectory brings its own."""
+    """Model calls were completed, of episodes that go on or ended without a trajectory.
+
+    An exported trajectory brings its own.
+    """
 
     subject: ClassVar[str] = "interactions.recorded"
     recorded: tuple[InteractionRecorded, ...]

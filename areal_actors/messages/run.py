@@ -93,7 +93,10 @@ class EventLoopBlocked(Event):
 
 
 class BusRestarted(Event):
-    """nats-server had died or did not answer, and was restarted on its store, or its cluster lost a server; the log is intact."""
+    """nats-server had died or did not answer, and was restarted on its store, or its cluster lost a server.
+
+    The log is intact.
+    """
 
     subject: ClassVar[str] = "bus.restarted"
     reason: str
@@ -106,7 +109,10 @@ class BusRestarted(Event):
 
 
 class LogRecovered(Event):
-    """The log had a gap, or ended before an event that had been read: the run continues from the intact part, which ends before this."""
+    """The log had a gap, or ended before an event that had been read.
+
+    The run continues from the intact part, which ends before this.
+    """
 
     subject: ClassVar[str] = "log.recovered"
     damage: str
@@ -175,7 +181,8 @@ class SnapshotRefused(Event):
     """Name of the actor or other reader that folds the log."""
     reason: str
     restored: int
-    """Sequence of the last event in the earlier snapshot that was restored instead; 0 if the fold begins with the first event."""
+    """Sequence of the last event in the earlier snapshot that was restored instead; 0 if the fold begins with the first
+    event."""
 
 
 class LogTrimmed(Event):
@@ -257,7 +264,10 @@ class TrainerProgress(Telemetry):
 
 
 class WatchProbe(Telemetry):
-    """Published by the supervisor to itself: while probes arrive, missing heartbeats are the fault of the process, not of the bus."""
+    """Published by the supervisor to itself.
+
+    While probes arrive, missing heartbeats are the fault of the process, not of the bus.
+    """
 
     subject: ClassVar[str] = "watch.probe"
     number: int

@@ -146,7 +146,8 @@ class SessionDescribed(Reply):
     engine_failure: str = ""
     """Reason of the last engine failure of a model call, if the call was not answered since."""
     overflow: str = ""
-    """Error of the last call, if it was refused because the conversation that the model has continued no longer fits the context."""
+    """Error of the last call, if it was refused because the conversation that the model has continued no longer fits
+    the context."""
     has_written: bool = False
     """True if the `document` of the request occurs in an answer of the model."""
     open_calls: tuple[OpenCall, ...] = ()

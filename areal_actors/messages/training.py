@@ -39,8 +39,8 @@ class BatchFormed(Event):
     filtered_groups: int = 0
     """Number of groups dropped by the filter since the previous batch."""
     oldest_sequence: int = 0
-    """Log position of the oldest trajectory of this batch and of all waiting or incomplete groups: this and later steps train no
-    earlier one. 0 if it is not recorded."""
+    """Log position of the oldest trajectory of this batch and of all waiting or incomplete groups: this and later steps
+    train no earlier one. 0 if it is not recorded."""
 
     def group_numbers(self) -> tuple[int, ...]:
         """Returns the number of each group, from its episodes' names."""
@@ -96,7 +96,8 @@ class RefusedSequence(Value):
 
     episode: str
     sequence: int = -1
-    """Index of the sequence among all sequences of the batch's valid trajectories; -1 if the trajectory yields no sequences."""
+    """Index of the sequence among all sequences of the batch's valid trajectories; -1 if the trajectory yields no
+    sequences."""
     token: int = -1
     """Position of the token in the sequence; -1 if the cause is not a single token."""
     cause: str
@@ -141,7 +142,10 @@ class StepCompleted(Event):
 
 
 class EngineMismatch(Event):
-    """Training-inference mismatch: for several steps in a row the log-probabilities of inference worker and trainer differed."""
+    """Training-inference mismatch.
+
+    For several steps in a row the log-probabilities of inference worker and trainer differed.
+    """
 
     subject: ClassVar[str] = "engine.mismatched"
     step: int
@@ -157,7 +161,8 @@ class EngineMismatch(Event):
     steps: int
     """Number of steps in a row."""
     recycle: bool
-    """True if the worker has to recreate its engine and load the current weights; False if the mismatch is only reported."""
+    """True if the worker has to recreate its engine and load the current weights; False if the mismatch is only
+    reported."""
     episode: str
     """This and the next four describe the token with the largest difference."""
     position: int
@@ -199,7 +204,10 @@ class ReleaseMemory(Request[MemoryReleased]):
 
 
 class EngineSlept(Event):
-    """An inference worker has released its engine's memory for an optimizer step; it serves again from the next `WeightsLoaded`."""
+    """An inference worker has released its engine's memory for an optimizer step.
+
+    It serves again from the next `WeightsLoaded`.
+    """
 
     subject: ClassVar[str] = "engine.slept"
     worker: str
@@ -238,7 +246,10 @@ class EngineLoad(Event):
 
 
 class EngineInexact(Event):
-    """An engine's decoding differs from the model's plain forward by more than rounding explains; it serves all the same."""
+    """An engine's decoding differs from the model's plain forward by more than rounding explains.
+
+    It serves all the same.
+    """
 
     subject: ClassVar[str] = "engine.inexact"
     worker: str
@@ -247,7 +258,10 @@ class EngineInexact(Event):
 
 
 class EngineLost(Event):
-    """The inference server of a worker is gone or refused new weights; the worker starts or reaches it again, then `WeightsLoaded`."""
+    """The inference server of a worker is gone or refused new weights.
+
+    The worker starts or reaches it again, then `WeightsLoaded`.
+    """
 
     subject: ClassVar[str] = "engine.lost"
     worker: str
@@ -272,7 +286,10 @@ class WeightsLoaded(Event):
 
 
 class WeightTransferRefused(Event):
-    """Weights did not reach an inference server in the way that the recipe names; their folder was loaded, `WeightsLoaded` follows."""
+    """Weights did not reach an inference server in the way that the recipe names.
+
+    Their folder was loaded, `WeightsLoaded` follows.
+    """
 
     subject: ClassVar[str] = "weights.refused"
     worker: str
@@ -306,7 +323,8 @@ class EvaluationCompleted(Event):
     common_reward_mean: float = 0.0
     """Mean reward over the tasks common to all evaluations of the run, which makes them comparable."""
     sampled_by: dict[int, int] = {}
-    """Number of tokens sampled from each weight version; with a single version the evaluation is exactly of that version."""
+    """Number of tokens sampled from each weight version; with a single version the evaluation is exactly of that
+    version."""
     ended_by_model: float = 0.0
     """Share of the scored episodes that the model itself ended; see `task.overflow_reward`."""
 
@@ -351,11 +369,15 @@ class CheckpointCommitted(Event):
     manifest: str = ""
     """Digest of its `manifest.json`, which has the digest of every file; empty if written by an earlier version."""
     kept: tuple[int, ...] = ()
-    """Steps of the checkpoints available for a rollback, oldest first, including this one; empty if only this one is known."""
+    """Steps of the checkpoints available for a rollback, oldest first, including this one; empty if only this one is
+    known."""
 
 
 class CheckpointDamaged(Event):
-    """A checkpoint cannot be used; the trainer rolls back to the previous one and repeats the steps since then from the log."""
+    """A checkpoint cannot be used.
+
+    The trainer rolls back to the previous one and repeats the steps since then from the log.
+    """
 
     subject: ClassVar[str] = "checkpoint.damaged"
     step: int
@@ -369,7 +391,10 @@ class CheckpointDamaged(Event):
 
 
 class StepDiffered(Event):
-    """A repeated step gave other weights than the log has, where that is possible: on a GPU, or under other settings."""
+    """A repeated step gave other weights than the log has, where that is possible.
+
+    On a GPU, or under other settings.
+    """
 
     subject: ClassVar[str] = "step.differed"
     step: int

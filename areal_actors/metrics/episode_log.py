@@ -52,13 +52,13 @@ class EpisodeLogState(Value):
 class EpisodeLog(Actor):
     """Joins the events of each episode and decodes its tokens; all data is also in the log of the run.
 
-    Fields of a line: `time` (seconds since the epoch), `outcome` (`exported`, `evaluated`, `abandoned`, `rejected`, `surplus`), `reason`
-    and `detail` of the last three, `task_id`, `task`, `episode`, `group`, `attempt`, `purpose`, `output` (the agent's text), `reward`,
-    `ended_by` (`agent`, `model`, `environment`, `infrastructure`) and `end_cause` of one that the model ended,
-    `interactions`, `completion_tokens`, `weight_versions` (oldest and newest), `seconds` (since its group was granted, including
-    waiting and earlier attempts; null in evaluation). Fields of an interaction: `id`, `parent`, `prefix`, `prompt` (text after that of
-    its prefix) and `completion` if the episode was exported, `prompt_tokens`, `completion_tokens`, `finish_reason`, `weight_versions`,
-    `reward`.
+    Fields of a line: `time` (seconds since the epoch), `outcome` (`exported`, `evaluated`, `abandoned`, `rejected`,
+    `surplus`), `reason` and `detail` of the last three, `task_id`, `task`, `episode`, `group`, `attempt`, `purpose`,
+    `output` (the agent's text), `reward`, `ended_by` (`agent`, `model`, `environment`, `infrastructure`) and
+    `end_cause` of one that the model ended, `interactions`, `completion_tokens`, `weight_versions` (oldest and newest),
+    `seconds` (since its group was granted, including waiting and earlier attempts; null in evaluation). Fields of an
+    interaction: `id`, `parent`, `prefix`, `prompt` (text after that of its prefix) and `completion` if the episode was
+    exported, `prompt_tokens`, `completion_tokens`, `finish_reason`, `weight_versions`, `reward`.
     """
 
     state_type = EpisodeLogState

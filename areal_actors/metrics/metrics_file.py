@@ -13,7 +13,10 @@ from areal_actors.runtime.actor import Actor, Context, on
 
 
 class Metrics(Actor):
-    """Appends one line per event and flushes it: {"time", "kind", ...}, with the time of the event; a number that is not finite is null."""
+    """Appends one line per event and flushes it.
+
+    {"time", "kind", ...}, with the time of the event; a number that is not finite is null.
+    """
 
     state_type = Value
 

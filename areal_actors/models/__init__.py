@@ -1,1 +1,4 @@
-"""Brings models to this machine: from a hub, from a package, from a GGUF file; and checks that a folder has what a run needs."""
+"""Brings models to this machine.
+
+From a hub, from a package, from a GGUF file; and checks that a folder has what a run needs.
+"""

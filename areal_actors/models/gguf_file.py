@@ -1,4 +1,7 @@
-"""Reads the header of a GGUF file, and refuses what is no whole model of one file. Loads neither torch nor transformers."""
+"""Reads the header of a GGUF file, and refuses what is no whole model of one file.
+
+Loads neither torch nor transformers.
+"""
 
 from __future__ import annotations
 

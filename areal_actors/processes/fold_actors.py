@@ -1,4 +1,7 @@
-"""Builders of the actors that are folds over events: a run's processes have them, and a replay builds them anew from a log."""
+"""Builders of the actors that are folds over events.
+
+A run's processes have them, and a replay builds them anew from a log.
+"""
 
 from __future__ import annotations
 

@@ -98,7 +98,8 @@ SCARCE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN)
 STOP_SHARE = 0.6
 """Share of `watchdog.stop_seconds` in which actors must end."""
 GARBAGE_THRESHOLDS = (20_000, 20, 20)
-"""For `gc.set_threshold`: with Python's defaults, cycle collection takes a seventh of the gateway's time and frees almost nothing."""
+"""For `gc.set_threshold`: with Python's defaults, cycle collection takes a seventh of the gateway's time and frees
+almost nothing."""
 
 
 logger = structlog.get_logger(__name__)
@@ -119,7 +120,10 @@ def _checkpointer(context: BuildContext) -> Actor:
 
 
 def _session_manager(context: BuildContext) -> Actor:
-    """Capacity for external agents is granted by the gate in an online run, and fixed when a model is only served; otherwise none."""
+    """Capacity for external agents is granted by the gate in an online run, and fixed when a model is only served.
+
+    Otherwise none.
+    """
     recipe, group_size = context.recipe, context.recipe.algorithm.group_size
     share = GatewayShare(number=int(context.instance.rpartition("-")[2]), count=recipe.actors.session_manager.count)
     slots = recipe.concurrent_groups() * group_size if recipe.is_served() else 0
@@ -218,7 +222,8 @@ def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
 
 
 REWARD_PROCESSES = 1
-"""Processes per reward worker. A hung process is killed and replaced; raise the worker's count for slow reward functions."""
+"""Processes per reward worker. A hung process is killed and replaced; raise the worker's count for slow reward
+functions."""
 
 CPU_ACTORS: Mapping[str, Builder] = {
     **FOLDS,
@@ -236,7 +241,10 @@ CPU_ACTORS: Mapping[str, Builder] = {
 
 
 def actors_of_process(recipe: Recipe, process: str) -> dict[str, str]:
-    """Returns the actors of a process: instance name to kind. The episode log, if enabled, is placed with the metrics."""
+    """Returns the actors of a process: instance name to kind.
+
+    The episode log, if enabled, is placed with the metrics.
+    """
     if kind := joined_kind(process):
         return {process: kind}
     instances: dict[str, str] = {}
@@ -282,7 +290,10 @@ def serve_actors(builders: Mapping[str, Builder], arguments: list[str]) -> None:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """True for an error that the next start need not meet, though this one did: of the bus, or for want of descriptors or processes."""
+    """True for an error that the next start need not meet, though this one did.
+
+    Of the bus, or for want of descriptors or processes.
+    """
     return isinstance(error, BusError | SpawnFailed) or (isinstance(error, OSError) and error.errno in SCARCE)
 
 

@@ -1,4 +1,7 @@
-"""The model of a recipe: a folder that it names, one of the hub, or the embedded one, which is made once and kept beside the runs."""
+"""The model of a recipe.
+
+A folder that it names, one of the hub, or the embedded one, which is made once and kept beside the runs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ SHOWN_EVERY = 100
 
 
 def model_of(recipe: Recipe, show: Progress | None = None) -> str:
-    """Returns the Hugging Face folder of the recipe's model, made or downloaded if missing; `show` takes the progress of making it."""
+    """Returns the Hugging Face folder of the recipe's model, made or downloaded if missing.
+
+    `show` takes the progress of making it.
+    """
     if recipe.model != EMBEDDED:
         return model_folder(recipe.model)
     models = Path(recipe.folder).absolute() / "models"

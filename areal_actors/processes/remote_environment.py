@@ -30,7 +30,8 @@ from areal_bus.claims import Blobs
 from areal_bus.nats import NatsBus
 
 HURRY = SIGUSR1
-"""Signal to end at once, where SIGTERM lets work in progress be finished. A launcher may send SIGTERM to all processes of a host."""
+"""Signal to end at once, where SIGTERM lets work in progress be finished. A launcher may send SIGTERM to all processes
+of a host."""
 MODEL_SECONDS = 600.0
 """Time in which a gateway asks for the model of a run whose trainer is still making or restoring it."""
 BODY_RETRY_SECONDS = 5.0
@@ -38,7 +39,10 @@ BODY_RETRY_SECONDS = 5.0
 
 
 class JoinedWorker(Value):
-    """Everything that a worker's process needs besides recipe and bus; in a file of the host's folder, readable by its user only."""
+    """Everything that a worker's process needs besides recipe and bus.
+
+    In a file of the host's folder, readable by its user only.
+    """
 
     objects: str
     """URL of the run's files."""
@@ -81,7 +85,10 @@ def snapshots_of(folder: RunFolder, process: str) -> Snapshots:
 
 
 def gateway_files(folder: RunFolder, process: str) -> tuple[Callable[[str], Path] | None, ImageFolder]:
-    """Returns how a gateway finds its model, None if that is in the run's folder; and where it puts the images of prompts."""
+    """Returns how a gateway finds its model, None if that is in the run's folder.
+
+    And where it puts the images of prompts.
+    """
     if (joined := joined_worker(folder, process)) is None:
         return None, ImageFolder.of_run(folder.path)
     objects = RemoteObjects(joined.objects, joined.token)
@@ -90,7 +97,10 @@ def gateway_files(folder: RunFolder, process: str) -> tuple[Callable[[str], Path
 
 
 def pullers_of(folder: RunFolder, process: str) -> tuple[WeightsPuller | None, ImagePuller | None]:
-    """Returns how an inference worker finds published weights and the images of prompts; None if it shares the run's folders."""
+    """Returns how an inference worker finds published weights and the images of prompts.
+
+    None if it shares the run's folders.
+    """
     if (joined := joined_worker(folder, process)) is None:
         return None, None
     objects = RemoteObjects(joined.objects, joined.token)
@@ -98,8 +108,9 @@ def pullers_of(folder: RunFolder, process: str) -> tuple[WeightsPuller | None, I
 
 
 async def report_reconnections(bus: NatsBus, process: str, runtimes: Sequence[Runtime]) -> None:
-    """After an outage between this host and the bus, leave and return: requests to this process, and its answers, may be lost.
+    """After an outage between this host and the bus, leave and return.
 
+    Requests to this process, and its answers, may be lost.
     The gateway continues the calls in flight on any worker, from the tokens that have arrived.
     """
     reconnected = asyncio.Event()

@@ -1,4 +1,7 @@
-"""A gateway of another host: its settings there, the keys of its sessions, its snapshots, and its tokenizer, pulled without the weights."""
+"""A gateway of another host.
+
+Its settings there, the keys of its sessions, its snapshots, and its tokenizer, pulled without the weights.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ CHAT_MODEL = "chat_model"
 
 
 def gateway_recipe(recipe: Recipe, keys: GatewayKeys, settings: Sequence[str], bus_url: str) -> Recipe:
-    """Returns the recipe for a gateway of this host; unless `settings` of this host have another, its address is that towards the bus."""
+    """Returns the recipe for a gateway of this host.
+
+    Unless `settings` of this host have another, its address is that towards the bus.
+    """
     named = {setting.partition("=")[0].strip() for setting in settings}
     gateway, own = recipe.gateway, own_address(bus_url)
     host = gateway.host if "gateway.host" in named or gateway.host in EVERY_INTERFACE else own
@@ -68,7 +74,10 @@ def encrypts_here(settings: Sequence[str]) -> bool:
 
 
 def _certificate_here(settings: Sequence[str]) -> dict[str, str]:
-    """Returns the files of this host's certificate; those of the run are on another host. Its process works in another folder."""
+    """Returns the files of this host's certificate; those of the run are on another host.
+
+    Its process works in another folder.
+    """
     named = {name: _written_setting(settings, name) for name in ("certificate", "certificate_key")}
     return {name: str(Path(file).expanduser().absolute()) if file else "" for name, file in named.items()}
 

@@ -1,4 +1,7 @@
-"""The training engine and the examples of a run, made from its recipe: for the trainer's process, and for one that repeats its steps."""
+"""The training engine and the examples of a run, made from its recipe.
+
+For the trainer's process, and for one that repeats its steps.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ class EngineBuilder:
         """Bytes of one published version, once the model exists."""
 
     def __call__(self, progress: Progress) -> TrainingEngine:
-        """Make or find the model, and return an engine that trains it; see `areal_actors.training.engine.EngineFactory`."""
+        """Make or find the model, and return an engine that trains it.
+
+        See `areal_actors.training.engine.EngineFactory`.
+        """
         recipe = self.context.recipe
         progress("preparing the embedded model" if recipe.model == EMBEDDED else "loading the model", 0, 0, {})
         folder = self._model(
@@ -63,8 +69,9 @@ class EngineBuilder:
 
 
 def example_sequences(recipe: Recipe) -> ExampleSequences | None:
-    """Returns the recipe's examples as rows; held-out ones are due before the first step, after the last, and periodically between.
+    """Returns the recipe's examples as rows.
 
+    Held-out ones are due before the first step, after the last, and periodically between.
     None if the recipe learns from episodes.
     """
     if not recipe.learns_from_examples():

@@ -48,7 +48,10 @@ def episode_row(ended: EndedEpisode) -> dict[str, Any]:
 def interaction_rows(
     ended: EndedEpisode, text: Callable[[list[int]], str | None] | None = None
 ) -> list[dict[str, Any]]:
-    """Returns the rows of the model calls of an ended attempt; `text` decodes token ids, without it there are no texts."""
+    """Returns the rows of the model calls of an ended attempt.
+
+    `text` decodes token ids, without it there are no texts.
+    """
     recorded = {recorded_call.interaction: recorded_call for recorded_call in ended.recorded}
     if ended.trajectory is None:
         rows = [_recorded_call(one) for one in ended.recorded]

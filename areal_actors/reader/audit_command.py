@@ -1,4 +1,7 @@
-"""`areal-actors audit`: folds the log of a live, finished or exported run; with `--recompute` its weights are recomputed."""
+"""`areal-actors audit`.
+
+Folds the log of a live, finished or exported run; with `--recompute` its weights are recomputed.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ class Auditor:
         """True if the log is read from its first event: rows are rebuilt only from a whole log."""
 
     async def begin(self, bus: NatsBus, snapshots: Path) -> int:
-        """Begin at the log's first event, or with a snapshot if it was trimmed; returns the sequence after which to read."""
+        """Begin at the log's first event, or with a snapshot if it was trimmed.
+
+        Returns the sequence after which to read.
+        """
         after = await restore_fold(bus, SnapshotStore(snapshots), self.fold, AUDIT)
         self.whole = after == 0
         return after
@@ -113,8 +119,8 @@ async def audit_run(run: str, *, folder: Path, console: Console, recompute: bool
     """Returns the findings of `audit`; same arguments."""
     log = Path(run)
     return await (
-        _audit_file(log, recompute, console) if log.is_file() else _audit_folder(run, folder, recompute, console)
-    )  # noqa: ASYNC240
+        _audit_file(log, recompute, console) if log.is_file() else _audit_folder(run, folder, recompute, console)  # noqa: ASYNC240
+    )
 
 
 async def _audit_folder(run: str, folder: Path, recompute: bool, screen: Console) -> Audit:  # noqa: FBT001
@@ -207,7 +213,9 @@ class Recomputed(Protocol):
 
 @asynccontextmanager
 async def recomputation(threads: int) -> AsyncIterator[Recomputed]:
-    """A process that repeats the steps of a log; it loads torch at once, while its log is still read, and ends with this block.
+    """A process that repeats the steps of a log.
+
+    It loads torch at once, while its log is still read, and ends with this block.
 
     Args:
         threads: CPU threads of the trainer.

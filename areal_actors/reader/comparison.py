@@ -1,4 +1,7 @@
-"""`areal-actors compare`: the recipes of several runs where they differ, their results, and their curves in one plot."""
+"""`areal-actors compare`.
+
+The recipes of several runs where they differ, their results, and their curves in one plot.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ def in_thread(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def fold_rest(history: History, place: RunFolder) -> None:
-    """Fold the events of a log beyond the last that the history has; of a damaged log those before the damage, which `notice` names.
+    """Fold the events of a log beyond the last that the history has.
+
+    Of a damaged log those before the damage, which `notice` names.
 
     Raises:
         SetupError: the folder has no log.
@@ -43,7 +45,10 @@ async def fold_rest(history: History, place: RunFolder) -> None:
 
 
 async def is_of_this_log(history: History, bus: Bus) -> bool:
-    """Returns False if the log lacks the last event that the history has: it is another log, was shortened, or trimmed further."""
+    """Returns False if the log lacks the last event that the history has.
+
+    It is another log, was shortened, or trimmed further.
+    """
     last, span = history.progress.last, await bus.span()
     if span.last < last:
         return False
@@ -109,7 +114,9 @@ async def _read_if_there(bus: Bus, position: int) -> list[Envelope]:
 
 
 def restore_state(place: RunFolder, state: RunState) -> int:
-    """Restore a state from the newest snapshot of a run whose log has a trimmed beginning; returns the position after which to fold.
+    """Restore a state from the newest snapshot of a run whose log has a trimmed beginning.
+
+    Returns the position after which to fold.
 
     Raises:
         SetupError: the folder has no log.

@@ -1,4 +1,7 @@
-"""Cards of what a run pushes to a model hub: what was trained on what, with which result, how to load it, and how to repeat it."""
+"""Cards of what a run pushes to a model hub.
+
+What was trained on what, with which result, how to load it, and how to repeat it.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ def read_history(place: RunFolder) -> History:
 
     Raises:
         SetupError: the folder has no log, or another command holds the database.
-        BusError: the log cannot be opened. Of a damaged log the events before the damage are read, and `notice` names it.
+        BusError: the log cannot be opened. Of a damaged log the events before the damage are read, and `notice` names
+            it.
     """
     with open_database(place.path) as history:
         is_live = bool(place.live_supervisor())
@@ -40,7 +41,9 @@ def log_files(place: RunFolder) -> str:
 
 
 def history_of_file(path: Path) -> History:
-    """Returns the history of an exported log, in memory. Of a damaged one the events before the damage are read, and `notice` names it.
+    """Returns the history of an exported log, in memory.
+
+    Of a damaged one the events before the damage are read, and `notice` names it.
 
     Raises:
         SetupError: it is no log.

@@ -95,7 +95,10 @@ class EndedEpisode(msgspec.Struct, frozen=True):
         return outcome_of(self.event)
 
     def describe(self) -> str:
-        """Returns what became of it: `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `waiting` and others."""
+        """Returns what became of it.
+
+        `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `waiting` and others.
+        """
         return describe_outcome(self.outcome, self.reason, self.step)
 
     @property
@@ -121,8 +124,9 @@ class RecordedBatch(msgspec.Struct, frozen=True):
 
 
 def describe_outcome(outcome: str, reason: str, step: int | None) -> str:
-    """Returns what became of an ended attempt: `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `waiting` and others.
+    """Returns what became of an ended attempt.
 
+    `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `waiting` and others.
     `reason` is that of an abandoned attempt, or of a dropped trajectory; `step` has trained it.
     """
     if outcome == "abandoned":
@@ -145,7 +149,9 @@ class Records:
 
     @classmethod
     def of(cls, history: History, envelopes: Iterable[Envelope], recipe: dict[str, Any]) -> Self:
-        """Returns the records of these events, as the history describes them; `recipe` is that of a log whose start was trimmed.
+        """Returns the records of these events, as the history describes them.
+
+        `recipe` is that of a log whose start was trimmed.
 
         Raises:
             CorruptMessage: an envelope is damaged.

@@ -81,7 +81,10 @@ class EventSource(Protocol):
         ...
 
     def restore(self, state: RunState) -> int:
-        """Restore the state before the first event of a log with a trimmed beginning; returns the position after which it goes on."""
+        """Restore the state before the first event of a log with a trimmed beginning.
+
+        Returns the position after which it goes on.
+        """
         ...
 
 
@@ -162,7 +165,10 @@ class Run:
 
     @cached_property
     def interactions(self) -> Table:
-        """One row per completed model call of ended attempts; texts and log-probabilities for exported episodes only."""
+        """One row per completed model call of ended attempts.
+
+        Texts and log-probabilities for exported episodes only.
+        """
         return Table.of(
             "interactions",
             INTERACTIONS,
@@ -170,7 +176,10 @@ class Run:
         )
 
     def tokens(self, episode: str = "") -> Table:
-        """One row per sampled token of exported episodes, or of one: id, text, log-probability and weight version as sampled."""
+        """One row per sampled token of exported episodes, or of one.
+
+        Id, text, log-probability and weight version as sampled.
+        """
         columns: dict[str, list[Any]] = {field: [] for field in TOKENS}
         for ended in self.records.ended.values():
             for call in ended.trajectory.interactions if ended.trajectory and episode in ("", ended.episode) else ():
@@ -190,7 +199,10 @@ class Run:
         return Table("tokens", columns)
 
     def events(self, subject: str = "") -> Table:
-        """One row per event of the log, or per event of one subject; the message is JSON, with bytes as their number."""
+        """One row per event of the log, or per event of one subject.
+
+        The message is JSON, with bytes as their number.
+        """
         rows = (_event(envelope) for envelope in self._log.read_all() if subject in ("", envelope.subject))
         return Table.of("events", EVENTS, rows)
 
@@ -214,13 +226,14 @@ class Run:
 def open_run(run: str | Path = "", *, folder: str | Path = "runs") -> Run:
     """Open a run by its name, its folder or its exported log; without an argument, the latest of `folder`.
 
-    A live run is read as far as it has come; it is not affected. What a finished run's `history.sqlite` has is read from there; for
-    texts and tokens its log is served by a nats-server for as long as it is read. Memory of a table with texts: about the size of
-    the log.
+    A live run is read as far as it has come; it is not affected. What a finished run's `history.sqlite` has is read
+    from there; for texts and tokens its log is served by a nats-server for as long as it is read. Memory of a table
+    with texts: about the size of the log.
 
     Raises:
         SetupError: there is no such run, its log is on an external server and the run is over, or the file is no log.
-        BusError: its log cannot be opened. Of a damaged log the events before the damage are read, and `notice` names it.
+        BusError: its log cannot be opened. Of a damaged log the events before the damage are read, and `notice` names
+            it.
     """
     path = Path(run)
     if path.is_file():

@@ -19,7 +19,10 @@ class Table:
 
     @classmethod
     def of(cls, name: str, fields: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Table:
-        """Returns a table of rows: the named columns first, which also an empty table has, then others in order of appearance."""
+        """Returns a table of rows.
+
+        The named columns first, which also an empty table has, then others in order of appearance.
+        """
         listed = list(rows)
         names = dict.fromkeys([*fields, *(key for row in listed for key in row)])
         return cls(name, {key: [row.get(key) for row in listed] for key in names})

@@ -1,4 +1,7 @@
-"""Validates `[autoscale]`: bounds that agree with each other and with the workers of the run, and leave room for others."""
+"""Validates `[autoscale]`.
+
+Bounds that agree with each other and with the workers of the run, and leave room for others.
+"""
 
 from __future__ import annotations
 

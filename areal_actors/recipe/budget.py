@@ -1,6 +1,7 @@
 """Memory, disk and time of a run of a model of one's own, from its settings and what was measured on this machine.
 
-Sizes are those of memory that processes allocate: files of weights, which several of them map, are in shared memory and counted there.
+Sizes are those of memory that processes allocate: files of weights, which several of them map, are in shared memory and
+counted there.
 """
 
 from __future__ import annotations
@@ -110,7 +111,10 @@ def completions_at_once(recipe: Recipe) -> int:
 
 
 def _trainer_memory(recipe: Recipe, measured: TrainCalibration, lengths: Lengths) -> tuple[str, int]:
-    """Content and bytes of the trainer: weights, gradients, optimizer, one micro-batch, which a small batch does not fill."""
+    """Content and bytes of the trainer.
+
+    Weights, gradients, optimizer, one micro-batch, which a small batch does not fill.
+    """
     trainer, count = recipe.trainer, parameters(recipe)
     frozen = sum(count * 4 for _ in recipe.algorithm.models) + (
         count * 16 if recipe.algorithm.critic is not None else 0

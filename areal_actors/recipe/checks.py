@@ -1,5 +1,6 @@
-"""Validates a well-formed recipe: settings must be consistent, and named files must exist. All problems are reported, not just the first.
+"""Validates a well-formed recipe: settings must be consistent, and named files must exist.
 
+All problems are reported, not just the first.
 Cheap checks only: files are parsed but not run, and nothing is downloaded or imported.
 """
 

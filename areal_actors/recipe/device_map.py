@@ -1,8 +1,9 @@
 """CUDA devices of a run: which process gets which devices, with which share of their memory.
 
-Each rank of the trainer has a device of its own, each inference worker `generation.tensor_parallel` of them. Counts that a recipe
-leaves open are derived from the machine's devices: half of them train, the others generate. On a machine with one device, trainer
-and inference worker share it; on others, processes share a device only where the recipe names it for both.
+Each rank of the trainer has a device of its own, each inference worker `generation.tensor_parallel` of them. Counts
+that a recipe leaves open are derived from the machine's devices: half of them train, the others generate. On a machine
+with one device, trainer and inference worker share it; on others, processes share a device only where the recipe names
+it for both.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ def with_device_counts(recipe: Recipe, stated: Mapping[str, Any], cuda: CudaDevi
 
 
 def _sleep(recipe: Recipe, cuda: CudaDevices) -> Literal["auto", "on", "off"]:
-    """Returns the recipe's `generation.sleep`; `auto` is `on` where a worker of synchronous training shares a device with the trainer."""
+    """Returns the recipe's `generation.sleep`.
+
+    `auto` is `on` where a worker of synchronous training shares a device with the trainer.
+    """
     if recipe.generation.sleep != "auto" or not _generates_here(recipe):
         return recipe.generation.sleep
     trainer, workers = _assign_devices(recipe, cuda)
@@ -81,7 +85,10 @@ def _sleep(recipe: Recipe, cuda: CudaDevices) -> Literal["auto", "on", "off"]:
 
 
 def device_problems(recipe: Recipe, cuda: CudaDevices) -> Problems:
-    """Yields what keeps a machine with these devices from running the recipe; nothing if it has none, since `auto` is the CPU then."""
+    """Yields what keeps a machine with these devices from running the recipe.
+
+    Nothing if it has none, since `auto` is the CPU then.
+    """
     if not cuda.count:
         return
     if named := list(_named_problems(recipe, cuda)):
@@ -129,7 +136,10 @@ def device_variables(recipe: Recipe, process: str, cuda: CudaDevices) -> dict[st
 
 
 def describe_devices(recipe: Recipe, cuda: CudaDevices) -> Iterator[tuple[str, str]]:
-    """Yields label and text of each line of `areal-actors check` about devices: each device with its processes and their memory."""
+    """Yields label and text of each line of `areal-actors check` about devices.
+
+    Each device with its processes and their memory.
+    """
     size = f", each of {cuda.memory[0] / GIBIBYTE:.0f} GiB" if len(set(cuda.memory)) == 1 else ""
     yield "devices", f"{cuda.reason}{size}" if cuda.count else f"CPU ({cuda.reason})"
     uses = device_uses(recipe, cuda)
@@ -166,14 +176,20 @@ def _workers(recipe: Recipe) -> int:
 
 
 def _named_devices(recipe: Recipe) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the devices that the recipe names for ranks and for inference workers; none for what does not run on this machine's."""
+    """Returns the devices that the recipe names for ranks and for inference workers.
+
+    None for what does not run on this machine's.
+    """
     return recipe.trainer.devices if _trains_here(recipe) else (), (
         recipe.generation.devices if _generates_here(recipe) else ()
     )
 
 
 def _assign_devices(recipe: Recipe, cuda: CudaDevices) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """Returns the trainer's devices and those of each inference worker: named ones first, then the free ones in their order."""
+    """Returns the trainer's devices and those of each inference worker.
+
+    Named ones first, then the free ones in their order.
+    """
     training, generating = _named_devices(recipe)
     free = [device for device in range(cuda.count) if device not in {*training, *generating}]
     ranks, width, workers = _ranks(recipe), recipe.generation.tensor_parallel, _workers(recipe)

@@ -1,7 +1,7 @@
 """Error messages for recipes, in three parts: file and line, the value found, and the remedy.
 
-msgspec reports only the first error, without a line. Here its message becomes a sentence, the faulty setting is removed,
-and the rest is decoded again, until all errors are reported.
+msgspec reports only the first error, without a line. Here its message becomes a sentence, the faulty setting is
+removed, and the rest is decoded again, until all errors are reported.
 """
 
 from __future__ import annotations

@@ -13,18 +13,20 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import is_stated
 
 RL_LR = 1e-6
-"""Derived `trainer.optimizer.lr` of a pretrained model of `RL_PARAMETERS` or more; smaller ones get more, in inverse proportion."""
+"""Derived `trainer.optimizer.lr` of a pretrained model of `RL_PARAMETERS` or more; smaller ones get more, in inverse
+proportion."""
 RL_PARAMETERS = 1_500_000_000
 MAX_FACTOR = 10.0
 CRITIC_LR = 1e-5
 DERIVED_LR = {"sft": 1e-5, "reward_model": 1e-5, "dpo": 5e-7}
 """By algorithm; all others learn from rewards."""
 LORA_FACTOR = 20
-"""Adapters take a higher rate than full weights (Schulman et al., "LoRA Without Regret", 2025: about 10 to 20 times)."""
+"""Adapters take a higher rate than full weights (Schulman et al., "LoRA Without Regret", 2025: about 10 to 20
+times)."""
 REFUSED_LR = {"sft": 3e-3, "reward_model": 1e-3, "dpo": 1e-4}
 REFUSED_RL_LR = 2e-4
-"""Rates of Adam from which a pretrained model forgets language within a few steps: two steps of 8e-4 moved SmolLM2-135M by 54 nats a
-token. Adam moves every weight by about its rate in each step, whatever the gradient."""
+"""Rates of Adam from which a pretrained model forgets language within a few steps: two steps of 8e-4 moved SmolLM2-135M
+by 54 nats a token. Adam moves every weight by about its rate in each step, whatever the gradient."""
 HIGHEST_LR = 10.0
 """Highest rate of any optimizer; even SGD diverges with higher ones."""
 ADAM = ("adam", "adamw")

@@ -1,8 +1,9 @@
 """Concurrency limits: limits that are not set are derived from each other, and the lowest one is reported.
 
-The gate allows as many groups as the staleness bound, unless `staleness_gate.max_concurrent` is set. Rollout workers, the gateway,
-inference workers and their slots each have their own limit; one below the gate's leaves the trainer waiting. A derived limit is never
-lower, except where memory limits the slots. Lengths of prompts and completions are derived from each other, too.
+The gate allows as many groups as the staleness bound, unless `staleness_gate.max_concurrent` is set. Rollout workers,
+the gateway, inference workers and their slots each have their own limit; one below the gate's leaves the trainer
+waiting. A derived limit is never lower, except where memory limits the slots. Lengths of prompts and completions are
+derived from each other, too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from areal_actors.rewards.judge_host import is_coroutine_reward
 SLOT_TOKENS = 2**17
 """Maximum KV cache tokens over all slots of an inference worker for derived slots; unlimited for an embedded model."""
 SERVER_SLOTS = 1024
-"""Maximum of derived slots of an inference server, which shares its KV cache out by itself, and queues what has no place in it."""
+"""Maximum of derived slots of an inference server, which shares its KV cache out by itself, and queues what has no
+place in it."""
 MIN_SLOTS = 128
 MIN_CALLS = 256
 """Minimum concurrent messages of a gateway or an inference worker: a few episodes may send many requests."""
@@ -128,8 +130,9 @@ def _with_lengths(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
 
 
 def _with_published(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
-    """Publish weights as the engines take them, unless it is stated: in their precision, and whole to servers started elsewhere.
+    """Publish weights as the engines take them, unless it is stated.
 
+    In their precision, and whole to servers started elsewhere.
     Servers on other hosts do not have the folders of this one.
     """
     trainer, lora = recipe.trainer, recipe.trainer.lora

@@ -2,8 +2,8 @@
 
 A file may have `[profiles.NAME]` tables with any keys of a recipe, which override it if that profile is chosen: by name
 (`profile = "NAME"`), or by `when` ("cuda", "no cuda", or "no cuda, own model") while `profile` is "auto". The choice is
-reported with its reason. A later file wins over an earlier one and over its profile. The learning rate and the length of answers in
-a profile of the embedded model hold for no other model.
+reported with its reason. A later file wins over an earlier one and over its profile. The learning rate and the length
+of answers in a profile of the embedded model hold for no other model.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from areal_actors.training.algorithms import AnyAlgorithm
 
 DIRECTIVES = ("profile", "profiles")
 OF_EMBEDDED_MODEL: tuple[Key, ...] = (("model",), ("trainer", "optimizer", "lr"), ("sampling", "max_tokens"))
-"""Settings of a profile of the embedded model that hold for no other: its learning rate destroys a pretrained model in a few steps."""
+"""Settings of a profile of the embedded model that hold for no other: its learning rate destroys a pretrained model in
+a few steps."""
 OWN_MODEL = "no cuda, own model"
 FROM_EXAMPLES = frozenset(
     kind.__struct_config__.tag for kind in get_args(AnyAlgorithm) if kind.learns_from == "examples"
@@ -73,7 +74,8 @@ class Condition(Config):
     """Keys of a profile besides those of a recipe."""
 
     when: Literal["cuda", "no cuda", "no cuda, own model", "named"] = "named"
-    """The kind of machine it is for, and there a model that files or overrides name outside of profiles; `named`: chosen by name only."""
+    """The kind of machine it is for, and there a model that files or overrides name outside of profiles; `named`:
+    chosen by name only."""
 
 
 def load(
@@ -84,10 +86,11 @@ def load(
     serving: bool = False,
     measure: Measure | None = None,
 ) -> Resolved:
-    """Read, merge, choose the profile and validate; later files override earlier ones, overrides (`a.b=value`) override all.
+    """Read, merge, choose the profile and validate.
 
-    With `serving` the recipe is for `areal-actors serve`: only model and gateway are validated. `measure` measures this machine for a
-    valid recipe, for the settings that follow, and for what does not fit.
+    Later files override earlier ones, overrides (`a.b=value`) override all.
+    With `serving` the recipe is for `areal-actors serve`: only model and gateway are validated. `measure` measures this
+    machine for a valid recipe, for the settings that follow, and for what does not fit.
 
     Raises:
         RecipeError: lists all errors, one line each: file and line, the value found, the remedy.
@@ -206,7 +209,10 @@ def _choose(written: Layer, conditions: dict[str, Condition], cuda: CudaDevices)
 
 
 def _own_model(written: Layer) -> str:
-    """Returns the model that files and overrides name outside of profiles; empty if that is none, or one of the embedded kind."""
+    """Returns the model that files and overrides name outside of profiles.
+
+    Empty if that is none, or one of the embedded kind.
+    """
     model = written.data.get("model", EMBEDDED)
     return model if isinstance(model, str) and is_pretrained(model) else ""
 

@@ -20,11 +20,13 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key, is_stated
 
 GOOD_SHARE = 0.9
-"""Share of the highest speed of generation from which more completions at once are of no use: each of them only takes longer."""
+"""Share of the highest speed of generation from which more completions at once are of no use: each of them only takes
+longer."""
 CALLS = 4
 """Model calls of an episode, one after the other, that fit into a derived time limit."""
 MIN_CHECKED, CHECKED_SHARE = 2, 16
-"""Sequences of each version whose log-probabilities are checked: one of `CHECKED_SHARE` of a batch, at least `MIN_CHECKED`."""
+"""Sequences of each version whose log-probabilities are checked: one of `CHECKED_SHARE` of a batch, at least
+`MIN_CHECKED`."""
 MAX_STOP_SECONDS = 120.0
 MOST_SEQUENCES = 128
 """Largest number of completions at once that is measured, and that is derived."""

@@ -1,4 +1,7 @@
-"""Validates the name of a model: a folder, a hub id or the name of a fetched model; other values are answered with the next command."""
+"""Validates the name of a model.
+
+A folder, a hub id or the name of a fetched model; other values are answered with the next command.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from areal_actors.recipe.source import Key
 GGUF = ".gguf"
 ADAPTER = "adapter_config.json"
 INNER = ("*", "snapshots/*", "checkpoints/*")
-"""Subfolders in which folders of several models keep them: a folder of downloads, the cache of the hub's library, a run."""
+"""Subfolders in which folders of several models keep them: a folder of downloads, the cache of the hub's library, a
+run."""
 
 
 def is_local_model(name: str) -> bool:
@@ -30,7 +34,10 @@ def is_local_model(name: str) -> bool:
 
 
 def model_problems(key: Key, model: str, or_else: str) -> Problems:
-    """Check a model named by its hub id, its short name or its folder; `or_else` is another value that the setting may have."""
+    """Check a model named by its hub id, its short name or its folder.
+
+    `or_else` is another value that the setting may have.
+    """
     if is_local_model(model):
         yield from ((key, f"found {toml_value(model)}, {problem}") for problem in _path_problems(model, or_else))
     elif fetched_folder(model) is None and model not in KNOWN:

@@ -27,14 +27,20 @@ def parameters(recipe: Recipe) -> int:
 
 
 def rank_bytes(recipe: Recipe) -> float:
-    """Returns bytes of one rank for its part of weights, gradients and optimizer state; all of them are sharded over the ranks."""
+    """Returns bytes of one rank for its part of weights, gradients and optimizer state.
+
+    All of them are sharded over the ranks.
+    """
     trainer = recipe.trainer
     trained = 4 + OPTIMIZER_BYTES[trainer.optimizer.name] if trainer.lora is None else 0
     return parameters(recipe) * (4 + trained) / trainer.ranks
 
 
 def published_bytes(recipe: Recipe) -> int:
-    """Returns bytes of all weight versions that are kept, and of one that is being written; 0 if unknown, or small as adapters are."""
+    """Returns bytes of all weight versions that are kept, and of one that is being written.
+
+    0 if unknown, or small as adapters are.
+    """
     trainer = recipe.trainer
     if not recipe.actors.trainer.count or (trainer.lora is not None and trainer.lora.published == "adapter"):
         return 0

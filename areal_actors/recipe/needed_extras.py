@@ -18,14 +18,18 @@ def check_extras(recipe: Recipe) -> None:
     """Refuse a recipe that computes something here for which a package is absent.
 
     Raises:
-        SetupError: a package is absent; the message has each setting that needs it, and the command that installs all of them.
+        SetupError: a package is absent; the message has each setting that needs it, and the command that installs all
+            of them.
     """
     if problem := extras_problem(recipe):
         raise SetupError(problem)
 
 
 def extras_problem(recipe: Recipe) -> str:
-    """Returns a sentence with the settings that need an absent extra, and the command that installs it; empty if nothing is absent."""
+    """Returns a sentence with the settings that need an absent extra, and the command that installs it.
+
+    Empty if nothing is absent.
+    """
     needs = list(_needed_extras(recipe))
     absent = {extra: modules for extra, _ in needs if (modules := absent_modules(extra))}
     if not absent:
@@ -59,7 +63,10 @@ def _needed_extras(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _inference_extras(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yields what inference workers need: a server has its own interpreter, but tensors are sent to it by a process with torch."""
+    """Yields what inference workers need.
+
+    A server has its own interpreter, but tensors are sent to it by a process with torch.
+    """
     generation = recipe.generation
     if generation.engine in TENSOR_ENGINES:
         yield EMBEDDED, f'generation.engine = "{generation.engine}"'

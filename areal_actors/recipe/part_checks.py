@@ -56,7 +56,10 @@ def parts_beside_ours(kind: PartKind) -> list[InstalledPart]:
 
 
 def settings_of(loaded: Any) -> type[msgspec.Struct] | None:
-    """Returns the struct into which a part's options decode: the part itself, or what it names as `settings`; None for free options."""
+    """Returns the struct into which a part's options decode.
+
+    The part itself, or what it names as `settings`; None for free options.
+    """
     settings = (
         loaded if isinstance(loaded, type) and issubclass(loaded, msgspec.Struct) else getattr(loaded, "settings", None)
     )

@@ -1,4 +1,7 @@
-"""Finds recipes by path or by name, and the files that a recipe names: beside the recipe, or in the current directory."""
+"""Finds recipes by path or by name, and the files that a recipe names.
+
+Beside the recipe, or in the current directory.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,21 @@ FROM_HERE = ("folder",)
 LONGEST_PATH = 1024
 HOME = re.compile(r"(?P<kind>model:|verifiers:)?(?:~|\$HOME|\$\{HOME\})(?=/|$)")
 NAMED = re.compile(r"(?P<kind>model:|verifiers:)?(?P<path>.+?)(?P<name>:[A-Za-z_][\w.]*)?")
-"""A value that may name a file: `path.py:Name`, `model:folder`, `verifiers:file.py`, `tasks.jsonl`, `shards/*.parquet`."""
+"""A value that may name a file: `path.py:Name`, `model:folder`, `verifiers:file.py`, `tasks.jsonl`,
+`shards/*.parquet`."""
 
 
 def is_file(word: str) -> bool:
     """Returns True if a command line word names a recipe file rather than an override `a.b=value`."""
-    return "=" not in word or os.path.isfile(word)  # noqa: PTH113 - a Path raises for a value longer than the name of a file
+    # A Path raises for a value longer than the name of a file
+    return "=" not in word or os.path.isfile(word)  # noqa: PTH113
 
 
 def find_recipe(name: str, origin: Path = Path()) -> Path:
-    """Returns the file of a recipe: a path in the current directory or in `origin`, or else the name of a shipped recipe."""
+    """Returns the file of a recipe.
+
+    A path in the current directory or in `origin`, or else the name of a shipped recipe.
+    """
     path = Path(name).expanduser()
     shipped = SHIPPED / f"{name.removeprefix('recipes/').removesuffix('.toml')}.toml"
     return next((place for place in (path, origin / path, shipped) if place.is_file()), path)
@@ -83,13 +91,15 @@ def _beside(value: Any, folder: Path, *, unless_here: bool) -> Any:
     ):
         return value
     path = match["path"]
-    if os.path.isabs(path) or not _exists(path, folder) or (unless_here and _exists(path, Path())):  # noqa: PTH117 - any text is a fine argument
+    # Any text is a fine argument
+    if os.path.isabs(path) or not _exists(path, folder) or (unless_here and _exists(path, Path())):  # noqa: PTH117
         return value
     return f"{match['kind'] or ''}{_from_here(folder / path)}{match['name'] or ''}"
 
 
 def _exists(path: str, folder: Path) -> bool:
-    return os.path.exists(folder / path) or ("*" in path and bool(glob.glob(path, root_dir=folder)))  # noqa: PTH110, PTH207 - as above
+    # As above
+    return os.path.exists(folder / path) or ("*" in path and bool(glob.glob(path, root_dir=folder)))  # noqa: PTH110, PTH207
 
 
 def _from_here(path: Path) -> str:

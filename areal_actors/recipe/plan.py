@@ -31,7 +31,10 @@ INLINE_TABLES = ("supervisors", "actors")
 
 
 def explain(resolved: Resolved) -> str:
-    """Returns the output of `areal-actors check`: valid TOML without keys and passwords, with all that is no setting in comments."""
+    """Returns the output of `areal-actors check`.
+
+    Valid TOML without keys and passwords, with all that is no setting in comments.
+    """
     resolved = _without_secrets(resolved)
     parts = {
         "The recipe with all defaults": to_toml(resolved.recipe),

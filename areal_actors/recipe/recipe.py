@@ -104,7 +104,8 @@ class Recipe(Config):
     disk: DiskSettings = DiskSettings()
     track: TrackSettings = TrackSettings()
     supervisors: dict[str, SupervisorSettings] = msgspec.field(default_factory=default_tree)
-    """Supervision tree by supervisor: `restart`, `children`, `max_restarts` within `window_seconds` (docs/architecture.md)."""
+    """Supervision tree by supervisor: `restart`, `children`, `max_restarts` within `window_seconds`
+    (docs/architecture.md)."""
     actors: ActorsSettings = ActorsSettings()
     chaos: ChaosSettings = ChaosSettings()
     hosts: HostsSettings = HostsSettings()
@@ -144,7 +145,10 @@ class Recipe(Config):
         return self.staleness_gate.most_concurrent(self.trainer.batch_size)
 
     def engine_settings(self) -> GenerationSettings:
-        """Returns `[generation]` for inference workers: synchronous training is reproducible only with batch-invariant engines."""
+        """Returns `[generation]` for inference workers.
+
+        Synchronous training is reproducible only with batch-invariant engines.
+        """
         if self.generation.batch_invariant != "auto":
             return self.generation
         return msgspec.structs.replace(

@@ -1,4 +1,7 @@
-"""Reference of the settings, from the structs that a recipe decodes into: `areal-actors explain`, docs/settings.md, the JSON schema."""
+"""Reference of the settings, from the structs that a recipe decodes into.
+
+`areal-actors explain`, docs/settings.md, the JSON schema.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ class Setting(msgspec.Struct, frozen=True):
 
 @cache
 def settings() -> tuple[Setting, ...]:
-    """Returns all settings in the order of the recipe; algorithms with the same default of a setting share one entry."""
+    """Returns all settings in the order of the recipe.
+
+    Algorithms with the same default of a setting share one entry.
+    """
     by_key: dict[tuple[str, str, str], Setting] = {}
     for setting in _of_struct(Recipe, None, "", ()):
         key = (setting.name, setting.default, setting.meaning)
@@ -66,7 +72,9 @@ def settings() -> tuple[Setting, ...]:
 
 
 def explain_settings(names: Sequence[str]) -> str:
-    """Returns descriptions of settings or whole tables, such as `trainer.microbatch_tokens` and `gateway`; of all, if none is named.
+    """Returns descriptions of settings or whole tables, such as `trainer.microbatch_tokens` and `gateway`.
+
+    Of all, if none is named.
 
     Raises:
         RecipeError: there is no such setting or table.

@@ -41,7 +41,10 @@ def reward_problems(recipe: Recipe) -> Problems:
 
 
 def _rule(recipe: Recipe, reward: str, options: Mapping[str, Any], key: Key, at: Key) -> Problems:
-    """Check a rule and its options. It must time out before its process is killed: it then returns 0 instead of failing."""
+    """Check a rule and its options.
+
+    It must time out before its process is killed: it then returns 0 instead of failing.
+    """
     fault = f"found {toml_value(reward)}"
     installed = installed_parts("reward")
     if reward not in REWARDS and reward not in installed:

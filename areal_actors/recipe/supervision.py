@@ -24,7 +24,10 @@ def root_of(tree: Tree) -> str:
 
 
 def tree_problems(tree: Tree, placements: ActorsSettings) -> Problems:
-    """Yields problems that keep the supervisors from being one tree over all actors. An actor with count 0 needs no supervisor."""
+    """Yields problems that keep the supervisors from being one tree over all actors.
+
+    An actor with count 0 needs no supervisor.
+    """
     table, actors = "supervisors", ActorsSettings.__struct_fields__
     for name in tree:
         if name in actors:

@@ -1,9 +1,9 @@
 """Reads the rest of a damaged log and work queue: the last answered event of each actor, and the queued episodes.
 
-An actor acknowledges an event once its answers are in the log. When the log is cut, answers to acknowledged events may be lost,
-and no actor would repeat them: so events whose answers may be lost are redelivered. Message ids are deterministic, so answers
-that are still in the log are deduplicated. A server silently drops a damaged item of the queue, so the actors that publish episodes
-receive the list of queued ones.
+An actor acknowledges an event once its answers are in the log. When the log is cut, answers to acknowledged events may
+be lost, and no actor would repeat them: so events whose answers may be lost are redelivered. Message ids are
+deterministic, so answers that are still in the log are deduplicated. A server silently drops a damaged item of the
+queue, so the actors that publish episodes receive the list of queued ones.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ class AnsweredEvents:
             self.saved = envelope.open(CheckpointCommitted)
 
     def seconds_since_end(self, now: float) -> float:
-        """Return the seconds since the last events of the log; 0 if they lie in the future, written while a clock was ahead."""
+        """Return the seconds since the last events of the log.
+
+        0 if they lie in the future, written while a clock was ahead.
+        """
         return max(now - min(self._recent, default=now), 0.0)
 
     def seconds_since_beginning(self, now: float) -> float:

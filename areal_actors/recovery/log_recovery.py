@@ -1,8 +1,8 @@
 """Recovers the log of a run before it is resumed: checks that it is whole and reaches every acknowledged position.
 
-A damaged log is truncated: the store is rewritten with the readable part, checkpoints of later steps are set aside, and events
-whose answers may be lost are redelivered. Message ids are deterministic, so answers that are still in the log are deduplicated.
-Nothing is trained twice: the weights of lost steps were set aside.
+A damaged log is truncated: the store is rewritten with the readable part, checkpoints of later steps are set aside, and
+events whose answers may be lost are redelivered. Message ids are deterministic, so answers that are still in the log
+are deduplicated. Nothing is trained twice: the weights of lost steps were set aside.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ async def recover_log(recipe: Recipe, folder: RunFolder) -> Recovered:
             )
         _refuse_without_beginning(recipe, folder, check, problem)
         moved = {actor: answers.position(actor, position, check.end) for actor, position in positions.items()}
-        # Rewritten even if the log is only shorter: a queue from lost events would run episodes that were never granted.
+        # Rewritten even if the log is only shorter: a queue from lost events would run episodes that were never
+        # granted.
         async with open_store(
             unfinished_store(folder.nats), folder, recipe.run, owner_only=has_users(folder.nats)
         ) as fresh:

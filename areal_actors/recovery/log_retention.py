@@ -2,8 +2,8 @@
 
 A log larger than `log.max_mb` loses its beginning, up to the first event that one of these needs:
 
-- the oldest of the newest `checkpoint.keep_last` checkpoints: the batches after it, and the trajectories of these batches and of
-  groups that were not yet trained then (`BatchFormed.oldest_sequence`);
+- the oldest of the newest `checkpoint.keep_last` checkpoints: the batches after it, and the trajectories of these
+  batches and of groups that were not yet trained then (`BatchFormed.oldest_sequence`);
 - the older of the two newest snapshots of every fold: actors, and the readers here.
 
 The best checkpoint needs no log: training from it is another run.
@@ -106,7 +106,10 @@ class LogRetention:
         blobs: Path,
         publish: Publish,
     ) -> None:
-        """`folds`: names of the folds whose snapshots must cover the trimmed part; the last `keep_last` checkpoints stay usable."""
+        """`folds`: names of the folds whose snapshots must cover the trimmed part.
+
+        The last `keep_last` checkpoints stay usable.
+        """
         self.settings, self.bus, self.store, self.blobs, self.publish = settings, bus, store, blobs, publish
         self.folds = tuple(folds)
         self.keep_last = keep_last

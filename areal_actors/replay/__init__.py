@@ -1,1 +1,4 @@
-"""Replays recorded events to actors and compares what they emit: from the log of a run, or from the tape of one actor."""
+"""Replays recorded events to actors and compares what they emit.
+
+From the log of a run, or from the tape of one actor.
+"""

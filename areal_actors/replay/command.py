@@ -1,4 +1,7 @@
-"""`areal-actors replay`: replays the control plane, the trainer or one actor of a recorded run, and reports each first difference."""
+"""`areal-actors replay`.
+
+Replays the control plane, the trainer or one actor of a recorded run, and reports each first difference.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,8 @@ def replay(
 
     Args:
         run: name or path; empty for the latest run.
-        settings: overrides of the recorded recipe, each `KEY=VALUE`; differences are then expected, and the status is 0.
+        settings: overrides of the recorded recipe, each `KEY=VALUE`; differences are then expected, and the status is
+            0.
         folder: where runs are written.
         actors: names or kinds of the actors to replay; none for all that are folds over events.
         trainer: compute every weight version again instead, and compare the checksums.
@@ -127,7 +131,8 @@ def replay(
         as_json: print the report as JSON.
 
     Raises:
-        SetupError: there is no such run or actor, or its log was trimmed; or `trainer` has settings, actors or `as_json` beside it.
+        SetupError: there is no such run or actor, or its log was trimmed; or `trainer` has settings, actors or
+            `as_json` beside it.
         RecipeError: a setting is invalid.
         BusError: its log cannot be read.
     """

@@ -1,7 +1,8 @@
 """Replay of a run's control plane from its log: every actor that is a fold over events, built as the run built it.
 
-The log holds all their input and all events that they emitted, so a sound log and the same program give no difference. With other
-settings the replay shows where their decisions would have been different: each actor still receives what the log holds.
+The log holds all their input and all events that they emitted, so a sound log and the same program give no difference.
+With other settings the replay shows where their decisions would have been different: each actor still receives what the
+log holds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class ControlReplay:
     """New actors of a run that receive its log."""
 
     def __init__(self, folder: RunFolder, *, only: Sequence[str] = (), settings: Sequence[str] = ()) -> None:
-        """`only` names the actors to replay (none: all of `FOLDS`); `settings`, each `KEY=VALUE`, override the recorded recipe.
+        """`only` names the actors to replay (none: all of `FOLDS`).
+
+        `settings`, each `KEY=VALUE`, override the recorded recipe.
 
         Raises:
             RecipeError: a setting is not `KEY=VALUE`.

@@ -1,4 +1,7 @@
-"""One episode of a run as its log has it: the tree of its calls, and of every sampled token what the training step made of it."""
+"""One episode of a run as its log has it.
+
+The tree of its calls, and of every sampled token what the training step made of it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ UNION SELECT episode FROM attempt WHERE purpose = 'train' AND group_ = (SELECT g
 
 
 class CallTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """A model call. Columns have one entry for each sampled token; they are empty if the log has no trajectory of the episode."""
+    """A model call. Columns have one entry for each sampled token.
+
+    They are empty if the log has no trajectory of the episode.
+    """
 
     interaction: str
     parent: str
@@ -69,7 +75,8 @@ class EpisodeTrace(msgspec.Struct, frozen=True, kw_only=True):
     task_data: dict[str, Any]
     purpose: str
     outcome: str
-    """As in `areal-actors show`: `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `evaluated` or `waiting`."""
+    """As in `areal-actors show`: `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `evaluated` or
+    `waiting`."""
     detail: str
     """The message of a failure."""
     reward: float | None
@@ -138,7 +145,10 @@ def trace_episode(run: Run, episode: str, attempt: int | None = None) -> Episode
 
 
 def _needed(run: Run, episode: str) -> set[str]:
-    """Returns the names of the episodes without which an episode is not explained: those of its batches and of its group."""
+    """Returns the names of the episodes without which an episode is not explained.
+
+    Those of its batches and of its group.
+    """
     return {episode, *run.history.query(TOGETHER, episode, episode)}
 
 

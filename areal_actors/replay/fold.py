@@ -1,7 +1,8 @@
-"""Replay of one actor that is a fold over events: from a log alone, what it emits is known to the id, so the log can be compared.
+"""Replay of one actor that is a fold over events.
 
-A message's id follows from its sender, the id of the event that it answers, and its number in that handling. So an event that the
-replayed actor emits has the same id as the event in the log, wherever in the log it stands.
+From a log alone, what it emits is known to the id, so the log can be compared.
+A message's id follows from its sender, the id of the event that it answers, and its number in that handling. So an
+event that the replayed actor emits has the same id as the event in the log, wherever in the log it stands.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class FoldReplay:
     def __init__(self, actor: Actor, instance: str, seed: int = 0) -> None:
         self.actor, self.instance, self.seed = actor, instance, seed
         self.received = self.equal = self.work = 0
-        """Events received; emitted events that the log has with equal fields; emitted work items, which no log holds."""
+        """Events received; emitted events that the log has with equal fields; emitted work items, which no log
+        holds."""
         emitted = {kind for handler in actor.handlers.values() for kind in handler.emits}
         self._kinds = {kind.subject: kind for kind in emitted if issubclass(kind, Event)}
         self._pending: dict[str, _Emitted] = {}
@@ -79,7 +81,8 @@ class FoldReplay:
     def compare(self, envelope: Envelope) -> Iterator[LogDifference]:
         """Yields the differences that an event of the log reveals, if this actor published it.
 
-        Emitted events with an earlier cause must have been in the log before it, since an actor publishes in the order of its events.
+        Emitted events with an earlier cause must have been in the log before it, since an actor publishes in the order
+        of its events.
         """
         kind = self._kinds.get(envelope.subject)
         if envelope.sender != self.instance or kind is None:

@@ -1,5 +1,6 @@
-"""Findings about the limit of a run that need its whole log: shares of time beside a replay of the gate, and its first episodes.
+"""Findings about the limit of a run that need its whole log.
 
+Shares of time beside a replay of the gate, and its first episodes.
 Loaded only where the history does not have it.
 """
 

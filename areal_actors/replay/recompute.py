@@ -57,7 +57,8 @@ class Recomputation:
         self.trajectory_sequences: dict[str, list[int]] = {}
         """Sequences of each episode's trajectories."""
         self.changes = dict(self._changes())
-        """Step of the checkpoint from which a resumed run continues with changed trainer settings, by sequence of the resume."""
+        """Step of the checkpoint from which a resumed run continues with changed trainer settings, by sequence of the
+        resume."""
         self.trainer: Trainer | None = None
 
     def _changes(self) -> Iterator[tuple[int, int]]:
@@ -190,7 +191,10 @@ async def _write_results(recomputation: Recomputation, results: TextIO) -> None:
 
 
 def main(_: list[str]) -> None:
-    """Recompute the log of the order up to its step; a model made by the run is read from its folder, if that exists."""
+    """Recompute the log of the order up to its step.
+
+    A model made by the run is read from its folder, if that exists.
+    """
     # Output of libraries goes to standard error, so that standard output has only results.
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -45,8 +45,8 @@ class FormedBatch(msgspec.Struct, frozen=True):
 class RecordedBatches:
     """A batcher that receives the trajectories of a log.
 
-    Step n begins when the log has published version n and batch n − 1 is formed: a batch that is formed later than the recorded one delays
-    the next, one that is formed earlier waits for the recorded weights.
+    Step n begins when the log has published version n and batch n − 1 is formed: a batch that is formed later than the
+    recorded one delays the next, one that is formed earlier waits for the recorded weights.
     """
 
     def __init__(self, recipe: Recipe, *, reward: Reward | None = None) -> None:

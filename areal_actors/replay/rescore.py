@@ -36,7 +36,10 @@ class Rescored(Value):
 
 
 async def rescore(envelope: Envelope, reward: Reward) -> Rescored | None:
-    """Returns the scores of an `episode.scored` event; None for any other event, and if the agent set its rewards itself."""
+    """Returns the scores of an `episode.scored` event.
+
+    None for any other event, and if the agent set its rewards itself.
+    """
     if envelope.subject != EpisodeScored.subject:
         return None
     event = envelope.open(EpisodeScored)
@@ -64,7 +67,8 @@ async def _score(reward: Reward, event: EpisodeScored) -> tuple[Score | None, st
         return None, str(error)
     except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
         raise
-    except BaseException as error:  # noqa: BLE001 - the user's function may raise anything: pytest's outcomes are no `Exception`
+    # The user's function may raise anything: pytest's outcomes are no `Exception`
+    except BaseException as error:  # noqa: BLE001
         return None, f"{type(error).__name__}: {error}"
 
 

@@ -1,4 +1,7 @@
-"""`areal-actors state RUN --at N`: the state of a run after any event of its log: gate, groups in flight, batch, weights, evaluation."""
+"""`areal-actors state RUN --at N`.
+
+The state of a run after any event of its log: gate, groups in flight, batch, weights, evaluation.
+"""
 
 from __future__ import annotations
 

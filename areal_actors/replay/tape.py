@@ -179,7 +179,8 @@ class TapeContext:
         """Return the reply from the tape."""
         return await anext(self.stream(request, timeout=timeout + retry_for_seconds, to=to))
 
-    async def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:  # noqa: ARG002 - the tape has the reply
+    # The tape has the reply
+    async def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:  # noqa: ARG002
         """Yield the parts of the reply from the tape."""
         self._emit(request)
         while True:

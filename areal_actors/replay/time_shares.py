@@ -1,4 +1,7 @@
-"""Shares of a run's time: a fold over its log of what the trainer did, and of gate and episodes while it waited for a batch."""
+"""Shares of a run's time.
+
+A fold over its log of what the trainer did, and of gate and episodes while it waited for a batch.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ SAMPLED_EVERY = 0.02
 
 
 class TimeShares(msgspec.Struct):
-    """Seconds by activity of the trainer; and while it waited for a batch, by bound of the gate and by stage of the episodes."""
+    """Seconds by activity of the trainer.
+
+    And while it waited for a batch, by bound of the gate and by stage of the episodes.
+    """
 
     trainer: dict[str, float] = {}
     bounds: dict[str, float] = {}
@@ -111,7 +117,10 @@ class TimeFold:
         """Latest step, counted from 0, whose batch is formed."""
 
     def receive(self, message: Message, time: float, *, bound: str, flying: InFlight | None) -> None:
-        """Fold the next event; `bound` is what the gate had reached before it, empty if unknown, `flying` what was in flight."""
+        """Fold the next event.
+
+        `bound` is what the gate had reached before it, empty if unknown, `flying` what was in flight.
+        """
         time = max(time, self._since)  # each process has its own clock
         if self.activity is not None and not isinstance(message, RunResumed):
             self._spend(self.activity, time - self._since, time, bound, flying)

@@ -1,4 +1,7 @@
-"""Masks and advantages of the sampled tokens of a recorded batch: what a trainer computes before its first forward pass."""
+"""Masks and advantages of the sampled tokens of a recorded batch.
+
+What a trainer computes before its first forward pass.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,10 @@ def trained_columns(batch: RecordedBatch, trajectories: Mapping[int, Trajectory]
 
 
 def _step_of(algorithm: Algorithm, sequences: list[TrainingSequence], weight_version: int) -> StepTokens:
-    """Returns the columns of a step: tensors for the algorithm of another distribution or file, which may call any function of torch."""
+    """Returns the columns of a step.
+
+    Tensors for the algorithm of another distribution or file, which may call any function of torch.
+    """
     if type(algorithm).__module__.startswith(f"{algorithms.__name__}."):
         return step_columns(sequences, weight_version, ArrayColumn.of)
     tokens: StepTokens = step_data.step_tokens(sequences, weight_version)

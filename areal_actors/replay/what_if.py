@@ -1,4 +1,7 @@
-"""`areal-actors what-if`: what the recorded episodes of a run would have trained under other settings or another reward function."""
+"""`areal-actors what-if`.
+
+What the recorded episodes of a run would have trained under other settings or another reward function.
+"""
 
 from __future__ import annotations
 

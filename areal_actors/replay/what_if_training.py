@@ -57,7 +57,8 @@ async def train_again(
 ) -> tuple[TrainedSteps, TrainedSteps]:
     """Returns the recorded steps, and those of a new trainer with the settings and batches of `now`.
 
-    If this machine computes other bits than the one of the run, the recorded steps are computed here too, so that weights can be compared.
+    If this machine computes other bits than the one of the run, the recorded steps are computed here too, so that
+    weights can be compared.
 
     Raises:
         SetupError: the trainer cannot repeat the steps; the message has its reason.

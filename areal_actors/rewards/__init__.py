@@ -1,8 +1,8 @@
 """Reward functions: score an agent's output as a real number.
 
-A reward function takes the task's row and the agent's output and returns a number; it may be a coroutine function. User functions are
-named in the recipe as `path.py:function`. An exception is a named failure, never a reward of 0. Built-in rewards are tables:
-`[task.reward_options]` is decoded into the callable.
+A reward function takes the task's row and the agent's output and returns a number; it may be a coroutine function. User
+functions are named in the recipe as `path.py:function`. An exception is a named failure, never a reward of 0. Built-in
+rewards are tables: `[task.reward_options]` is decoded into the callable.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ __all__ = [
 ]
 
 Reward = Callable[[dict[str, Any], str], Any]
-"""Returns a real number, or an awaitable of one; or a mapping with `reward` and further metrics; validated by `check_score`."""
+"""Returns a real number, or an awaitable of one; or a mapping with `reward` and further metrics; validated by
+`check_score`."""
 
 
 class Rule(Protocol):
@@ -78,8 +79,8 @@ def resolve_reward(name: str, root: Path = Path(), options: Mapping[str, Any] | 
     Options are passed to user functions as keyword arguments.
 
     Raises:
-        RecipeError: there is no such function, it does not accept these options or a task and an output, or a required package
-            is not installed.
+        RecipeError: there is no such function, it does not accept these options or a task and an output, or a required
+            package is not installed.
         SetupError: another requirement is missing on this machine.
     """
     options = dict(options or {})
@@ -140,7 +141,10 @@ def _weighted_reward(options: dict[str, Any], root: Path) -> Reward:
         parts.append((name, float(weight), part))
 
     def weigh(task: dict[str, Any], output: str) -> Mapping[str, float]:
-        """Returns the sum as `reward`, each reward by its name, and their own metrics; if one of them fails, so does the sum."""
+        """Returns the sum as `reward`, each reward by its name, and their own metrics.
+
+        If one of them fails, so does the sum.
+        """
         scores = [(part_name, weight, check_score(reward(task, output))) for part_name, weight, reward in parts]
         metrics = {metric: value for *_, score in scores for metric, value in score.metrics.items()}
         named = {part_name: float(score) for part_name, _, score in scores}

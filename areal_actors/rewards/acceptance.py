@@ -31,7 +31,9 @@ ASK_SECONDS = 10.0
 
 
 async def describe_session(session: str, context: Context, document: str | None = None) -> SessionDescribed:
-    """The session's state: its calls, the rewards set over HTTP, unanswered requests, and whether the model wrote the `document`.
+    """The session's state.
+
+    Its calls, the rewards set over HTTP, unanswered requests, and whether the model wrote the `document`.
 
     Raises:
         BusError: the session manager does not answer.
@@ -52,7 +54,10 @@ def rejected_event(work: RunEpisode, detail: str, *, retry: bool) -> EpisodeAban
 
 
 class Acceptance:
-    """`should_accept(episode) -> bool`: an episode for which it returns False is abandoned as `rejected`, not as a failure."""
+    """`should_accept(episode) -> bool`.
+
+    An episode for which it returns False is abandoned as `rejected`, not as a failure.
+    """
 
     def __init__(self, wanted: str | Callable[[dict[str, Any]], Any], root: Path, *, retry: bool) -> None:
         """Load the function if given by name; with `retry`, rejected episodes are retried while attempts are left.
@@ -73,9 +78,9 @@ class Acceptance:
     ) -> EpisodeAbandoned | None:
         """None for an accepted or held-out episode; otherwise its end.
 
-        The function gets {"task_id", "task", "episode", "group", "attempt", "output", "reward", "rewards"}; `output` is None
-        if the agent returned no text, `reward` is None if it returned no number; `rewards` has the rewards by interaction id, including
-        those set over HTTP.
+        The function gets {"task_id", "task", "episode", "group", "attempt", "output", "reward", "rewards"}; `output` is
+        None if the agent returned no text, `reward` is None if it returned no number; `rewards` has the rewards by
+        interaction id, including those set over HTTP.
         """
         if work.purpose == "evaluate":
             return None

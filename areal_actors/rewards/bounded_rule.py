@@ -1,4 +1,7 @@
-"""Rules of bounded time, which the rollout worker applies itself: sending an output to a reward worker costs more than such a rule."""
+"""Rules of bounded time, which the rollout worker applies itself.
+
+Sending an output to a reward worker costs more than such a rule.
+"""
 
 from __future__ import annotations
 

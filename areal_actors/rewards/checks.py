@@ -24,7 +24,9 @@ class Score(float):
 
 
 def check_score(value: object) -> Score:
-    """Returns what a reward function returned: a real number, or a mapping of names to real numbers, of which `reward` is the reward.
+    """Returns what a reward function returned.
+
+    A real number, or a mapping of names to real numbers, of which `reward` is the reward.
 
     Raises:
         RewardError: it is anything else; the message names it.

@@ -7,8 +7,8 @@ If an answer states its result in several ways, the most explicit counts, and of
     the answer is 18         also `Answer: 18` and `answer = 18`, up to the end of the sentence
     … 18 …                   else the last number of the text
 
-A statement must name one number: in a chain of equations (`9 * 2 = 18`) the right side counts, an aside in brackets is ignored, and
-`5 or 6` is no answer. An answer without a number is wrong, not an error.
+A statement must name one number: in a chain of equations (`9 * 2 = 18`) the right side counts, an aside in brackets is
+ignored, and `5 or 6` is no answer. An answer without a number is wrong, not an error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """JSON schema reward: checks that the answer is JSON and satisfies a schema.
 
-The whole answer is parsed, without one optional code fence around it; any other text makes it wrong. The schema is that of the task
-(`task["schema"]`, an object or its JSON text), or one for all tasks: an inline table or the path of a `.json` file. `NaN`, numbers
-that are too long and answers nested deeper than a hundred are rejected. An invalid schema is an error, not a wrong answer.
-References are resolved within the schema only; nothing is fetched.
+The whole answer is parsed, without one optional code fence around it; any other text makes it wrong. The schema is that
+of the task (`task["schema"]`, an object or its JSON text), or one for all tasks: an inline table or the path of a
+`.json` file. `NaN`, numbers that are too long and answers nested deeper than a hundred are rejected. An invalid schema
+is an error, not a wrong answer. References are resolved within the schema only; nothing is fetched.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class JsonSchema(Config):
             return _share(validator, value) if self.partial else 0.0
         except (
             RecursionError,
-            library().exceptions._WrappedReferencingError,
-        ) as error:  # noqa: SLF001 - it has no public name
+            library().exceptions._WrappedReferencingError,  # noqa: SLF001
+        ) as error:
             raise RewardError(
                 f"task {task_name(task)}: the schema cannot be followed: {type(error).__name__}: {error!s:.100}"
             ) from error

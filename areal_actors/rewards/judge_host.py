@@ -1,7 +1,9 @@
-"""Coroutine rewards, such as judges that call a model: any number of them at once in one process, each with its deadline.
+"""Coroutine rewards, such as judges that call a model.
 
-A judge that hangs in an `await` is cancelled; one that blocks the event loop, or ends its process, costs the process: it is replaced, and
-the others' scores start again. A process that leaks memory or file descriptors is replaced once its scores are done.
+Any number of them at once in one process, each with its deadline.
+A judge that hangs in an `await` is cancelled; one that blocks the event loop, or ends its process, costs the process:
+it is replaced, and the others' scores start again. A process that leaks memory or file descriptors is replaced once its
+scores are done.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ class HostLost(Exception):
 
 
 class SpawnFailed(Exception):
-    """Raised where a process of rewards cannot be started, as without file descriptors: the calling process ends and is replaced."""
+    """Raised where a process of rewards cannot be started, as without file descriptors.
+
+    The calling process ends and is replaced.
+    """
 
 
 def is_coroutine_reward(reward: str, root: Path) -> bool:
@@ -134,7 +139,10 @@ class _JudgeProcess:
             self.waiting.pop(request.number, None)
 
     async def wait_ready(self) -> None:
-        """Wait until the reward is loaded; raises HostLost if the process ends before, or takes longer than `START_SECONDS`."""
+        """Wait until the reward is loaded.
+
+        Raises HostLost if the process ends before, or takes longer than `START_SECONDS`.
+        """
         try:
             async with asyncio.timeout(START_SECONDS):
                 await asyncio.shield(self._started)

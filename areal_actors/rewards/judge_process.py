@@ -1,6 +1,7 @@
 """The process of coroutine rewards: runs all of them together in one event loop; started by `judge_host.py`.
 
-Scores arrive over a pipe and results leave over it. A thread watches the loop: a coroutine that blocks it is named before the process ends.
+Scores arrive over a pipe and results leave over it. A thread watches the loop: a coroutine that blocks it is named
+before the process ends.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class ScoreResult(msgspec.Struct, array_like=True):
     open_files: int = 0
     """Its file descriptors."""
     ends: bool = False
-    """True if the coroutine blocked the event loop, so that the process ends with this result, or goes on in spite of its cancellation."""
+    """True if the coroutine blocked the event loop, so that the process ends with this result, or goes on in spite of
+    its cancellation."""
 
 
 def run_judges(connection: Connection, reward: str, root: Path, options: bytes, timeout_seconds: float) -> None:
@@ -65,7 +67,8 @@ def run_judges(connection: Connection, reward: str, root: Path, options: bytes, 
         failure = ""
     except ArealError as error:
         function, failure = None, f"failed: {error}"
-    except BaseException as error:  # noqa: BLE001 - the user's file may raise anything: pytest's outcomes are no `Exception`
+    # The user's file may raise anything: pytest's outcomes are no `Exception`
+    except BaseException as error:  # noqa: BLE001
         function, failure = None, f"raised {type(error).__name__}: {error}"
     _run(_Judges(connection, function, failure, timeout_seconds).run())
 
@@ -146,7 +149,8 @@ class _Judges:
             return Score(0.0), f"failed: {error}"
         except (asyncio.CancelledError, GeneratorExit):
             raise
-        except BaseException as error:  # noqa: BLE001 - the user's function may raise anything: pytest's outcomes are no `Exception`
+        # The user's function may raise anything: pytest's outcomes are no `Exception`
+        except BaseException as error:  # noqa: BLE001
             return Score(0.0), f"raised {type(error).__name__}: {error}"
 
     def _send(self, result: ScoreResult) -> None:

@@ -1,7 +1,8 @@
 r"""Aligns the forms of two expressions, where `math-verify` treats equivalent forms as different.
 
-A vector and a point become tuples (`\begin{pmatrix}1\\2\end{pmatrix}`, `(1, 2)`), `x < 1 \text{ or } x > 2` becomes a union, and
-the symbol `i` the imaginary unit. Expressions are `sympy` objects; sympy is imported only together with the library.
+A vector and a point become tuples (`\begin{pmatrix}1\\2\end{pmatrix}`, `(1, 2)`), `x < 1 \text{ or } x > 2` becomes a
+union, and the symbol `i` the imaginary unit. Expressions are `sympy` objects; sympy is imported only together with the
+library.
 """
 
 from __future__ import annotations

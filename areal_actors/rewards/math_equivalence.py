@@ -1,14 +1,15 @@
 r"""Math reward: checks that the answer's final expression is mathematically equal to the task's, with `math-verify`.
 
-The task's `answer` is the result itself (`\frac{1}{2}`, `x^2 + 1`, `(1, 2]`, `July 4`), or a solution that marks it: after four
-hashes as in GSM8K or in `\boxed{}`, whichever is later, else in `$…$`. An answer may mark it by `<answer>` or `Answer:`, too. Of
-several boxes only the last counts; if the truth is a set, all of them together may state it. A truth that cannot be read, or takes
-too long, is an error, not a wrong answer. An answer of the model that cannot be read, or not compared in time, is wrong. Where a
-result is looked for and how two are compared: `rewards/math_reading.py`.
+The task's `answer` is the result itself (`\frac{1}{2}`, `x^2 + 1`, `(1, 2]`, `July 4`), or a solution that marks it:
+after four hashes as in GSM8K or in `\boxed{}`, whichever is later, else in `$…$`. An answer may mark it by `<answer>`
+or `Answer:`, too. Of several boxes only the last counts; if the truth is a set, all of them together may state it. A
+truth that cannot be read, or takes too long, is an error, not a wrong answer. An answer of the model that cannot be
+read, or not compared in time, is wrong. Where a result is looked for and how two are compared:
+`rewards/math_reading.py`.
 
-A signal, which works only in a main thread, bounds parsing and comparison together; reward processes (`rewards/reward_pool.py`)
-score in their main thread. The limit is in CPU seconds, so that a busy machine does not fail right answers. A comparison that
-ignores the signal is killed with its process, which is a failure.
+A signal, which works only in a main thread, bounds parsing and comparison together; reward processes
+(`rewards/reward_pool.py`) score in their main thread. The limit is in CPU seconds, so that a busy machine does not fail
+right answers. A comparison that ignores the signal is killed with its process, which is a failure.
 """
 
 from __future__ import annotations

@@ -54,7 +54,10 @@ def find_tagged(text: str) -> tuple[int, str] | None:
 
 
 def after_mark(text: str) -> str | None:
-    """Returns what follows the last `Answer:`, `the answer is`, `答案：` or the like: the rest of its sentence, or the next line."""
+    """Returns what follows the last `Answer:`, `the answer is`, `答案：` or the like.
+
+    The rest of its sentence, or the next line.
+    """
     marks = list(_MARK.finditer(text))
     if not marks:
         return None

@@ -1,8 +1,9 @@
 r"""Reads the result that a reference or an answer states, and compares two of them.
 
-The place that counts is the last of a box, a line after four hashes and an `<answer>`; without one of them what follows `Answer:`,
-a text that is nothing but its result, or the last formula or number of the text. A result is compared as text first, then as its
-kind (`math_text`), as an amount with a unit (`math_units`), and only then as an expression by `math-verify`.
+The place that counts is the last of a box, a line after four hashes and an `<answer>`; without one of them what follows
+`Answer:`, a text that is nothing but its result, or the last formula or number of the text. A result is compared as
+text first, then as its kind (`math_text`), as an amount with a unit (`math_units`), and only then as an expression by
+`math-verify`.
 """
 
 from __future__ import annotations
@@ -216,7 +217,10 @@ def read_statement(statement: Statement) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=4096)
 def expressions(latex: str) -> tuple[Any, ...]:
-    """Parses an expression as a whole or not at all: never only a number in it. Cached: a group shares its reference."""
+    """Parses an expression as a whole or not at all: never only a number in it.
+
+    Cached: a group shares its reference.
+    """
     return tuple(_read(f"${without_set_builder(latex.strip())}$", [library().LatexExtractionConfig()]))
 
 

@@ -1,7 +1,7 @@
 """Differences relative to size: two values are not equal because both are small.
 
-`math-verify` rounds to six decimals, or compares to 15 places after the point, so that below 1e-17 everything equals everything.
-What it finds equal is compared here once more, by relative differences.
+`math-verify` rounds to six decimals, or compares to 15 places after the point, so that below 1e-17 everything equals
+everything. What it finds equal is compared here once more, by relative differences.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 r"""Finds the result stated in a text, and rewrites LaTeX that `math-verify` misreads.
 
-A box is `\boxed`, `\fbox` or `\framebox`, with or without a space before its brace, or `\boxed 18` without braces. Of nested boxes
-the outer one counts. Everything is text processing: nothing is evaluated.
+A box is `\boxed`, `\fbox` or `\framebox`, with or without a space before its brace, or `\boxed 18` without braces. Of
+nested boxes the outer one counts. Everything is text processing: nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -172,7 +172,10 @@ def _to_decimal(match: re.Match[str]) -> str:
 
 
 def _fraction(match: re.Match[str]) -> str:
-    """Returns a repeating decimal as a fraction: all digits minus the non-repeating ones, over as many nines and zeros."""
+    """Returns a repeating decimal as a fraction.
+
+    All digits minus the non-repeating ones, over as many nines and zeros.
+    """
     whole, fixed, *rest = (group or "" for group in match.groups())
     repeating = "".join(rest)
     numerator = int(whole + fixed + repeating) - int(whole + fixed or "0")

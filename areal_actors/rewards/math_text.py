@@ -1,8 +1,8 @@
 r"""Results that are compared by their text: one canonical form of a notation, and kinds that are no expression.
 
-A reference equals itself before any parser reads it: `July 4`, `12:00`, `2nd place`, `\text{Evelyn}`, `ACD`. Numbers to a base
-(`2516_8`), congruences (`x \equiv 3 \pmod{7}`), times of day, dates, choices and words are never read as the number in them.
-Nothing is evaluated.
+A reference equals itself before any parser reads it: `July 4`, `12:00`, `2nd place`, `\text{Evelyn}`, `ACD`. Numbers to
+a base (`2516_8`), congruences (`x \equiv 3 \pmod{7}`), times of day, dates, choices and words are never read as the
+number in them. Nothing is evaluated.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@ r"""Parses numbers, as written by people and language models, as exact fractions
 
     18   1,234.50   $-5   −7   .5   1/2   1 1/2   ½   \frac{1}{2}   2\dfrac12   1.5e3   1.5 \times 10^{3}   50%
 
-A percent sign and a unit are not part of the number: `50%` is 50 and `5 km` is 5. Digits inside a word, a version or an exponent
-(`m2`, `1.2.3`, `m^2`) are not numbers, nor is anything with more than 300 digits or a division by zero. Whole numbers compare
-exactly; if one side is not whole, the tolerance is a millionth, so that 0.30000000000000004 is 0.3.
+A percent sign and a unit are not part of the number: `50%` is 50 and `5 km` is 5. Digits inside a word, a version or an
+exponent (`m2`, `1.2.3`, `m^2`) are not numbers, nor is anything with more than 300 digits or a division by zero. Whole
+numbers compare exactly; if one side is not whole, the tolerance is a millionth, so that 0.30000000000000004 is 0.3.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Python reward: runs the answer's program against the task's tests.
 
-The program is the last fenced block of the answer marked as Python, else the last block without a language, else the whole
-answer. A task's `tests` are a list, each of them one of
+The program is the last fenced block of the answer marked as Python, else the last block without a language, else the
+whole answer. A task's `tests` are a list, each of them one of
 
     {"input": "3 4", "output": "7"}       stdin and expected stdout; trailing whitespace is ignored
     "assert add(3, 4) == 7"               statements executed after the program, in another process
 
-or one text of statements. Every test runs in its own process in the sandbox (`areal_actors/sandbox/`). A program that fails, hangs or
-exceeds its limits is wrong; a task without tests, or a sandbox that cannot be created, is an error. A program has neither the expected
-output nor the statements, and the proof that they passed is never in its process; docs/security.md lists what stays possible.
+or one text of statements. Every test runs in its own process in the sandbox (`areal_actors/sandbox/`). A program that
+fails, hangs or exceeds its limits is wrong; a task without tests, or a sandbox that cannot be created, is an error. A
+program has neither the expected output nor the statements, and the proof that they passed is never in its process;
+docs/security.md lists what stays possible.
 """
 
 from __future__ import annotations

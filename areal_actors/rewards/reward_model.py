@@ -73,7 +73,8 @@ class SequenceClassifier:
     def scores(self, conversations: Sequence[Sequence[int]]) -> list[float]:
         """Scores of a batch: float32, one per conversation."""
         width = max(map(len, conversations))
-        # Transformers takes the last token that is not padding as a row's end, so no row may end with the padding token.
+        # Transformers takes the last token that is not padding as a row's end, so no row may end with the padding
+        # token.
         last = {ids[-1] for ids in conversations}
         pad = next(number for number in range(self._vocabulary) if number not in last)
         self.model.config.pad_token_id = self.model.config.get_text_config().pad_token_id = pad
@@ -112,7 +113,8 @@ class ModelScorer:
         """The model's score of the task's conversation with this output at its end; the deadline counts from now.
 
         Raises:
-            RewardError: the model failed, took too long, or did not return a finite number. The message names it and the task.
+            RewardError: the model failed, took too long, or did not return a finite number. The message names it and
+                the task.
         """
         subject, task = f"reward {self.name}", f"task {task_name(task_data)}"
         if self._closed:
@@ -156,7 +158,8 @@ class ModelScorer:
         loop = asyncio.get_running_loop()
         try:
             scores = await loop.run_in_executor(self._thread, self.model.scores, [waiting.ids for waiting in batch])
-        except Exception as error:  # noqa: BLE001 - out of memory, or an error in a model's own code; these scores fail with its message
+        # Out of memory, or an error in a model's own code; these scores fail with its message
+        except Exception as error:  # noqa: BLE001
             for waiting in batch:
                 _fail(waiting, f"raised {type(error).__name__}: {error!s:.300}")
             return

@@ -1,7 +1,7 @@
 """Reward functions in child processes, with an enforced deadline.
 
-A reward function is code that is untested on the outputs of a model: it may loop, backtrack in a regular expression or end its
-process. Here that costs one score: the process is killed and replaced, and the score becomes a `RewardError`.
+A reward function is code that is untested on the outputs of a model: it may loop, backtrack in a regular expression or
+end its process. Here that costs one score: the process is killed and replaced, and the score becomes a `RewardError`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ class RewardPool:
         options: Mapping[str, Any] | None = None,
         cached: int = 0,
     ) -> None:
-        """`reward` and `options` are those of `resolve_reward`; the children load the function, this process never does.
+        """`reward` and `options` are those of `resolve_reward`.
 
+        The children load the function, this process never does.
         `cached`: number of scores that are kept by the text of task and output, and not computed again.
         """
         self.reward = reward
@@ -66,7 +67,9 @@ class RewardPool:
         )
 
     async def score(self, task_data: Mapping[str, Any], output: str) -> Score:
-        """Returns the value of the reward function; scores queue for a free process, and the deadline counts from there.
+        """Returns the value of the reward function.
+
+        Scores queue for a free process, and the deadline counts from there.
 
         Raises:
             RewardError: the function raised, hung, ended its process, or did not return a finite number; or it
@@ -206,7 +209,10 @@ def _load_reward(reward: str, root: Path, options: bytes) -> Reward:
 
 
 def _score(reward: str, root: Path, options: bytes, task_data: dict[str, Any], output: str) -> tuple[Score, str]:
-    """Returns the score and a failure text (empty without a failure); exceptions stay here because not all can be pickled."""
+    """Returns the score and a failure text (empty without a failure).
+
+    Exceptions stay here because not all can be pickled.
+    """
     try:
         function = _load_reward(reward, root, options)
     except ArealError as error:

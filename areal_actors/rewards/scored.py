@@ -20,7 +20,8 @@ def score_output(function: Reward, task_data: dict[str, Any], output: str) -> tu
         return check_score(value), ""
     except ArealError as error:
         return Score(0.0), f"failed: {error}"
-    except BaseException as error:  # noqa: BLE001 - the user's function may raise anything: pytest's outcomes are no `Exception`
+    # The user's function may raise anything: pytest's outcomes are no `Exception`
+    except BaseException as error:  # noqa: BLE001
         return Score(0.0), f"raised {type(error).__name__}: {error}"
 
 

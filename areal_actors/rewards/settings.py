@@ -1,4 +1,7 @@
-"""The recipe's table of a reward model. Kept apart from the model so that a recipe can be read without loading torch."""
+"""The recipe's table of a reward model.
+
+Kept apart from the model so that a recipe can be read without loading torch.
+"""
 
 from __future__ import annotations
 

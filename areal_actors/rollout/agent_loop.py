@@ -1,6 +1,7 @@
 """The event loop of agents, in its own thread: an agent that blocks it stops only the other agents.
 
-Actors have another loop, so leases, heartbeats and deadlines continue while an agent computes, sleeps or builds a client.
+Actors have another loop, so leases, heartbeats and deadlines continue while an agent computes, sleeps or builds a
+client.
 """
 
 from __future__ import annotations
@@ -135,8 +136,9 @@ def _mark_retrieved(ended: asyncio.Future[T]) -> None:
 
 
 class AgentLoop:
-    """The loop, its thread and its watch. Agents start one per loop iteration, so that network events are handled in between.
+    """The loop, its thread and its watch.
 
+    Agents start one per loop iteration, so that network events are handled in between.
     Otherwise many agents started at once would all compute before the first gets its response.
     """
 

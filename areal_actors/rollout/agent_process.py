@@ -136,7 +136,9 @@ class AgentProcess:
             raise AgentError(refused)
 
     async def run(self, task: Mapping[str, Any], *, base_url: str, api_key: str, environment: Mapping[str, str]) -> Any:
-        """Run one episode; returns the agent's return value as JSON types. After a cancellation the process must be killed.
+        """Run one episode; returns the agent's return value as JSON types.
+
+        After a cancellation the process must be killed.
 
         Raises:
             AgentError: the agent failed, or its process ended.

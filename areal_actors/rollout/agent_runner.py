@@ -63,7 +63,10 @@ class AgentRunner(Protocol):
 
 
 class LoadedRunner:
-    """Base of the runners whose agent is loaded when they are made, and whose owner watches the event loop: nothing to start or end."""
+    """Base of the runners whose agent is loaded when they are made, and whose owner watches the event loop.
+
+    Nothing to start or end.
+    """
 
     async def start(self) -> None:
         """See `AgentRunner.start`."""
@@ -80,8 +83,8 @@ def parse_result(name: str, returned: Any) -> AgentResult:
     """Parse an agent's return value.
 
     Raises:
-        AgentError: it is not text of at most `LONGEST_OUTPUT`, a finite number, finite numbers by interaction id, None, or a mapping of
-            `reward` or `rewards`, and `metrics`.
+        AgentError: it is not text of at most `LONGEST_OUTPUT`, a finite number, finite numbers by interaction id, None,
+            or a mapping of `reward` or `rewards`, and `metrics`.
     """
     try:
         if returned is None:

@@ -1,4 +1,7 @@
-"""Environment of the clients that agents make: past the proxies to the gateway, and with keys where the user has none."""
+"""Environment of the clients that agents make.
+
+Past the proxies to the gateway, and with keys where the user has none.
+"""
 
 from __future__ import annotations
 

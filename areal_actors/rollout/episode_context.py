@@ -1,7 +1,7 @@
 """The current episode, for code that does not get it as an argument.
 
-Available everywhere in an agent: in its coroutine and the tasks it creates, in its thread, and (through the environment) in its
-process and child processes.
+Available everywhere in an agent: in its coroutine and the tasks it creates, in its thread, and (through the
+environment) in its process and child processes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Attributes a failed attempt to the agent, the engine or the gateway.
 
-The rule: if a model call of the attempt was open or abandoned, and its wait took more than half of the attempt's time, the failure is
-that of the component that the call waited for. A gateway that does not answer, or has lost the session, is at fault itself. All
-other failures are the agent's; the detail still has the wait of its longest call.
+The rule: if a model call of the attempt was open or abandoned, and its wait took more than half of the attempt's time,
+the failure is that of the component that the call waited for. A gateway that does not answer, or has lost the session,
+is at fault itself. All other failures are the agent's; the detail still has the wait of its longest call.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from areal_bus.message import FrozenMeta
 BLAMED_SHARE = 0.5
 """Share of an attempt's time above which one call's wait is the cause of its failure."""
 UNKNOWN, OVER, UNREAD = 404, 410, 503
-"""Status of a session that the gateway does not know, as after its restart; of one that is over; and of one that it does not know while
-it still reads the log."""
+"""Status of a session that the gateway does not know, as after its restart; of one that is over; and of one that it
+does not know while it still reads the log."""
 
 
 class FailedAttempt(msgspec.Struct, metaclass=FrozenMeta):
@@ -53,8 +53,8 @@ class FailedAttempt(msgspec.Struct, metaclass=FrozenMeta):
 def attribute_failure(failed: FailedAttempt, described: SessionDescribed) -> EpisodeAbandoned | None:
     """The end of an attempt, given the gateway's description of its session.
 
-    None if another worker runs the episode now, or if the attempt has ended in the log, as surplus or with its lease: the agent failed
-    because its session was over.
+    None if another worker runs the episode now, or if the attempt has ended in the log, as surplus or with its lease:
+    the agent failed because its session was over.
     """
     refused = described.refused
     if described.replaced_by or described.state == "abandoned" or (refused is not None and refused.status == OVER):

@@ -1,7 +1,7 @@
 """Runs workflows on whole groups (`arun_group`), such as those that compare the members or let them debate.
 
-The members of a group arrive as separate episodes at the one rollout worker of the run. They wait here for each other; then the
-workflow gets an engine for each, and each episode continues with its own result.
+The members of a group arrive as separate episodes at the one rollout worker of the run. They wait here for each other;
+then the workflow gets an engine for each, and each episode continues with its own result.
 """
 
 from __future__ import annotations

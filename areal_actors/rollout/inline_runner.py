@@ -32,8 +32,8 @@ CONNECT_SECONDS = 10.0
 def load_agent(agent: str, root: Path, options: Mapping[str, Any]) -> Any:
     """Load the agent of this name; a class is instantiated with these keyword arguments.
 
-    Clients that it makes reach the gateway past the proxies of the environment, and need no key: they are made without one of their own
-    where the environment has none, and the session is in their address.
+    Clients that it makes reach the gateway past the proxies of the environment, and need no key: they are made without
+    one of their own where the environment has none, and the session is in their address.
 
     Raises:
         RecipeError: the name does not exist.
@@ -68,7 +68,10 @@ async def await_agent(name: str, returning: Awaitable[T], model_errors: Sequence
 
 
 def _verification() -> ssl.SSLContext | bool:
-    """The authorities that the environment names, which a client that does not trust the environment would not read; else its own."""
+    """The authorities that the environment names, which a client that does not trust the environment would not read.
+
+    Else its own.
+    """
     file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
     return ssl.create_default_context(cafile=file, capath=folder) if file or folder else True
 
@@ -101,12 +104,13 @@ class InlineRunner(LoadedRunner):
         return await await_agent(self.name, returning, self.model_errors)
 
     def _http_client(self) -> Any:
-        """The HTTP client that the episodes of agents with a parameter `http_client` share; one of their own would cost each 20 ms.
+        """The HTTP client that the episodes of agents with a parameter `http_client` share.
 
-        It uses aiohttp, because the pool of httpx looks at every open connection before and after each call: with hundreds of
-        episodes at once that is most of a call's CPU time. It has no timeout, since episodes have their own: a call that is sent
-        again would be recorded twice. It takes no proxy from the environment: it calls the gateway only. Clients of OpenAI and of
-        Anthropic take the same one.
+        One of their own would cost each 20 ms.
+        It uses aiohttp, because the pool of httpx looks at every open connection before and after each call: with
+        hundreds of episodes at once that is most of a call's CPU time. It has no timeout, since episodes have their
+        own: a call that is sent again would be recorded twice. It takes no proxy from the environment: it calls the
+        gateway only. Clients of OpenAI and of Anthropic take the same one.
         """
         if self._client is None:
             is_anthropic = "openai" not in sys.modules and "anthropic" in sys.modules

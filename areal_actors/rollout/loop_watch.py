@@ -35,7 +35,10 @@ logger = structlog.get_logger(__name__)
 
 
 def processor_wait(thread: int | None) -> float:
-    """Return the seconds for which a thread, by its native id, was ready and waited for a processor; 0 where the system has no count."""
+    """Return the seconds for which a thread, by its native id, was ready and waited for a processor.
+
+    0 where the system has no count.
+    """
     try:
         return int(Path(SCHEDULE.format(thread)).read_text(encoding="ascii").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -53,7 +56,10 @@ class BlockedInterval:
         self._inner: dict[tuple[str, str], CodeLocation] = {}
 
     def add_sample(self, at: CodeLocation | None, episode: str) -> None:
-        """Add a stack sample of the thread, in this episode. A loop that waits in its own code lacks a processor and is not blocked."""
+        """Add a stack sample of the thread, in this episode.
+
+        A loop that waits in its own code lacks a processor and is not blocked.
+        """
         if at is not None and not at.is_event_loop:
             self._seen[at.line, episode] += 1
             self._inner[at.line, episode] = at

@@ -1,7 +1,8 @@
-"""Decides whether the model itself has ended an attempt whose agent raised; such an episode is scored, since what it did costs something.
+"""Decides whether the model itself has ended an attempt whose agent raised.
 
-Two sides must agree: the agent's exception (`core/agent_host/model_errors.py`) and the gateway's record of the session. An agent that
-fails for another reason after its context was full has failed by itself.
+Such an episode is scored, since what it did costs something.
+Two sides must agree: the agent's exception (`core/agent_host/model_errors.py`) and the gateway's record of the session.
+An agent that fails for another reason after its context was full has failed by itself.
 """
 
 from __future__ import annotations

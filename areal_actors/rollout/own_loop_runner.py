@@ -1,7 +1,7 @@
 """Runs agents on a separate event loop, so that an agent that blocks it delays neither leases nor deadlines.
 
-An agent that cannot be cancelled, because it blocks the loop or ignores the cancellation, is abandoned. A loop that stays blocked
-serves no further agent: the process fails with the reason, and a new one takes over.
+An agent that cannot be cancelled, because it blocks the loop or ignores the cancellation, is abandoned. A loop that
+stays blocked serves no further agent: the process fails with the reason, and a new one takes over.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ ASK_SECONDS = 10.0
 LEAVING_SECONDS = 1.0
 """Pause before a gateway that leaves is asked again: its sessions end, or the time to finish them does."""
 LEASE_GRACE_SECONDS = 60.0
-"""Added to the agent's time in a session's lease: for scoring, and so that the worker reports a timeout before the lease expires."""
+"""Added to the agent's time in a session's lease: for scoring, and so that the worker reports a timeout before the
+lease expires."""
 FIRST = gateway_name(0)
 """The gateway of sessions whose name has no mark."""
 MAX_QUEUED = 4.0
@@ -50,9 +51,11 @@ Report = AgentReturned | EventLoopBlocked
 
 
 class RolloutWorker(Actor):
-    """An agent that raises, hangs or returns nonsense is an `EpisodeAbandoned`, never a reward; one that returns None rejects its episode.
+    """An agent that raises, hangs or returns nonsense is an `EpisodeAbandoned`, never a reward.
 
-    Only what the model itself brought about (`rollout/model_end.py`) is scored, with the reward that the recipe states for it.
+    One that returns None rejects its episode.
+    Only what the model itself brought about (`rollout/model_end.py`) is scored, with the reward that the recipe states
+    for it.
 
     Held-out and training episodes do not wait for each other.
     """
@@ -77,8 +80,8 @@ class RolloutWorker(Actor):
     ) -> None:
         """Runs `concurrency` episodes at once, plus `evaluations` held-out ones; 0 means `concurrency` again.
 
-        Texts that `rule` takes are scored here, others by a reward worker. An episode that the model ends gets `overflow_reward`.
-        With `plays_environment` the agent's own failures are those of the environment.
+        Texts that `rule` takes are scored here, others by a reward worker. An episode that the model ends gets
+        `overflow_reward`. With `plays_environment` the agent's own failures are those of the environment.
         `gateway_seconds`: maximum wait for a gateway, which may have to join from another host.
         """
         self.runner = runner
@@ -108,7 +111,10 @@ class RolloutWorker(Actor):
 
     @on
     def gateway_lost(self, event: WorkerLeft) -> None:
-        """Stop the agents whose gateway was on another host that is lost: calls to an address without a host may hang."""
+        """Stop the agents whose gateway was on another host that is lost.
+
+        Calls to an address without a host may hang.
+        """
         for session, limit in self._limits.items() if event.actor else ():
             if (gateway_of_session(session) or FIRST) == event.actor:
                 self._lost[session] = event.worker
@@ -209,7 +215,10 @@ class RolloutWorker(Actor):
                 check.cancel()
 
     async def _end_limit(self, limit: asyncio.Timeout, session: str, context: Context) -> None:
-        """Wait as long as the session's calls have waited in the queue of an engine, which is no fault of the agent; then end the limit."""
+        """Wait as long as the session's calls have waited in the queue of an engine, which is no fault of the agent.
+
+        Then end the limit.
+        """
         loop = asyncio.get_running_loop()
         began = loop.time() - self.timeout_seconds
         with suppress(BusError):  # a gateway that does not answer extends nothing

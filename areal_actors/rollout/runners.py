@@ -79,5 +79,8 @@ def _environment_program(task: TaskSettings, root: Path, python: str) -> AgentPr
 
 
 def episodes_at_once(task: TaskSettings, concurrency: int) -> int:
-    """Number of concurrent episodes of a rollout worker: at most one per process, so that none waits while its deadline runs."""
+    """Number of concurrent episodes of a rollout worker.
+
+    At most one per process, so that none waits while its deadline runs.
+    """
     return min(concurrency, task.processes) if task.runner == "subprocess" else concurrency

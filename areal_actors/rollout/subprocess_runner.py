@@ -117,7 +117,10 @@ def _run_in_background(tasks: set[asyncio.Task[None]], coroutine: Coroutine[Any,
 
 
 def addresses(base_url: str, api_key: str) -> Mapping[str, str]:
-    """Environment variables from which unmodified clients read the model's address and key; the URLs suffice without the key."""
+    """Environment variables from which unmodified clients read the model's address and key.
+
+    The URLs suffice without the key.
+    """
     base_url = keyed_url(base_url, api_key)
     return {
         "OPENAI_BASE_URL": base_url,

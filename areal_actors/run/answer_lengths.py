@@ -1,4 +1,7 @@
-"""Lengths of a dataset's right answers in tokens, and whether a limit cuts them: a cut answer is scored as if the model had given it."""
+"""Lengths of a dataset's right answers in tokens, and whether a limit cuts them.
+
+A cut answer is scored as if the model had given it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`areal-actors check --data`: looks at every row of a recipe's dataset as the run would meet it, before anything is trained."""
+"""`areal-actors check --data`.
+
+Looks at every row of a recipe's dataset as the run would meet it, before anything is trained.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ AT_ONCE = 512
 
 
 def check_data(recipe: Recipe) -> Iterator[str]:
-    """Yields lines on every row: references, prompts, lengths, duplicates, overlap with held-out tasks, and the time taken.
+    """Yields lines on every row.
+
+    References, prompts, lengths, duplicates, overlap with held-out tasks, and the time taken.
 
     Raises:
         SetupError: the data cannot be opened.

@@ -1,5 +1,6 @@
-"""`areal-actors doctor`: the state of this machine, and what a run with the embedded defaults lacks here, each with its remedy.
+"""`areal-actors doctor`.
 
+The state of this machine, and what a run with the embedded defaults lacks here, each with its remedy.
 It starts no run and does not import torch.
 """
 
@@ -116,7 +117,10 @@ def examine(folder: Path) -> list[Finding]:
 
 
 def _requirements() -> dict[str, str]:
-    """Returns the requirements of this package and its bus by name, without extras; empty if it runs without being installed."""
+    """Returns the requirements of this package and its bus by name, without extras.
+
+    Empty if it runs without being installed.
+    """
     try:
         lines = [line for name in (PACKAGE, BUS) for line in metadata.requires(name) or []]
     except metadata.PackageNotFoundError:

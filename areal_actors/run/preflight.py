@@ -1,7 +1,7 @@
 """Before a run: checks of the machine, removal of what killed runs have left, and a new, locked folder.
 
-A killed run leaves weights in shared memory and bus credentials; the next command removes them. Only the locks decide if a run is dead:
-files of a live run are never touched.
+A killed run leaves weights in shared memory and bus credentials; the next command removes them. Only the locks decide
+if a run is dead: files of a live run are never touched.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ BUS_CHECK_SECONDS = 5.0
 
 
 def check_devices(recipe: Recipe, cuda: CudaDevices | None = None) -> None:
-    """Refuse a recipe that asks for CUDA devices that the machine lacks; `found` are its devices, detected here if None.
+    """Refuse a recipe that asks for CUDA devices that the machine lacks.
+
+    `found` are its devices, detected here if None.
 
     Raises:
         SetupError: no CUDA device, or too few; the message names the setting.
@@ -225,8 +227,9 @@ async def _reach_bus(url: str, run: str, replicas: int) -> None:
 
 
 def check_parts(recipe: Recipe) -> list[str]:
-    """Check everything that can be missing before anything starts: devices, servers, model, data, reward, agent, filter, folder.
+    """Check everything that can be missing before anything starts.
 
+    Devices, servers, model, data, reward, agent, filter, folder.
     Returns sentences about the reward and the references of the data.
 
     Raises:

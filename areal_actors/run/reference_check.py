@@ -1,6 +1,7 @@
 """Before a run: reads the reference of every task with the rule that will score its answers.
 
-A row whose reference the rule cannot read is played and abandoned whenever it is drawn, and no answer to it is ever right.
+A row whose reference the rule cannot read is played and abandoned whenever it is drawn, and no answer to it is ever
+right.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def check_references(task: TaskSettings, dataset: Dataset) -> list[str]:
     """Returns a sentence for each rule about the references of all tasks, held-out ones included.
 
     Raises:
-        SetupError: a rule cannot read some, and `task.unreadable_references` is `refuse`; the message counts them and names their rows.
+        SetupError: a rule cannot read some, and `task.unreadable_references` is `refuse`; the message counts them and
+            names their rows.
     """
     if task.dataset == ARITHMETIC:
         return []  # generated, with references that are right by construction

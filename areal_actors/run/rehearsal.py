@@ -1,6 +1,8 @@
-"""Rehearses a recipe for `areal-actors check`: its data is opened, and agent and reward play a task with given answers, not a model's.
+"""Rehearses a recipe for `areal-actors check`.
 
-Agent, gateway and reward are those of a run, on an in-memory bus in this process; nothing is written and no weights are read.
+Its data is opened, and agent and reward play a task with given answers, not a model's.
+Agent, gateway and reward are those of a run, on an in-memory bus in this process; nothing is written and no weights are
+read.
 """
 
 from __future__ import annotations
@@ -85,7 +87,9 @@ class Played(msgspec.Struct, frozen=True):
 
 
 def rehearse(recipe: Recipe) -> Generator[str, None, list[Played]]:
-    """Yields lines about a task that was played: once with the task's own `answer`, once with another text; returns the episodes.
+    """Yields lines about a task that was played.
+
+    Once with the task's own `answer`, once with another text; returns the episodes.
 
     Raises:
         SetupError: both episodes failed; the message has the reason.
@@ -159,7 +163,8 @@ async def _play(
 ) -> list[Played]:
     """Play the task once for each answer; `arun_group` workflows play it as a group of one.
 
-    Where the model's tokenizer is not `known`, a token is a byte, and the recipe's limits, which count the model's tokens, cut nothing.
+    Where the model's tokenizer is not `known`, a token is a byte, and the recipe's limits, which count the model's
+    tokens, cut nothing.
     """
     tokenizer, settings = chat_tokenizer or _byte_tokenizer(), msgspec.structs.replace(recipe.task, processes=1)
     spoken: list[str] = []

@@ -179,7 +179,10 @@ class RunLoop(Launch):
         return INTERRUPTED if self.interrupted.is_set() else FAILED if error else FINISHED
 
     async def _show(self, console: Console) -> None:
-        """Show the run until it is finished; where the bus fails a display, it begins again with the state of the run."""
+        """Show the run until it is finished.
+
+        Where the bus fails a display, it begins again with the state of the run.
+        """
         after = self.known
         while True:
             try:
@@ -305,7 +308,8 @@ class RunLoop(Launch):
         """Wait until the checkpointer has handled the last evaluation, so that its events are in the log."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BEST_CHECKPOINT_SECONDS):
-                while await self.bus.position("checkpointer-0") < self.evaluated_at:  # noqa: ASYNC110 - it is in another process
+                # It is in another process
+                while await self.bus.position("checkpointer-0") < self.evaluated_at:  # noqa: ASYNC110
                     await asyncio.sleep(POLL_SECONDS)
 
     async def _receive_events(self) -> None:

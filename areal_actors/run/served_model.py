@@ -1,5 +1,6 @@
-"""Makes or finds the model for `areal-actors serve`, and writes the location of its weights to a file; torch is loaded to make one.
+"""Makes or finds the model for `areal-actors serve`, and writes the location of its weights to a file.
 
+Torch is loaded to make one.
 Started by `run/serve.py` with the run's folder. An embedded model is kept beside the runs, in `models`.
 """
 

@@ -23,10 +23,11 @@ R = TypeVar("R", bound=Reply)
 H = TypeVar("H", bound=Callable[..., Any])
 
 Emits = AsyncIterator
-"""Return type of handlers that await, with the messages that they may emit: `async def handler(self, event: A) -> Emits[B | C]`.
+"""Return type of handlers that await, with the messages that they may emit:
+`async def handler(self, event: A) -> Emits[B | C]`.
 
-Handlers that await nothing are plain generators, `def handler(self, event: A) -> Iterator[B | C]`, and may use `yield from`. A handler
-that emits nothing returns None in either form.
+Handlers that await nothing are plain generators, `def handler(self, event: A) -> Iterator[B | C]`, and may use
+`yield from`. A handler that emits nothing returns None in either form.
 """
 
 
@@ -35,7 +36,8 @@ class Tick(Telemetry):
 
     subject: ClassVar[str] = "clock.tick"
     paused: float = 0.0
-    """Seconds of a pause of this process that has just ended; 0 without one. It is recorded, so that a replay has it, too."""
+    """Seconds of a pause of this process that has just ended; 0 without one. It is recorded, so that a replay has it,
+    too."""
 
 
 class Context(Protocol):
@@ -50,7 +52,8 @@ class Context(Protocol):
     sequence: int
     """Position of the message in the run's log; 0 if it is not logged."""
     replayed: bool
-    """True if the message was handled before a restart: the handler rebuilds state only, and all that it yields is discarded."""
+    """True if the message was handled before a restart: the handler rebuilds state only, and all that it yields is
+    discarded."""
 
     @property
     def random(self) -> Random:
@@ -98,8 +101,8 @@ def on(handler: H) -> H:
 class Actor:
     """Actor with one mailbox and private state.
 
-    Messages are handled one at a time unless `concurrency` is above 1; even then events are handled one at a time, in log
-    order. After a failure the actor is replaced by a new instance.
+    Messages are handled one at a time unless `concurrency` is above 1; even then events are handled one at a time, in
+    log order. After a failure the actor is replaced by a new instance.
     """
 
     handlers: ClassVar[dict[type[Message], HandlerSpec]] = {}
@@ -108,7 +111,8 @@ class Actor:
     history: ClassVar[History] = "all"
     """Past events received at start; "all" for state that is a fold over events."""
     state_type: ClassVar[Any] = None
-    """Return type of `snapshot`, which msgspec must encode; None for an actor that folds all its events at every start."""
+    """Return type of `snapshot`, which msgspec must encode; None for an actor that folds all its events at every
+    start."""
     state_version: ClassVar[int] = 1
     """Version of the state's format; increment it when older snapshots can no longer be restored."""
     tick_seconds: ClassVar[float] = 0.0

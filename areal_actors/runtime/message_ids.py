@@ -26,8 +26,9 @@ def with_new_id(envelope: Envelope, again: str) -> Envelope:
 class HandlingIds:
     """Ids of the messages that an actor emits while it handles one message.
 
-    Events and work are counted separately from other messages and from reports: when the message is handled again after a failure,
-    there may be a different number of these in between, and the event after a report must not be taken for the report.
+    Events and work are counted separately from other messages and from reports: when the message is handled again after
+    a failure, there may be a different number of these in between, and the event after a report must not be taken for
+    the report.
     """
 
     def __init__(self, instance: str, cause: str) -> None:

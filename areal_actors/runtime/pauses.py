@@ -1,4 +1,7 @@
-"""Pauses of an actor's own process: SIGSTOP, a debugger, a suspended machine. Nothing could reach the actor meanwhile."""
+"""Pauses of an actor's own process: SIGSTOP, a debugger, a suspended machine.
+
+Nothing could reach the actor meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ class OwnPauses:
         self._looked = clock()
 
     def look(self, interval: float) -> float:
-        """Returns the seconds since the last look if they are a pause, else 0; to be called every `interval` seconds."""
+        """Returns the seconds since the last look if they are a pause, else 0.
+
+        To be called every `interval` seconds.
+        """
         before, self._looked = self._looked, self.clock()
         seconds = self._looked - before
         return seconds if seconds > interval + LATE_SECONDS else 0.0

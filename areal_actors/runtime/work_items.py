@@ -15,7 +15,8 @@ from areal_bus.errors import BusError
 TAKEN_TOGETHER = 8
 """Maximum number of work items taken in one round trip: more would leave too few to other workers."""
 SENT_TOGETHER = 32
-"""Maximum number of work items that a handler sends before the first is confirmed; then other actors of the process have their turn."""
+"""Maximum number of work items that a handler sends before the first is confirmed; then other actors of the process
+have their turn."""
 RENEWALS_PER_LEASE = 3
 """Renewals per lease, so that a late or lost one does not end the lease."""
 

@@ -1,10 +1,12 @@
-"""The process inside the sandbox: restricts itself, reports that, and runs the answer's program. Started by `programs.py`.
+"""The process inside the sandbox: restricts itself, reports that, and runs the answer's program.
 
-With tests, it forks before the program is read: the tests run here (`judge.py`), the program in the child (`program_server.py`), which has
-neither the tests nor the proof, and the two exchange values over two pipes (`plain_values.py`).
+Started by `programs.py`.
+With tests, it forks before the program is read: the tests run here (`judge.py`), the program in the child
+(`program_server.py`), which has neither the tests nor the proof, and the two exchange values over two pipes
+(`plain_values.py`).
 
-It imports only the standard library and these files, because it is started by its path in an interpreter without other packages, and little
-of that, because every test of every answer starts it.
+It imports only the standard library and these files, because it is started by its path in an interpreter without other
+packages, and little of that, because every test of every answer starts it.
 
 Restrictions, each if the system supports it:
 
@@ -18,7 +20,8 @@ Restrictions, each if the system supports it:
                 (Linux on x86-64 and ARM64; https://docs.kernel.org/userspace-api/seccomp_filter.html)
     no powers   a superuser's capabilities are dropped
 
-Without seccomp, a limit on the number of processes replaces it; a superuser, to whom that limit does not apply, is refused.
+Without seccomp, a limit on the number of processes replaces it; a superuser, to whom that limit does not apply, is
+refused.
 """
 
 from __future__ import annotations
@@ -159,7 +162,8 @@ def serve_program(job: dict[str, Any], calls: Any, judge: int, started: int, cha
     module = types.ModuleType("answer")
     sys.modules["answer"] = module
     try:
-        exec(compile(job["program"], "answer.py", "exec"), module.__dict__)  # noqa: S102 - this is what the sandbox is for
+        # This is what the sandbox is for
+        exec(compile(job["program"], "answer.py", "exec"), module.__dict__)  # noqa: S102
         channel.send("started")
         server(channel, module.__dict__).serve()
     except BaseException:  # noqa: BLE001 - what it raises is shown, as in any program
@@ -236,9 +240,9 @@ def restrict_files(system: ctypes.CDLL, folder: str) -> None:
     rules = system.syscall(LANDLOCK_CREATE, handled, ctypes.c_size_t(8), 0)
     for path in (
         *LIBRARIES,
-        os.path.dirname(os.__file__),
+        os.path.dirname(os.__file__),  # noqa: PTH120
         f"{sys.base_prefix}/lib",
-    ):  # noqa: PTH120 - it starts sooner without pathlib
+    ):
         _allow(system, rules, path, READ)
     _allow(system, rules, "/dev/null", READ | 1 << 1 | rights & 1 << 14)
     _allow(system, rules, folder, rights)
@@ -287,7 +291,10 @@ def install_seccomp(system: ctypes.CDLL, signalled: tuple[int, ...], calls: Any)
 
 
 def seccomp_filter(machine: str, signalled: tuple[int, ...], calls: Any) -> list[tuple[int, int, int, int]]:
-    """The filter as classic BPF: (code, jump if true, jump if false, operand) per instruction. `calls` is the module `system_calls`."""
+    """The filter as classic BPF: (code, jump if true, jump if false, operand) per instruction.
+
+    `calls` is the module `system_calls`.
+    """
     which = 0 if machine == "x86_64" else 1
     allowed = (RETURN, 0, 0, ALLOW)
     denied, missing = (RETURN, 0, 0, FAIL | errno.EPERM), (RETURN, 0, 0, FAIL | errno.ENOSYS)

@@ -199,7 +199,10 @@ class _Program(ModuleType):
 
 
 def run_checks(channel: Channel, checks: Sequence[str]) -> bool:
-    """Execute the statements in turn; True if none raised, and the program's process has answered properly all the time."""
+    """Execute the statements in turn.
+
+    True if none raised, and the program's process has answered properly all the time.
+    """
     judge = Judge(channel)
     codes = [compile(check, "check.py", "exec") for check in checks]
     names = Names(judge, subjects_of(checks))
@@ -210,8 +213,9 @@ def run_checks(channel: Channel, checks: Sequence[str]) -> bool:
 
 
 def subjects_of(checks: Sequence[str]) -> frozenset[str]:
-    """Names of built-in functions that the statements mean as the program's: the only name that they call, such as `assert sum(1, 2) == 3`.
+    """Names of built-in functions that the statements mean as the program's.
 
+    The only name that they call, such as `assert sum(1, 2) == 3`.
     Otherwise a program that defines `all` or `abs` would decide what its tests find.
     """
     builtin = vars(sys.modules["builtins"])

@@ -1,8 +1,10 @@
-"""Values that cross the border between a program and its tests: plain data as JSON, in a closed set of types; objects as numbers.
+"""Values that cross the border between a program and its tests.
 
-Imported by both processes of `guest.py`, so only the standard library, and little of it. What arrives is data of exactly these types: no
-class and no code of the other side takes effect here. Lists, dictionaries, sets, deques and byte arrays are numbered within a message, so
-that two names of one list stay one list, and an answer names the arguments that the call has changed.
+Plain data as JSON, in a closed set of types; objects as numbers.
+Imported by both processes of `guest.py`, so only the standard library, and little of it. What arrives is data of
+exactly these types: no class and no code of the other side takes effect here. Lists, dictionaries, sets, deques and
+byte arrays are numbered within a message, so that two names of one list stay one list, and an answer names the
+arguments that the call has changed.
 
     1, "a", 0.5, None, True             themselves
     [tag, ...]                          everything else, see `ValueWriter.write`
@@ -77,7 +79,10 @@ TYPES = frozenset(
 
 
 class BadMessage(BaseException):
-    """The other side sent what is no message. Not an `Exception`, so that no test takes it for one that the program raised."""
+    """The other side sent what is no message.
+
+    Not an `Exception`, so that no test takes it for one that the program raised.
+    """
 
 
 class _ScannerSettings:

@@ -1,5 +1,6 @@
-"""The program's side of its tests: runs what the tests ask for, and answers with values. Nothing here is trusted by the tests' side.
+"""The program's side of its tests: runs what the tests ask for, and answers with values.
 
+Nothing here is trusted by the tests' side.
 Imported by `guest.py` in the process of the program.
 """
 

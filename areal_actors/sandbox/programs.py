@@ -3,9 +3,9 @@ r"""Runs an untrusted Python program in its own process, with limits on time, me
     ran = run_program("print(int(input()) * 2)", stdin="21", limits=Limits())
     ran.output == b"42\n"
 
-`guest.py` lists the restrictions. They stop accidents and reward hacking; against attackers run the processes that use the sandbox
-in a container or a virtual machine. The full set exists only on Linux; elsewhere time, memory, output, disk and the number of
-processes are limited, and network and files are open.
+`guest.py` lists the restrictions. They stop accidents and reward hacking; against attackers run the processes that use
+the sandbox in a container or a virtual machine. The full set exists only on Linux; elsewhere time, memory, output, disk
+and the number of processes are limited, and network and files are open.
 """
 
 from __future__ import annotations
@@ -83,11 +83,12 @@ def run_program(
 ) -> ProgramResult:
     """Run a program as `__main__`; or with `checks`, as a module in which these statements are then executed.
 
-    With `errors` the output includes standard error, which is dropped otherwise. `cancel_fd` is a descriptor that becomes readable when
-    the caller no longer waits for the program, which is then killed.
+    With `errors` the output includes standard error, which is dropped otherwise. `cancel_fd` is a descriptor that
+    becomes readable when the caller no longer waits for the program, which is then killed.
 
-    Checks run in another process than the program, and have its functions and objects by stand-ins (`remote_objects.py`): what the program
-    returns is data, compared there. The proof that the last check was passed is never in the program's process.
+    Checks run in another process than the program, and have its functions and objects by stand-ins
+    (`remote_objects.py`): what the program returns is data, compared there. The proof that the last check was passed is
+    never in the program's process.
 
     Raises:
         SandboxError: the sandbox cannot be created; not the program's fault.

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift")
 ORDER = ("lt", "le", "gt", "ge")
 BASES: tuple[type, ...] = (tuple, list, dict, str, int, float, set, frozenset, bytes)
-"""Built-in types whose subclasses travel as their value with a number, such as named tuples and enumerations of integers."""
+"""Built-in types whose subclasses travel as their value with a number, such as named tuples and enumerations of
+integers."""
 DEPTH = 50
 """Nested objects that are compared."""
 SEEN = (

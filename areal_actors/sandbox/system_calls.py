@@ -1,7 +1,8 @@
-"""System calls that a program in the sandbox may make, as numbers on x86-64 and on ARM64; -1 if there is none. All others fail with EPERM.
+"""System calls that a program in the sandbox may make, as numbers on x86-64 and on ARM64; -1 if there is none.
 
-CPython, its standard library and its threads make them; the programs of the tests run with no other. A call that the kernel
-gains later is denied until it is listed here. Imported by `guest.py`, so without any other module.
+All others fail with EPERM.
+CPython, its standard library and its threads make them; the programs of the tests run with no other. A call that the
+kernel gains later is denied until it is listed here. Imported by `guest.py`, so without any other module.
 """
 
 ALLOWED: dict[str, tuple[int, int]] = {
@@ -154,13 +155,14 @@ BY_FIRST_ARGUMENT: dict[str, tuple[tuple[int, int], tuple[int, ...]]] = {
     "prctl": ((157, 167), (3, 15, 16, 0x53564D41)),
     "prlimit64": ((302, 261), (0,)),
 }
-"""Calls with the values of their first argument: reading whether it is dumpable, names of threads and memory; its own limits."""
+"""Calls with the values of their first argument: reading whether it is dumpable, names of threads and memory; its own
+limits."""
 BY_SECOND_ARGUMENT: dict[str, tuple[tuple[int, int], tuple[int, ...]]] = {
     "fcntl": ((72, 25), (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032, 1033, 1034)),
     "ioctl": ((16, 29), (0x5401, 0x5413, 0x541B, 0x5450, 0x5451)),
 }
-"""Calls with the values of their second argument. `fcntl`: duplicates, flags, locks, sizes of pipes and seals, and neither owners of files,
-their signals, leases nor notes of folders, by which the kernel signals any process of the user. `ioctl`: whether it is a terminal, its
-size, bytes to read, and closing at a program's start."""
+"""Calls with the values of their second argument. `fcntl`: duplicates, flags, locks, sizes of pipes and seals, and
+neither owners of files, their signals, leases nor notes of folders, by which the kernel signals any process of the
+user. `ioctl`: whether it is a terminal, its size, bytes to read, and closing at a program's start."""
 SET_FLAGS, ASYNCHRONOUS = 4, 0x2000
 """`fcntl`'s command F_SETFL, and its flag O_ASYNC."""

@@ -16,8 +16,8 @@ LONGEST_OUTPUT: Final = 2000
 async def run_python(code: str, *, stdin: str = "", limits: Limits = TOOL_LIMITS, longest: int = LONGEST_OUTPUT) -> str:
     """Run a Python program of the model; returns its output, including errors, as the content of a tool message.
 
-    The program has the standard library and a temporary folder, and nothing else of this machine. Cancellation kills it.
-    Limit the number of concurrent programs with a semaphore: each has a process and a thread.
+    The program has the standard library and a temporary folder, and nothing else of this machine. Cancellation kills
+    it. Limit the number of concurrent programs with a semaphore: each has a process and a thread.
 
     Raises:
         SandboxError: no sandbox can be created here; failures of the program are returned as text.

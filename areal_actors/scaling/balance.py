@@ -1,8 +1,9 @@
 """Recommends a number of workers for each role, from the load of a run: pure functions.
 
-The trainer should hardly wait, and no worker be idle. Where it waits, the role with work in its queue is short; without any queue it is
-the engines, if most episodes are in a completion: each of fewer completions is decoded faster. Where it does not wait, a role of which
-one worker less would still have room has one too many. In between, and wherever another worker would not help, the number stays.
+The trainer should hardly wait, and no worker be idle. Where it waits, the role with work in its queue is short; without
+any queue it is the engines, if most episodes are in a completion: each of fewer completions is decoded faster. Where it
+does not wait, a role of which one worker less would still have room has one too many. In between, and wherever another
+worker would not help, the number stays.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from areal_actors.core.values import Value
 from areal_actors.messages import LoadMeasured, RoleLoad
 
 ROLES = ("reward_worker", "inference_worker", "rollout_worker")
-"""Roles in the order in which a shortage is looked for: the later in an episode first, since work waits before the role that is short."""
+"""Roles in the order in which a shortage is looked for: the later in an episode first, since work waits before the role
+that is short."""
 SHORT, AMPLE = 0.1, 0.02
 """Shares of the time that the trainer waits: above the first a role is short, below the second one may be ample."""
 QUEUED = 0.1

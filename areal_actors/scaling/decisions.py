@@ -1,8 +1,9 @@
-"""Decides when the number of workers changes: a fold over `LoadMeasured` and `ScaleDecided`, so that a log gives the same decisions again.
+"""Decides when the number of workers changes.
 
-Several windows in a row have to recommend the same direction, more of them for a decrease. After a decision nothing is decided until its
-workers serve and `cooldown_seconds` have passed. A number at which the trainer waited is not returned to, and an increase that did not
-shorten the waiting is undone and not tried again: the numbers settle.
+A fold over `LoadMeasured` and `ScaleDecided`, so that a log gives the same decisions again.
+Several windows in a row have to recommend the same direction, more of them for a decrease. After a decision nothing is
+decided until its workers serve and `cooldown_seconds` have passed. A number at which the trainer waited is not returned
+to, and an increase that did not shorten the waiting is undone and not tried again: the numbers settle.
 """
 
 from __future__ import annotations

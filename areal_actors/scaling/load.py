@@ -1,4 +1,7 @@
-"""The load of a run: a fold over its events, its heartbeats, and the time. It is measured between the first and the last batch."""
+"""The load of a run: a fold over its events, its heartbeats, and the time.
+
+It is measured between the first and the last batch.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ LEAST_SECONDS = 1.0
 
 
 def slots_of(recipe: Recipe) -> dict[str, int]:
-    """Returns what one worker of each role of a run takes at once; a reward function runs in one process of its worker."""
+    """Returns what one worker of each role of a run takes at once.
+
+    A reward function runs in one process of its worker.
+    """
     actors, task = recipe.actors, recipe.task
     together = task.reward.startswith(MODEL)
     slots = {

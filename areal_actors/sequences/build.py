@@ -1,4 +1,7 @@
-"""Converts a trajectory to training sequences: one per path of calls whose tokens extend each other, or one per call."""
+"""Converts a trajectory to training sequences.
+
+One per path of calls whose tokens extend each other, or one per call.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,9 @@ def sequences_of(
 ) -> list[TrainingSequence]:
     """Sequences of a trajectory, each call with its R(call).
 
-    Every sampled token is trained in one sequence only: where paths share a prefix, it is context in later sequences, and so are earlier
-    calls in the sequence of a call, tokens older than `oldest_version`, and calls that are not trained.
+    Every sampled token is trained in one sequence only: where paths share a prefix, it is context in later sequences,
+    and so are earlier calls in the sequence of a call, tokens older than `oldest_version`, and calls that are not
+    trained.
     """
     by_id, ended = {call.id: call for call in trajectory.interactions}, last_call_of_model(trajectory)
     rewards = call_rewards(trajectory, credit)
@@ -77,7 +81,10 @@ def sequences_of(
 
 
 def last_call_of_model(trajectory: Trajectory) -> str:
-    """Id of the call after which the model itself ended the episode, which is truncated there; empty if the agent ended it."""
+    """Id of the call after which the model itself ended the episode, which is truncated there.
+
+    Empty if the agent ended it.
+    """
     return last_trained(trajectory.interactions).id if trajectory.ended_by == "model" else ""
 
 

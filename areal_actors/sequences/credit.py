@@ -5,18 +5,19 @@ With `task.turn_discount` γ (last calls first):
     R(call) = r(call) + γ · mean of R over the calls that continue it        r(call) = 0 without a reward of its own
 
 The calls that continue a call are those whose messages do, and where messages name none, those that followed it in time
-(`sequences/credit_links.py`). With `branch_credit = "sum"` the rewards of all calls after a call are added, each once, discounted by
-the fewest calls between. Without a discount nothing is summed, and a call is continued only by calls whose messages continue it. R(call) is
+(`sequences/credit_links.py`). With `branch_credit = "sum"` the rewards of all calls after a call are added, each once,
+discounted by the fewest calls between. Without a discount nothing is summed, and a call is continued only by calls
+whose messages continue it. R(call) is
 
     1. the reward set for the call, or else
     2. the mean of R over the calls that continue it, or else
     3. the reward of the episode
 
-so a single reward applies to every call of the episode, and a reward by interaction id to its call and, through 2, to earlier
-calls without their own. `turn_discount = 1.0` sums rewards along the conversation, as AReaL does.
+so a single reward applies to every call of the episode, and a reward by interaction id to its call and, through 2, to
+earlier calls without their own. `turn_discount = 1.0` sums rewards along the conversation, as AReaL does.
 
-Only completed calls are interactions. Nothing is changed in place: a trajectory keeps the rewards that were set, and returns
-are computed wherever they are needed.
+Only completed calls are interactions. Nothing is changed in place: a trajectory keeps the rewards that were set, and
+returns are computed wherever they are needed.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Credit(msgspec.Struct, metaclass=FrozenMeta):
     style: ExportStyle = "concat"
     """`concat`: a sequence per path of calls whose tokens extend each other. `individual`: a sequence per call."""
     baseline_over: BaselineOver = "episodes"
-    """Unit of group statistics: each episode once, each call once (process rewards), or each role of an episode once."""
+    """Unit of group statistics: each episode once, each call once (process rewards), or each role of an episode
+    once."""
 
     @classmethod
     def of(cls, task: TaskSettings) -> Credit:
@@ -98,7 +100,10 @@ def _discounted_sum(
 
 
 def calls_without_credit(trajectory: Trajectory, credit: Credit) -> frozenset[str]:
-    """Trained calls that have no reward with a discount, as neither they nor any call after them has one; empty without a discount."""
+    """Trained calls that have no reward with a discount, as neither they nor any call after them has one.
+
+    Empty without a discount.
+    """
     if credit.discount is None:
         return frozenset()
 
@@ -160,8 +165,8 @@ def mean(values: Sequence[float]) -> float:
 def sample_rewards(trajectory: Trajectory, credit: Credit) -> tuple[float, ...]:
     """Rewards that a trajectory contributes to the statistics of its group.
 
-    A single one, the mean of R over its trained calls; with `baseline_over = "calls"` R of each trained call, with `"roles"` the mean of
-    each role, in order of the roles' names.
+    A single one, the mean of R over its trained calls; with `baseline_over = "calls"` R of each trained call, with
+    `"roles"` the mean of each role, in order of the roles' names.
     """
     rewards = call_rewards(trajectory, credit)
     if credit.baseline_over == "roles":

@@ -1,4 +1,7 @@
-"""The calls that each call of an episode continues for credit: edges of a graph without circles, from earlier to later calls."""
+"""The calls that each call of an episode continues for credit.
+
+Edges of a graph without circles, from earlier to later calls.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ def links_of(call: Interaction) -> tuple[str, ...]:
 def continuing_calls(interactions: Sequence[Interaction]) -> dict[str, list[str]]:
     """The calls that continue each call, by id.
 
-    A link that was found by time does not count where the messages of another call continue the earlier one after all: the call in
-    between ran beside it. Nor does it if the earlier call has a reward of its own, and they are alternatives (they continue the same
-    parent) or have different roles: a judge's reward is no part of its solver's.
+    A link that was found by time does not count where the messages of another call continue the earlier one after all:
+    the call in between ran beside it. Nor does it if the earlier call has a reward of its own, and they are
+    alternatives (they continue the same parent) or have different roles: a judge's reward is no part of its solver's.
     """
     by_id = {call.id: call for call in interactions}
     links = {call.id: _links(call, by_id) for call in interactions}

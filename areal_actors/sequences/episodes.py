@@ -1,8 +1,8 @@
 """Grouping of sequences by episode, and masks of the tokens that a sequence trains.
 
-An episode becomes one sequence or several (`task.export_style`, a conversation that branches or whose token prefix changed).
-Sequences of an episode share its name; a sequence without a name is an episode of its own. A later sequence may repeat calls of an
-earlier one as context: these are sampled tokens, too, but not the sequence's own.
+An episode becomes one sequence or several (`task.export_style`, a conversation that branches or whose token prefix
+changed). Sequences of an episode share its name; a sequence without a name is an episode of its own. A later sequence
+may repeat calls of an earlier one as context: these are sampled tokens, too, but not the sequence's own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def sequences_by_episode(sequences: Sequence[TrainingSequence]) -> list[list[Tra
 
 
 def calls_of(sequence: TrainingSequence) -> tuple[SequenceCall, ...]:
-    """Returns the calls trained in a sequence; if it names none, one call over all its tokens with the reward of the sequence."""
+    """Returns the calls trained in a sequence.
+
+    If it names none, one call over all its tokens with the reward of the sequence.
+    """
     return sequence.calls or (
         SequenceCall(start=0, end=len(sequence.token_ids), reward=sequence.reward, truncated=sequence.truncated),
     )

@@ -1,12 +1,13 @@
 """Export of a session's trajectory: msgpack on the wire, and arrays for a trainer.
 
-The msgpack is tree-encoded: a call holds only its own tokens, as bytes, and refers to the call whose tokens it extends, so that
-a conversation is not sent once per turn. `sequences` converts it to training sequences:
+The msgpack is tree-encoded: a call holds only its own tokens, as bytes, and refers to the call whose tokens it extends,
+so that a conversation is not sent once per turn. `sequences` converts it to training sequences:
 
     answer = requests.post(f"{gateway}/export_trajectories", json={"session_id": session},
                            headers={"Authorization": f"Bearer {admin_key}", "Accept": "application/msgpack"})
     for sequence in sequences(answer.content):
-        sequence["input_ids"], sequence["loss_mask"], sequence["logprobs"], sequence["versions"], sequence["token_rewards"]
+        sequence["input_ids"], sequence["loss_mask"], sequence["logprobs"], sequence["versions"],
+        sequence["token_rewards"]
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.credit import Credit, ExportStyle, call_rewards, sequence_ends
 
 ExportedSequence = dict[str, NDArray[Any]]
-"""`input_ids` int32, `loss_mask` int32 (1: sampled, and not trained in an earlier sequence), `logprobs` float32 (0 in prompts),
-`versions` int32 (-1 in prompts), `attention_mask` bool, `token_rewards` float32 (R(call) where the loss mask is 1, else 0): each of
-shape [tokens]; `rewards` float32, shape [1]: R(call) of the sequence's last call."""
+"""`input_ids` int32, `loss_mask` int32 (1: sampled, and not trained in an earlier sequence), `logprobs` float32 (0 in
+prompts), `versions` int32 (-1 in prompts), `attention_mask` bool, `token_rewards` float32 (R(call) where the loss mask
+is 1, else 0): each of shape [tokens]; `rewards` float32, shape [1]: R(call) of the sequence's last call."""
 
 
 class ExportedCall(Value, array_like=True):
@@ -145,8 +146,8 @@ def to_json(export: Export) -> dict[str, Any]:
 def sequences(export: Export | bytes) -> list[ExportedSequence]:
     """Sequences of an export: one per leaf path (`concat`), or one per call (`individual`).
 
-    A sampled token has a 1 in the loss mask of one sequence only. Leaf paths with a common prefix train it in the first of them; in
-    the sequence of a call, the earlier calls of its conversation are context.
+    A sampled token has a 1 in the loss mask of one sequence only. Leaf paths with a common prefix train it in the first
+    of them; in the sequence of a call, the earlier calls of its conversation are context.
     """
     export = from_msgpack(export) if isinstance(export, bytes) else export
     calls = tuple(

@@ -1,7 +1,7 @@
 """Validation of training sequences: invalid sequences are left out of the step and reported, the others are trained.
 
-The decision depends only on the batch, its trajectories in the log and the limits of the model, so a step replayed after a restart
-leaves out the same sequences.
+The decision depends only on the batch, its trajectories in the log and the limits of the model, so a step replayed
+after a restart leaves out the same sequences.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def batch_sequences(
             fault = sequence_fault(sequence, limits, batch.step)
             if fault is None and sequence.images and folder is not None:
                 fault = image_fault(sequence, folder)
-                sequence = msgspec.structs.replace(sequence, image_folder=str(folder.path))  # noqa: PLW2901 - the same sequence
+                # The same sequence
+                sequence = msgspec.structs.replace(sequence, image_folder=str(folder.path))  # noqa: PLW2901
             if fault is None:
                 sequences.append(sequence)
             else:

@@ -70,7 +70,10 @@ def batch_metrics(sequences: Sequence[TrainingSequence], batch: BatchFormed) -> 
 
 
 def _unread_call_shares(sequences: Sequence[TrainingSequence]) -> dict[str, float]:
-    """Shares of the trained calls in which a tool call did not reach the agent as one: of all causes, and by the name of each."""
+    """Shares of the trained calls in which a tool call did not reach the agent as one.
+
+    Of all causes, and by the name of each.
+    """
     problems = [call.call_problem for sequence in sequences for call in calls_of(sequence)]
     counts = Counter(filter(None, problems))
     shares = {f"{UNREAD_CALLS}/{cause}": count / len(problems) for cause, count in sorted(counts.items())}
@@ -115,7 +118,10 @@ def _distribution(name: str, values: np.ndarray[tuple[int], np.dtype[np.int32]])
 
 
 def sequences_checksum(sequences: Sequence[TrainingSequence]) -> str:
-    """CRC-32 of the sampled ids and log-probabilities, in sequence order; the audit compares it with that of the logged trajectories."""
+    """CRC-32 of the sampled ids and log-probabilities, in sequence order.
+
+    The audit compares it with that of the logged trajectories.
+    """
     checksum = 0
     for sequence in sequences:
         sampled = sequence.versions != PROMPT_VERSION

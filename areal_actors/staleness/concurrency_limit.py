@@ -1,9 +1,11 @@
-"""The number of groups that may run at once, adapted to the load of the engines: `staleness_gate.max_concurrent = "auto"`.
+"""The number of groups that may run at once, adapted to the load of the engines.
 
-The rule is that of TCP's congestion control (RFC 5681). Each group that ends while the limit is reached raises it by one, which doubles it
-with every generation of groups. The first time an engine is full (requests wait in it, or its KV cache is all but used), the limit falls
-to three quarters, and from then on grows by one for each generation only. While an engine is busy it stays as it is; while one remains
-full it falls once for each generation, since what runs already has to end before a lower limit can be felt.
+`staleness_gate.max_concurrent = "auto"`.
+The rule is that of TCP's congestion control (RFC 5681). Each group that ends while the limit is reached raises it by
+one, which doubles it with every generation of groups. The first time an engine is full (requests wait in it, or its KV
+cache is all but used), the limit falls to three quarters, and from then on grows by one for each generation only. While
+an engine is busy it stays as it is; while one remains full it falls once for each generation, since what runs already
+has to end before a lower limit can be felt.
 
 The limit is an immutable value: each method returns it after one event.
 """
@@ -36,7 +38,10 @@ class ConcurrencyLimit(msgspec.Struct, metaclass=FrozenMeta):
     """Load of each inference worker's engine."""
 
     def level_changed(self, worker: str, level: LoadLevel) -> ConcurrencyLimit:
-        """Record the load of an engine; the first full one lowers the limit, unless the limit fell less than a generation ago."""
+        """Record the load of an engine.
+
+        The first full one lowers the limit, unless the limit fell less than a generation ago.
+        """
         changed = _with_levels(self, {**self.levels, worker: level})
         settled = self.threshold == self.most or self.ended >= self.groups
         return changed.lower() if level == "full" and not self.is_full() and settled else changed

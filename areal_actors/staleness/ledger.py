@@ -1,15 +1,15 @@
 """Bounded staleness (AReaL, arXiv:2505.24298, eq. 3), without I/O.
 
 Entry: with batches of B groups and bound s, at most (s + 1) * B groups may be ahead of the trained weights (running,
-complete, or in the batch being trained), so that in steady state no group waits more than s versions. Trained groups are
-counted by number, never as version x B: dynamic batches, drops and recovery cannot inflate the budget, and duplicate events
-are counted once.
+complete, or in the batch being trained), so that in steady state no group waits more than s versions. Trained groups
+are counted by number, never as version x B: dynamic batches, drops and recovery cannot inflate the budget, and
+duplicate events are counted once.
 
-Exit: the formula alone does not bound the age of stragglers. `batcher.exit_policy` applies the bound per token: the batcher drops
-whole groups, and the trainer masks tokens older than `BatchFormed.oldest_version`.
+Exit: the formula alone does not bound the age of stragglers. `batcher.exit_policy` applies the bound per token: the
+batcher drops whole groups, and the trainer masks tokens older than `BatchFormed.oldest_version`.
 
-The ledger is a fold: each method changes it by one event and returns it. It is changed in place, so that an event costs the same with
-ten groups as with ten thousand; a snapshot is its encoded copy.
+The ledger is a fold: each method changes it by one event and returns it. It is changed in place, so that an event costs
+the same with ten groups as with ten thousand; a snapshot is its encoded copy.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ class StalenessGateConfig(Config):
     max_staleness: NonNegativeInt = 2
     """Maximum number of weight versions between sampling and training of a token; 0 is synchronous training."""
     max_concurrent: PositiveInt | Literal["auto"] = 48
-    """Maximum number of groups running at once. Unset, as many as `max_staleness` allows: `(max_staleness + 1) × trainer.batch_size`
-    (48 where a model is only served). `auto`: begins with one batch, grows while the engines have room and falls when one of them is full;
-    never above what `max_staleness` allows."""
+    """Maximum number of groups running at once. Unset, as many as `max_staleness` allows:
+    `(max_staleness + 1) × trainer.batch_size` (48 where a model is only served). `auto`: begins with one batch, grows
+    while the engines have room and falls when one of them is full; never above what `max_staleness` allows."""
     surplus_groups: NonNegativeInt = 0
-    """Groups that are started beyond those that the remaining steps need, so that the last batches do not wait for the slowest; those left
-    when the last batch is formed are dropped as `surplus`. Unset, one batch; 0 where training is synchronous, where the model is
-    `embedded`, which samples on the trainer's cores, and where external agents bring the tasks."""
+    """Groups that are started beyond those that the remaining steps need, so that the last batches do not wait for the
+    slowest; those left when the last batch is formed are dropped as `surplus`. Unset, one batch; 0 where training is
+    synchronous, where the model is `embedded`, which samples on the trainer's cores, and where external agents bring
+    the tasks."""
     guard: OffPolicyGuardConfig = OffPolicyGuardConfig()
 
     def most_concurrent(self, batch_size: int) -> int:
@@ -124,7 +125,8 @@ class Ledger(msgspec.Struct, kw_only=True):
     ) -> tuple[int, Bound]:
         """Returns the number of groups that may start now, and the limiting bound if none may.
 
-        `concurrent` may run at once; `surplus` more than the remaining steps need may start until the last batch is formed.
+        `concurrent` may run at once; `surplus` more than the remaining steps need may start until the last batch is
+        formed.
         """
         if self.weight_version < 0:
             return 0, "weights"

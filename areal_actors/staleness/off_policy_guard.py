@@ -1,11 +1,13 @@
 """Watches how far the weights have moved from those that sampled the trained tokens: `[staleness_gate.guard]`.
 
-A step is off policy if one of its metrics is outside of its band. If it is the effective sample size or the KL, the staleness bound falls
-to 0, which is synchronous training: for new groups (by the gate) and for trained tokens (by the batcher). It grows by one after every
-`settle_steps` steps in a row within these bands, up to `staleness_gate.max_staleness`.
+A step is off policy if one of its metrics is outside of its band. If it is the effective sample size or the KL, the
+staleness bound falls to 0, which is synchronous training: for new groups (by the gate) and for trained tokens (by the
+batcher). It grows by one after every `settle_steps` steps in a row within these bands, up to
+`staleness_gate.max_staleness`.
 
-To 0 at once, since damage is done in a few steps, and slowly back, since steps at a low bound do not show what a higher one would do:
-docs/benchmarks.md has the runs. `masked_frac` never lowers the bound, because a lower bound masks more tokens.
+To 0 at once, since damage is done in a few steps, and slowly back, since steps at a low bound do not show what a higher
+one would do: docs/benchmarks.md has the runs. `masked_frac` never lowers the bound, because a lower bound masks more
+tokens.
 
 The guard is an immutable value: it returns the next one after each step.
 """
@@ -25,26 +27,33 @@ class OffPolicyGuardConfig(Config):
     """`[staleness_gate.guard]`: bands of the metrics that show how far the trained tokens are from the weights."""
 
     action: Literal["off", "report", "tighten"] = "report"
-    """`report` publishes an event when steps leave the bands, and when they return. `tighten` also lowers the staleness bound to 0, which
-    is synchronous training, and raises it again step by step. `off` does neither."""
+    """`report` publishes an event when steps leave the bands, and when they return. `tighten` also lowers the staleness
+    bound to 0, which is synchronous training, and raises it again step by step. `off` does neither."""
     min_effective_sample_size: Fraction = 0.3
     """Smallest effective sample size of the trained tokens."""
     max_approx_kl: NonNegativeFloat = 0.5
     """Largest KL between the weights that sampled the trained tokens and the current ones, in nats per token."""
     max_masked_frac: Fraction = 0.5
-    """Largest share of sampled tokens that are too old to be trained; reported only, since a lower bound masks more of them."""
+    """Largest share of sampled tokens that are too old to be trained; reported only, since a lower bound masks more of
+    them."""
     settle_steps: PositiveInt = 64
     """Number of steps in a row within the bands of effective sample size and KL after which the bound grows by one."""
 
     def outside(self, metrics: Mapping[str, float]) -> Iterator[str]:
-        """Yields a sentence for each metric of a step that is outside of its band; a step without a metric is inside."""
+        """Yields a sentence for each metric of a step that is outside of its band.
+
+        A step without a metric is inside.
+        """
         yield from self.drift_sentences(metrics)
         masked = metrics.get("masked_frac")
         if masked is not None and not masked <= self.max_masked_frac:
             yield f"masked_frac {masked:.3g}, at most {self.max_masked_frac:g}"
 
     def drift_sentences(self, metrics: Mapping[str, float]) -> Iterator[str]:
-        """Yields those sentences that a lower staleness bound can help: the weights have moved too far from those that sampled."""
+        """Yields those sentences that a lower staleness bound can help.
+
+        The weights have moved too far from those that sampled.
+        """
         size, divergence = metrics.get("effective_sample_size"), metrics.get("approx_kl")
         if size is not None and not size >= self.min_effective_sample_size:
             yield f"effective_sample_size {size:.3g}, at least {self.min_effective_sample_size:g}"

@@ -42,9 +42,10 @@ class GateState(Value):
 class StalenessGate(Actor):
     """Grants capacity while no limit is reached.
 
-    The gate opens with the first weights, or after their evaluation (sampled and greedy) if the run begins with one. Held-out
-    episodes take no capacity. If training is synchronous, the gate also waits for later evaluations; `evaluations` is their interval
-    in versions and their mode. No weights are published while they run, so they are exact.
+    The gate opens with the first weights, or after their evaluation (sampled and greedy) if the run begins with one.
+    Held-out episodes take no capacity. If training is synchronous, the gate also waits for later evaluations;
+    `evaluations` is their interval in versions and their mode. No weights are published while they run, so they are
+    exact.
     """
 
     state_type = GateState

@@ -1,7 +1,7 @@
 """Supervised examples as sequences: conversations in the model's chat template, with a loss mask on assistant text.
 
-Text is tokenized turn by turn as in the gateway, sampled text apart from given text, so that training uses the same tokens
-as serving.
+Text is tokenized turn by turn as in the gateway, sampled text apart from given text, so that training uses the same
+tokens as serving.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ def sequences_of_example(
     """Sequences of a demonstration or a pair.
 
     Raises:
-        SetupError: the chat template cannot render it, or rewrites earlier turns of a pair, or a scored one has weights; names the example.
+        SetupError: the chat template cannot render it, or rewrites earlier turns of a pair, or a scored one has
+            weights; names the example.
     """
     sequences: list[TrainingSequence] = []
     for number, conversation in enumerate(example.conversations):
@@ -193,7 +194,8 @@ def too_long_examples(
 def _is_short(example: Example, limit: int, tokenizer: ChatTokenizer) -> bool:
     """True if the example fits by its size in bytes, without tokenization: a token has at least one byte.
 
-    With templates that rewrite earlier turns, sequences may contain text that the whole conversation lacks, so messages count twice.
+    With templates that rewrite earlier turns, sequences may contain text that the whole conversation lacks, so messages
+    count twice.
     """
     try:
         return all(
@@ -271,8 +273,8 @@ def _end_of_turn(text: str, start: int, tokenizer: ChatTokenizer) -> int:
 def scored_segment(conversation: ExampleConversation, tokenizer: ChatTokenizer) -> Segment:
     """The whole rendered conversation and one more token, which is never fed to the model.
 
-    A position scores the token after it: to be scored at its last token, as in Hugging Face sequence classifiers, a sequence needs
-    one more.
+    A position scores the token after it: to be scored at its last token, as in Hugging Face sequence classifiers, a
+    sequence needs one more.
     """
     text = tokenizer.render(conversation.messages, conversation.tools, add_generation_prompt=False)
     ids = [*tokenizer.encode(text), 0]

@@ -123,8 +123,8 @@ def open_examples(spec: str, kind: Kind, *, seed: int, held_out: int | str, colu
         spec: name of the dataset.
         kind: kind of its rows.
         seed: determines the held-out rows.
-        held_out: another dataset, or a number of examples: from the test split if the dataset has one, else rows excluded from
-            training together with all others of the same prompt.
+        held_out: another dataset, or a number of examples: from the test split if the dataset has one, else rows
+            excluded from training together with all others of the same prompt.
         columns: column of the dataset by field name, where they differ.
 
     Raises:
@@ -315,7 +315,10 @@ def _first(examples: DatasetExamples, count: int) -> DatasetExamples:
 
 
 def _split(examples: DatasetExamples, count: int, seed: int) -> tuple[DatasetExamples, DatasetExamples]:
-    """Splits off `count` held-out examples; excludes others with their prompts. Both parts are in the order of the dataset."""
+    """Splits off `count` held-out examples; excludes others with their prompts.
+
+    Both parts are in the order of the dataset.
+    """
     kept = choose_held_out(len(examples), count, seed, examples.spec)
     held_out = msgspec.structs.replace(examples, numbers=kept)
     return (_without_prompts_of(examples, held_out, f"{count} rows held out") if kept else examples), held_out

@@ -1,4 +1,7 @@
-"""Ends programs that an agent or a reward has started and left running; a run's processes and all that they start carry a mark."""
+"""Ends programs that an agent or a reward has started and left running.
+
+A run's processes and all that they start carry a mark.
+"""
 
 from __future__ import annotations
 

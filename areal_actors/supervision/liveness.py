@@ -1,8 +1,10 @@
-"""Liveness of a run's processes: heartbeats by process id, the progress of starting processes, and leases of remote workers.
+"""Liveness of a run's processes.
 
-A pure fold over heartbeats and operating system readings; it starts and kills nothing. Its clock counts only while the watcher itself
-could receive heartbeats: a watcher that was stopped (Ctrl-Z, SIGSTOP, a suspended machine), has a backlog of messages, or has lost its
-connection to the bus receives none. With wall-clock or plain monotonic time, every process would be late at once.
+Heartbeats by process id, the progress of starting processes, and leases of remote workers.
+A pure fold over heartbeats and operating system readings; it starts and kills nothing. Its clock counts only while the
+watcher itself could receive heartbeats: a watcher that was stopped (Ctrl-Z, SIGSTOP, a suspended machine), has a
+backlog of messages, or has lost its connection to the bus receives none. With wall-clock or plain monotonic time, every
+process would be late at once.
 """
 
 from __future__ import annotations
@@ -56,7 +58,10 @@ class WatchClock:
         self._answered = True
 
     def tick(self, monotonic: float) -> bool:
-        """Advance to this reading of the monotonic clock; returns True when a long gap without answers has just ended."""
+        """Advance to this reading of the monotonic clock.
+
+        Returns True when a long gap without answers has just ended.
+        """
         elapsed = max(monotonic - self._last, 0.0)
         self._last = monotonic
         self.paused = elapsed if elapsed > MAX_TICK_SECONDS else 0.0
@@ -110,7 +115,10 @@ class _Lease:
 
 
 class Leases:
-    """Leases of the remote workers, by name: a fold over their heartbeats, and over renewals by their hosts while they start."""
+    """Leases of the remote workers, by name.
+
+    A fold over their heartbeats, and over renewals by their hosts while they start.
+    """
 
     def __init__(self, settings: WatchdogSettings) -> None:
         self.settings = settings

@@ -1,4 +1,7 @@
-"""The NATS server of a run with a user for each process, which may do what its actors declare; and a port for the gateway."""
+"""The NATS server of a run with a user for each process, which may do what its actors declare.
+
+And a port for the gateway.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +81,9 @@ JOINED = "joined."
 
 
 def with_port(recipe: Recipe) -> Recipe:
-    """Returns a recipe with the gateway's port; a free one is chosen once, so that a restarted gateway keeps its address.
+    """Returns a recipe with the gateway's port.
 
+    A free one is chosen once, so that a restarted gateway keeps its address.
     One outside of the range for outgoing connections is preferred, since it stays free until the gateway listens.
 
     Raises:
@@ -130,8 +134,9 @@ class RunServer:
         self._changing_users = asyncio.Lock()
 
     async def admit(self, recipe: Recipe, worker: str, actor: str = "") -> tuple[str, str]:
-        """Create the user of a joined worker; returns name and password, empty if all processes use the same credentials.
+        """Create the user of a joined worker.
 
+        Returns name and password, empty if all processes use the same credentials.
         `actor`: name of its actor, if it has another.
 
         Raises:
@@ -225,7 +230,10 @@ async def _own_server(recipe: Recipe, folder: RunFolder, certificate: Certificat
 
 @contextmanager
 def _make_certificate(recipe: Recipe, folder: RunFolder, *, secure: bool = False) -> Iterator[Certificate | None]:
-    """Yield the certificate of this start of a run, if it encrypts; `secure`: the bus is encrypted, so its files are, too."""
+    """Yield the certificate of this start of a run, if it encrypts; `secure`.
+
+    The bus is encrypted, so its files are, too.
+    """
     if not (recipe.bus.host and (recipe.bus.tls or secure)):
         yield None
         return
@@ -302,7 +310,10 @@ def _listeners(recipe: Recipe) -> dict[str, list[Listener]]:
 
 
 def listener(instance: str, actor: type[Actor]) -> Listener:
-    """An actor's declarations: the first parameters of its handlers, the message types that they yield, and its `asks`."""
+    """An actor's declarations.
+
+    The first parameters of its handlers, the message types that they yield, and its `asks`.
+    """
     sends = {kind for handler in actor.handlers.values() for kind in handler.emits}
     receives = tuple(kind for kind in actor.handlers if kind is not Tick)
     return Listener(instance=instance, receives=receives, sends=(*sends, *LIFECYCLE), asks=actor.asks)

@@ -1,4 +1,7 @@
-"""Limits of the operating system and of Python that end a run in its middle, named before its start: open files, address space, -OO."""
+"""Limits of the operating system and of Python that end a run in its middle, named before its start.
+
+Open files, address space, -OO.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from areal_actors.core.durable_files import GIBIBYTE
 from areal_actors.core.errors import SetupError
 
 OPEN_FILES = 256
-"""Least number of files that a process may open, with which the main recipe runs: connections of agents, the log, and libraries."""
+"""Least number of files that a process may open, with which the main recipe runs: connections of agents, the log, and
+libraries."""
 ADDRESS_BYTES = 5 * GIBIBYTE
-"""Least address space of a process, with which the embedded model runs: torch and its threads reserve gigabytes that they never use."""
+"""Least address space of a process, with which the embedded model runs: torch and its threads reserve gigabytes that
+they never use."""
 
 
 def limit_problems() -> list[tuple[str, str]]:

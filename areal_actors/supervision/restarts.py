@@ -1,4 +1,7 @@
-"""Restart strategies as pure functions: the processes to restart after a death, and the limit at which a supervisor gives up."""
+"""Restart strategies as pure functions.
+
+The processes to restart after a death, and the limit at which a supervisor gives up.
+"""
 
 from __future__ import annotations
 

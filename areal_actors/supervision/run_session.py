@@ -1,4 +1,7 @@
-"""One launch of a recipe: its bus, its processes under supervision and health checks, and its end; for training and for serving."""
+"""One launch of a recipe.
+
+Its bus, its processes under supervision and health checks, and its end; for training and for serving.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ async def publish(bus: Bus, event: Event) -> None:
 
 
 def access(recipe: Recipe, folder: RunFolder) -> str:
-    """Returns the gateway's address and the place of the key, for external agents; empty if none connect to this run."""
+    """Returns the gateway's address and the place of the key, for external agents.
+
+    Empty if none connect to this run.
+    """
     addresses = (
         recipe.gateway.urls(recipe.actors.session_manager.count - recipe.gateway.joined) or "gateways on other hosts"
     )
@@ -142,7 +148,10 @@ class Launch:
             self.over.set_result(str(error)) if isinstance(error, BusError) else self.over.set_exception(error)
 
     async def first_end(self, *ends: asyncio.Future[Any]) -> str | None:
-        """Wait until the launch is over or interrupted, or one of `ends` is done; returns the error if it is over, else None."""
+        """Wait until the launch is over or interrupted, or one of `ends` is done.
+
+        Returns the error if it is over, else None.
+        """
         interrupted = asyncio.create_task(self.interrupted.wait())
         over = (self.server.failed, self.over, self.supervisor.failed)
         try:

@@ -48,7 +48,8 @@ from areal_bus.message import Event
 RESTART_SECONDS = 0.2
 """Delay between a death and the restart."""
 SCARCE_SECONDS, SCARCE_POLL_SECONDS = 30.0, 1.0
-"""Time in which a process that cannot be started for want of descriptors or processes is tried again, and the interval."""
+"""Time in which a process that cannot be started for want of descriptors or processes is tried again, and the
+interval."""
 LAST_LINES = 5
 CREDENTIAL_VARIABLES = ("NATS_URL", JOIN_TOKEN)
 """Environment variables removed from all processes: none needs them, and an agent would inherit them."""
@@ -211,7 +212,10 @@ class Supervisor:
             await self._replace(child, reason)
 
     def _fails_again(self, child: Child, reason: str) -> bool:
-        """Returns True if this process failed at its start for the same reason as last time; numbers such as process ids may differ."""
+        """Returns True if this process failed at its start for the same reason as last time.
+
+        Numbers such as process ids may differ.
+        """
         status = child.process.returncode or 0
         if CALLED_EXIT in reason:
             status = EXIT_FAILED
@@ -239,7 +243,10 @@ class Supervisor:
             await self._spawn_again(name)
 
     async def _spawn_again(self, name: str) -> None:
-        """Start a process in place of one that has ended; where descriptors or processes are wanting, for a while until they are there."""
+        """Start a process in place of one that has ended.
+
+        Where descriptors or processes are wanting, for a while until they are there.
+        """
         until = time.monotonic() + SCARCE_SECONDS
         while not self._stopping:
             try:
@@ -272,8 +279,9 @@ class Supervisor:
 
 
 def child_environment(recipe: Recipe, kinds: Collection[str]) -> dict[str, str]:
-    """Returns the environment of a process with these kinds of actors: without credentials and proxies to the gateway, with its threads.
+    """Returns the environment of a process with these kinds of actors.
 
+    Without credentials and proxies to the gateway, with its threads.
     It has one busy thread unless the recipe sets more: waiting OpenMP threads spin, and cost more than they gain.
     """
     inherited = {variable: value for variable, value in os.environ.items() if variable not in CREDENTIAL_VARIABLES}
@@ -291,7 +299,10 @@ def child_environment(recipe: Recipe, kinds: Collection[str]) -> dict[str, str]:
 
 
 def reason_of_end(folder: RunFolder, name: str, code: int, killed: str = "") -> str:
-    """Returns why a process ended: its own error, the reason of the kill, the signal, or the last lines of its output."""
+    """Returns why a process ended.
+
+    Its own error, the reason of the kill, the signal, or the last lines of its output.
+    """
     failure, output = folder.failure_of(name), folder.output_of(name)
     if failure.exists():
         return failure.read_text().strip()
@@ -310,7 +321,10 @@ def reason_of_end(folder: RunFolder, name: str, code: int, killed: str = "") -> 
 
 
 def is_own_end(folder: RunFolder, name: str, code: int) -> bool:
-    """Returns True if a process has ended itself with an `EXIT_` status; code of a user that it runs may end it with the same one."""
+    """Returns True if a process has ended itself with an `EXIT_` status.
+
+    Code of a user that it runs may end it with the same one.
+    """
     if code not in (EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED):
         return False
     if (

@@ -1,8 +1,8 @@
 """The watchdog: names the cause when a run makes no progress, and ends the run after too many failures.
 
-Progress is a trained step, and everything that leads to the next one: a kept trajectory, sampled tokens, progress of a trainer
-phase, loaded weights, a checkpoint, an evaluated episode. Discarded work is no progress, nor are tokens while episodes fail.
-It only receives messages; time is given in seconds of `WatchClock.watching`.
+Progress is a trained step, and everything that leads to the next one: a kept trajectory, sampled tokens, progress of a
+trainer phase, loaded weights, a checkpoint, an evaluated episode. Discarded work is no progress, nor are tokens while
+episodes fail. It only receives messages; time is given in seconds of `WatchClock.watching`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Generated word problems in the format of GSM8K: two steps, small numbers, worked answers.
 
 A row is `{"question": ..., "answer": ...}`; the answer has steps annotated `<<3+4=7>>` and ends with `#### 5`.
-The numbers of a template determine the split, so the working of held-out problems is never seen in training. The same seed gives
-the same rows on every machine.
+The numbers of a template determine the split, so the working of held-out problems is never seen in training. The same
+seed gives the same rows on every machine.
 """
 
 from __future__ import annotations

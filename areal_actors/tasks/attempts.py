@@ -61,8 +61,8 @@ class Attempts(msgspec.Struct):
     ) -> list[RunEpisode]:
         """Returns held attempts, and those whose work was published and is neither queued nor scored.
 
-        Work for events after the last one that the actor acknowledged is left out: handling these again publishes it. `first` returns
-        the first attempt at an episode.
+        Work for events after the last one that the actor acknowledged is left out: handling these again publishes it.
+        `first` returns the first attempt at an episode.
         """
         works = {work.episode: work for work in self.held}
         self.held, self.stopped = [], False

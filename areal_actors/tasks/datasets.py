@@ -1,7 +1,7 @@
 """Task datasets: tasks to train on and held-out tasks for evaluation, in a stateless order.
 
-The n-th task drawn is a function of the seed and n alone, so a resumed run continues where it was. Rows are read when they are
-drawn; all are checked for a question, and an answer where the reward needs one, before the run starts.
+The n-th task drawn is a function of the seed and n alone, so a resumed run continues where it was. Rows are read when
+they are drawn; all are checked for a question, and an answer where the reward needs one, before the run starts.
 """
 
 from __future__ import annotations
@@ -108,15 +108,16 @@ def open_dataset(
     Args:
         spec: name of the dataset.
         seed: determines the order of training and the held-out rows.
-        held_out: a second dataset in files, or a number of tasks of this dataset: from its test split if it has one, else rows
-            excluded from training. 0 holds out none. Rows with the question of a held-out task are not trained on; where that is every
-            row, those with its question and its answer.
+        held_out: a second dataset in files, or a number of tasks of this dataset: from its test split if it has one,
+            else rows excluded from training. 0 holds out none. Rows with the question of a held-out task are not
+            trained on; where that is every row, those with its question and its answer.
         columns: column of the dataset by field name.
         answers: every row must have an answer; else they may lack it, all of them.
 
     Raises:
         RecipeError: there is no such dataset, or it has too few rows to hold out.
-        SetupError: it cannot be read, or a row is not a question with an answer; the message has the place and the remedy.
+        SetupError: it cannot be read, or a row is not a question with an answer; the message has the place and the
+            remedy.
     """
     source = _generate_rows(seed, held_out) if spec == ARITHMETIC else _open(spec, "dataset")
     shape = find_shape(source.train, spec, columns or {}, answers=answers)
@@ -159,7 +160,10 @@ def _split(
     columns: Mapping[str, str],
     shape: Shape | None = None,
 ) -> Dataset:
-    """Returns the tasks of a source, without those that are held out, and these; all rows must have `fields`, the first is compared."""
+    """Returns the tasks of a source, without those that are held out, and these.
+
+    All rows must have `fields`, the first is compared.
+    """
     separate = source.test is not None or isinstance(held_out, str)
     name = f"{source.name}-train" if source.test is not None else source.name
     digests = array("q", (_digest(texts, 1) for texts in source.train.texts(fields)))
@@ -223,8 +227,8 @@ def _not_held_out(
 ) -> Sequence[int]:
     """Returns the rows whose question is not held out; `digests` has the hash of the question of each row.
 
-    Where every question is held out, as in a game that begins with the same words each time, a row is excluded if its answer is that of
-    a held-out row, too.
+    Where every question is held out, as in a game that begins with the same words each time, a row is excluded if its
+    answer is that of a held-out row, too.
     """
     if not len(kept):
         return range(len(digests))

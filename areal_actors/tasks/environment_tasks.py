@@ -36,7 +36,8 @@ def list_environment(task: TaskSettings, folder: Path, root: Path) -> None:
     """Write the tasks of `task.environment` to files in `folder`; paths in the settings are relative to `root`.
 
     Raises:
-        SetupError: the interpreter, the library or the environment is missing, the environment raises or hangs, or it has no tasks.
+        SetupError: the interpreter, the library or the environment is missing, the environment raises or hangs, or it
+            has no tasks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _list_tasks(task, task.environment_args, task.environment_tasks, folder / TASKS, root)
@@ -82,7 +83,10 @@ def _list_tasks(task: TaskSettings, args: Mapping[str, Any], limit: int, path: P
 
 
 def _run(command: Sequence[str], request: str, folder: Path, environment: Mapping[str, str]) -> tuple[int, str]:
-    """Run a program in `folder` with the request on its standard input; returns its exit status and what it printed as errors."""
+    """Run a program in `folder` with the request on its standard input.
+
+    Returns its exit status and what it printed as errors.
+    """
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

@@ -72,7 +72,10 @@ class JsonLines:
                     yield read(row) or self._examine_line(row, fields, f"{self.path}:{number}", file.tell() - len(row))
 
     def _examine_line(self, line: bytes, fields: Sequence[str], place: str, start: int) -> tuple[str, ...]:
-        """Returns the texts of a line that the fast reader rejected, or raises its error; `start` is its offset in the file."""
+        """Returns the texts of a line that the fast reader rejected, or raises its error.
+
+        `start` is its offset in the file.
+        """
         try:
             text = line.decode()
         except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
 """Order of the draws from a dataset: a function of seed and epoch, so that no state has to be saved.
 
-The n-th draw is row n mod length of the permutation of epoch n div length. Given the number of draws made, from a fold over the
-log or from a checkpoint, the order continues exactly.
+The n-th draw is row n mod length of the permutation of epoch n div length. Given the number of draws made, from a fold
+over the log or from a checkpoint, the order continues exactly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class Order(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=4)
 def permutation(seed: int, epoch: int, length: int) -> array[int]:
-    """Returns the row numbers in the order of this epoch, equal on all machines; 4 bytes per row. Cached: do not modify."""
+    """Returns the row numbers in the order of this epoch, equal on all machines; 4 bytes per row.
+
+    Cached: do not modify.
+    """
     order = array("I", range(length))
     random.Random(f"epoch {epoch} of {seed}").shuffle(order)
     return order

@@ -1,8 +1,9 @@
 """Generated repositories of two files: a program with one fault, and its test.
 
-A row is `{"question", "answer", "file", "files", "tests"}`: what the agent is asked, the program without the fault, the file to
-repair, all files by name, and statements that the repaired program must pass. The combination of names and numbers determines the
-split, so no held-out repository is seen in training. The same seed gives the same rows on every machine.
+A row is `{"question", "answer", "file", "files", "tests"}`: what the agent is asked, the program without the fault, the
+file to repair, all files by name, and statements that the repaired program must pass. The combination of names and
+numbers determines the split, so no held-out repository is seen in training. The same seed gives the same rows on every
+machine.
 """
 
 from __future__ import annotations

@@ -53,7 +53,10 @@ def ending(path: Path) -> str:
 
 
 def readers() -> Mapping[str, Callable[[Path], DatasetRows]]:
-    """Returns the readers by the end of a file's name: ours, and those of other distributions, which return a list of rows."""
+    """Returns the readers by the end of a file's name.
+
+    Ours, and those of other distributions, which return a list of rows.
+    """
     brought = {end: partial(_read_with, part) for end, part in installed_parts("reader").items()}
     return {**brought, **READERS}
 

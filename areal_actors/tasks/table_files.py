@@ -1,4 +1,7 @@
-"""Rows of JSON, CSV and TSV files, and of compressed ones: read as a whole, since such files cannot be read from the middle."""
+"""Rows of JSON, CSV and TSV files, and of compressed ones.
+
+Read as a whole, since such files cannot be read from the middle.
+"""
 
 from __future__ import annotations
 

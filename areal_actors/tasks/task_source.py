@@ -49,9 +49,10 @@ class DrawnState(Value):
 class TaskSource(Actor):
     """Group n is the n-th draw of the dataset, in any run of this seed; its episodes are `n.0` to `n.<group_size - 1>`.
 
-    So the position in the dataset is a fold over the grants; held-out episodes belong to the evaluator. An episode is removed when
-    it has ended (abandoned after all attempts, in a batch, or dropped); later events about it are ignored. Where more groups are started
-    than the last steps need, those that still run when the last batch is formed, and those of later grants, are abandoned as `surplus`.
+    So the position in the dataset is a fold over the grants; held-out episodes belong to the evaluator. An episode is
+    removed when it has ended (abandoned after all attempts, in a batch, or dropped); later events about it are ignored.
+    Where more groups are started than the last steps need, those that still run when the last batch is formed, and
+    those of later grants, are abandoned as `surplus`.
     """
 
     state_type = DrawnState
@@ -66,7 +67,10 @@ class TaskSource(Actor):
         retries: int,
         surplus_after: int | None = None,
     ) -> None:
-        """`surplus_after`: step of the last batch, counted from 0, after which episodes that still run are surplus; None if none are."""
+        """`surplus_after`: step of the last batch, counted from 0, after which episodes that still run are surplus.
+
+        None if none are.
+        """
         self.tasks = tasks
         self.surplus_after = surplus_after
         self.group_size = group_size

@@ -41,7 +41,10 @@ def value_at(row: Mapping[Any, Any], path: str) -> Any:
 
 
 def as_text(value: Any) -> str | None:
-    """A value as a text: a text itself, a number, a truth value, or a list of one of these; None for any other value."""
+    """A value as a text: a text itself, a number, a truth value, or a list of one of these.
+
+    None for any other value.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

@@ -62,7 +62,10 @@ def _check_tensors(datum: Datum, where: str, limits: SequenceLimits) -> None:
 
 
 def micro_batches(data: Sequence[Datum]) -> Iterator[list[int]]:
-    """Indices of the datums of each micro-batch, the longest first; padded tokens times targets stay within the budget."""
+    """Indices of the datums of each micro-batch, the longest first.
+
+    Padded tokens times targets stay within the budget.
+    """
     part: list[int] = []
     longest = 0
     for index in sorted(range(len(data)), key=lambda index: -len(data[index].token_ids)):
@@ -77,7 +80,10 @@ def micro_batches(data: Sequence[Datum]) -> Iterator[list[int]]:
 
 
 def make_batch(data: Sequence[Datum], device: torch.device) -> tuple[MicroBatch, list[int]]:
-    """A padded micro-batch that scores every target of these datums, the longest first; and the number of targets of each."""
+    """A padded micro-batch that scores every target of these datums, the longest first.
+
+    And the number of targets of each.
+    """
     width = len(data[0].token_ids)
     token_ids = np.zeros((len(data), width), dtype=np.int64)
     for row, datum in enumerate(data):

@@ -4,9 +4,9 @@
     RUN/weights/NAME                training checkpoint: Hugging Face folder, adapter and optimizer
     RUN/sampler_weights/NAME        sampler checkpoint: Hugging Face folder
 
-A checkpoint is written as one of a run is (`training/checkpoint_store.py`), with its record `tinker.json` and a manifest of all files.
-Then its folder is renamed to `.NAME.DIGEST`, with the digest of the manifest, and the link `NAME` is pointed to it: a killed server
-leaves the old checkpoint or the new one, and every byte of it can be verified.
+A checkpoint is written as one of a run is (`training/checkpoint_store.py`), with its record `tinker.json` and a
+manifest of all files. Then its folder is renamed to `.NAME.DIGEST`, with the digest of the manifest, and the link
+`NAME` is pointed to it: a killed server leaves the old checkpoint or the new one, and every byte of it can be verified.
 """
 
 from __future__ import annotations
@@ -213,7 +213,10 @@ class TinkerCheckpoints:
         raise _not_found(tinker_path)
 
     def weights(self, tinker_path: str) -> WeightsLocation:
-        """Location of a checkpoint's weights, verified; blocks for the time that reading takes. Raises like `folder` and `verify`."""
+        """Location of a checkpoint's weights, verified; blocks for the time that reading takes.
+
+        Raises like `folder` and `verify`.
+        """
         _, _, folder = self.folder(tinker_path)
         self.verify(folder)
         return location_of(folder)

@@ -1,4 +1,7 @@
-"""Training data and results of Tinker's forward passes, and samples: as arrays, from and to Protocol Buffers and JSON."""
+"""Training data and results of Tinker's forward passes, and samples.
+
+As arrays, from and to Protocol Buffers and JSON.
+"""
 
 from __future__ import annotations
 

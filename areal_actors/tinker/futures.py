@@ -44,7 +44,10 @@ class Futures:
         self._ended: dict[str, float] = {}
 
     def start(self, request_id: str, work: Coroutine[Any, Any, Result]) -> str:
-        """Run a request; one with an id that is known already is the client's retry, and is not run again. Returns the id."""
+        """Run a request; one with an id that is known already is the client's retry, and is not run again.
+
+        Returns the id.
+        """
         self._forget()
         if request_id in self._tasks:
             work.close()

@@ -1,7 +1,8 @@
-"""Tinker's losses: element-wise, from the log-probabilities of the targets; a request's loss is the sum over all elements.
+"""Tinker's losses: element-wise, from the log-probabilities of the targets.
 
-With p the log-probabilities of the targets under the trained weights, q those recorded when they were sampled (`logprobs`),
-A the advantages, r = exp(p - q) and clip(r) = r limited to [clip_low_threshold, clip_high_threshold]:
+A request's loss is the sum over all elements.
+With p the log-probabilities of the targets under the trained weights, q those recorded when they were sampled
+(`logprobs`), A the advantages, r = exp(p - q) and clip(r) = r limited to [clip_low_threshold, clip_high_threshold]:
 
     cross_entropy        -p · weights
     importance_sampling  -r · A

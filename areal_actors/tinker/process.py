@@ -166,7 +166,9 @@ def listening_socket(options: TinkerOptions) -> socket.socket:
 
 
 def find_model(options: TinkerOptions, state: Path) -> str:
-    """Returns the Hugging Face folder of the model; the embedded one is made in the state folder if it is not there yet.
+    """Returns the Hugging Face folder of the model.
+
+    The embedded one is made in the state folder if it is not there yet.
 
     Raises:
         SetupError: there is no such model.

@@ -1,5 +1,6 @@
-"""Protocol Buffers' wire format, without generated code: a message is read as its fields by number, and written field by field.
+"""Protocol Buffers' wire format, without generated code.
 
+A message is read as its fields by number, and written field by field.
 Tinker's clients send datums and receive samples and loss outputs in it; all other bodies are JSON.
 """
 

@@ -1,7 +1,7 @@
 """Sampling from any weights of one base model: one engine, whose weights change when a request needs others.
 
-Requests are served in order of arrival. Those of the same weights run together; one that needs others waits until the running ones
-have ended, and later ones wait behind it, so that none waits forever.
+Requests are served in order of arrival. Those of the same weights run together; one that needs others waits until the
+running ones have ended, and later ones wait behind it, so that none waits forever.
 """
 
 from __future__ import annotations

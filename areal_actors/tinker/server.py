@@ -53,7 +53,8 @@ CLIENT_CONFIG = {
     "sample_enable_stuck_detection": False,
     "sample_join_sampling_session": True,
 }
-"""Feature flags of clients: their plain HTTP transport; no limit on the time of a sample, because a laptop may take long."""
+"""Feature flags of clients: their plain HTTP transport; no limit on the time of a sample, because a laptop may take
+long."""
 
 Item = TypeVar("Item")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

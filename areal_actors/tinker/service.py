@@ -1,7 +1,7 @@
 """The calls of clients: they create and use sessions, models that are trained, samplers and checkpoints.
 
-One thread trains, so the passes and steps of all models run one after another; sampling runs beside it. A session whose client is
-silent for too long ends, and with it its models and samplers; saved checkpoints stay.
+One thread trains, so the passes and steps of all models run one after another; sampling runs beside it. A session whose
+client is silent for too long ends, and with it its models and samplers; saved checkpoints stay.
 """
 
 from __future__ import annotations
@@ -158,7 +158,10 @@ class TinkerService:
         )
 
     def load_weights(self, request: LoadWeights) -> tuple[str, str]:
-        """Start to load a checkpoint, into a model or into a new one; returns the ids of the request and of the model."""
+        """Start to load a checkpoint, into a model or into a new one.
+
+        Returns the ids of the request and of the model.
+        """
         run, kind, _ = self.checkpoints.folder(request.path)
         if kind != "weights":
             raise RequestError(
@@ -207,7 +210,10 @@ class TinkerService:
         )
 
     def save_weights_for_sampler(self, request: SaveWeights) -> str:
-        """Start to save weights for sampling: under a name, or without one as those of a new sampler. Returns the id of the request."""
+        """Start to save weights for sampling: under a name, or without one as those of a new sampler.
+
+        Returns the id of the request.
+        """
         if request.path is None:
             return self._save_temporary(request)
         return self._save(

@@ -1,7 +1,8 @@
-"""A model that one client trains: gradients add up over forward and backward passes until the client takes an optimizer step.
+"""A model that one client trains.
 
-Loading, adapters, scoring, optimizer and checkpoint files are those of the trainer; losses are Tinker's. Everything blocks and runs
-in the one thread that trains.
+Gradients add up over forward and backward passes until the client takes an optimizer step.
+Loading, adapters, scoring, optimizer and checkpoint files are those of the trainer; losses are Tinker's. Everything
+blocks and runs in the one thread that trains.
 """
 
 from __future__ import annotations
@@ -97,10 +98,13 @@ class TrainingModel:
     # ------------------------------------------------------------ training
 
     def forward(self, request: ForwardRequest) -> ForwardOutput:
-        """Log-probabilities and loss of some datums; unless `forward_only`, the gradient of the loss is added to the present one.
+        """Log-probabilities and loss of some datums.
+
+        Unless `forward_only`, the gradient of the loss is added to the present one.
 
         Raises:
-            RequestError: a datum does not fit the model or the loss, or the loss is not finite, which discards the present gradient.
+            RequestError: a datum does not fit the model or the loss, or the loss is not finite, which discards the
+                present gradient.
         """
         if not request.data:
             raise RequestError("the request has no data: send at least one datum", "data")

@@ -1,10 +1,11 @@
 """Fast byte-level BPE with tiktoken: the same ids as the tokenizers library, in about a tenth of the time.
 
-It is used only where a tokenizer's structure and a check on texts show that the results are equal; all other tokenizers use
-the library.
+It is used only where a tokenizer's structure and a check on texts show that the results are equal; all other tokenizers
+use the library.
 
-Texts are tokenised in pieces, between special tokens: no token spans one, and no split pattern looks beyond it. The ids of long pieces
-are kept: prompts that are rendered in full again share the system message, the tools and earlier messages with those before.
+Texts are tokenised in pieces, between special tokens: no token spans one, and no split pattern looks beyond it. The ids
+of long pieces are kept: prompts that are rendered in full again share the system message, the tools and earlier
+messages with those before.
 """
 
 from __future__ import annotations
@@ -86,7 +87,10 @@ class BytePairs:
         return ids
 
     def _encode_piece(self, piece: str) -> list[int]:
-        """Ids of a text without special tokens. NFC applies to each, so that a combining mark after a special token does not change it."""
+        """Ids of a text without special tokens.
+
+        NFC applies to each, so that a combining mark after a special token does not change it.
+        """
         if self._normalizes and not unicodedata.is_normalized("NFC", piece):
             piece = unicodedata.normalize("NFC", piece)
         try:
@@ -172,7 +176,10 @@ def _pattern(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
 
 
 def _ranks(model: Mapping[str, Any], ordinary: Sequence[tuple[str, int]]) -> dict[bytes, int] | None:
-    """Maps the bytes of tokens to ids; None unless ids follow the order of merges and every longer token comes from a merge."""
+    """Maps the bytes of tokens to ids.
+
+    None unless ids follow the order of merges and every longer token comes from a merge.
+    """
     of_character = {character: byte for byte, character in byte_characters().items()}
     vocabulary = dict(ordinary)
     try:
@@ -189,8 +196,8 @@ def _ranks(model: Mapping[str, Any], ordinary: Sequence[tuple[str, int]]) -> dic
 def _merges_match(described: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
     """True if merging any adjacent pair that forms a token, as tiktoken does, is equivalent to the listed merges.
 
-    Either every such pair is listed, or the merges produce each token from its own characters: then no other pair can occur
-    where the token does.
+    Either every such pair is listed, or the merges produce each token from its own characters: then no other pair can
+    occur where the token does.
     """
     model = described["model"]
     if not model.get("ignore_merges"):

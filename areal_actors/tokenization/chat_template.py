@@ -41,11 +41,13 @@ class ToolDialect(NamedTuple):
     flat_tools: bool = False
     """Tools are the functions themselves."""
     tools_entry: str = ""
-    """Entry of the system message in which the template takes the list of tools as JSON text; empty if it is its variable `tools`."""
+    """Entry of the system message in which the template takes the list of tools as JSON text; empty if it is its
+    variable `tools`."""
     result_role: str = "tool"
     """Role of messages with the results of tools."""
     write_calls: Callable[[Sequence[tuple[str, str]]], str] | None = None
-    """Writes calls (names, and arguments as JSON) into the text of their message, for a template that renders no calls."""
+    """Writes calls (names, and arguments as JSON) into the text of their message, for a template that renders no
+    calls."""
 
 
 class ChatTemplate:
@@ -144,7 +146,10 @@ class GenerationBlock(jinja2.ext.Extension):
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Sandbox for template code. `message.role` reads the entry first: the usual order raises an exception per access."""
+    """Sandbox for template code.
+
+    `message.role` reads the entry first: the usual order raises an exception per access.
+    """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """See `jinja2.Environment.getattr`; the result is the same."""

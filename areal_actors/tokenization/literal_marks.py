@@ -1,8 +1,9 @@
 """Marks in text: the text of a special token in a message, a tool result or an answer is text, and no control token.
 
-Chat templates insert messages as they are, and tokenizers read `<|im_end|>` as the token that ends a turn wherever it stands: an
-author of any text that the model sees could end its turn, or speak as the system. So a mark in a message is broken by a joint, a pair of
-characters that no text has, while the template renders it; the tokenizer takes the joint out again and reads the mark as plain text.
+Chat templates insert messages as they are, and tokenizers read `<|im_end|>` as the token that ends a turn wherever it
+stands: an author of any text that the model sees could end its turn, or speak as the system. So a mark in a message is
+broken by a joint, a pair of characters that no text has, while the template renders it; the tokenizer takes the joint
+out again and reads the mark as plain text.
 """
 
 from __future__ import annotations

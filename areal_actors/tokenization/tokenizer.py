@@ -34,7 +34,8 @@ SHORT_CHARACTERS = 16_384
 COMPOSED_FROM = 3
 """Largest ratio of bytes before and after NFC normalization."""
 PREFIX_FACTOR, PREFIX_SLACK = 1.25, 64
-"""A prefix proves that a text exceeds n tokens if it has more than n * PREFIX_FACTOR + PREFIX_SLACK: only its end is uncertain."""
+"""A prefix proves that a text exceeds n tokens if it has more than n * PREFIX_FACTOR + PREFIX_SLACK: only its end is
+uncertain."""
 LIKELY_BYTES = 8
 """Texts with fewer bytes per allowed token are tokenised as a whole."""
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -56,7 +57,8 @@ class ChatTokenizer:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(chat_template, special_tokens)
         self.reads_marks = False
-        """True if the text of a special token in a message is that token, as in servers that tokenise the rendered text as it is."""
+        """True if the text of a special token in a message is that token, as in servers that tokenise the rendered text
+        as it is."""
         self.byte_pairs: BytePairs | None = byte_pairs_of(tokenizer)
         self._special_ids = frozenset(
             number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special
@@ -99,8 +101,9 @@ class ChatTokenizer:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """Render messages and tools to prompt text, as `ChatTemplate.render`; special tokens come from the template only.
+        """Render messages and tools to prompt text, as `ChatTemplate.render`.
 
+        Special tokens come from the template only.
         Marks in messages and tools have a joint (`literal_marks.py`), which `encode` takes out.
         """
         if not self.reads_marks:
@@ -109,7 +112,10 @@ class ChatTokenizer:
         return text.replace(ESCAPED_JOINT, JOINT) if ESCAPED_JOINT in text else text
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """Text of sampled ids, special tokens included, as `render` would write it: marks that are no tokens have a joint."""
+        """Text of sampled ids, special tokens included, as `render` would write it.
+
+        Marks that are no tokens have a joint.
+        """
         text = self.decode(ids, skip_special=False)
         if self.reads_marks or self.marks.count(text) <= sum(self.is_special(number) for number in ids):
             return text
@@ -177,7 +183,10 @@ class ChatTokenizer:
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text: special tokens in it are recognised, none are added. The list is shared: copy it to change it."""
+        """Ids of a text: special tokens in it are recognised, none are added.
+
+        The list is shared: copy it to change it.
+        """
         with self._lock:
             if (cached := self._cache.get(text)) is not None:
                 return cached
@@ -203,7 +212,10 @@ class ChatTokenizer:
 
     @cached_property
     def leading_ids(self) -> tuple[int, ...]:
-        """Ids that the tokenizer puts before every text that is no template's, such as its BOS; empty if it puts none."""
+        """Ids that the tokenizer puts before every text that is no template's, such as its BOS.
+
+        Empty if it puts none.
+        """
         plain, whole = (list(self.tokenizer.encode("a", add_special_tokens=added).ids) for added in (False, True))
         places = (place for place in range(len(whole)) if plain and whole[place : place + len(plain)] == plain)
         return tuple(whole[: next(places, 0)])
@@ -376,7 +388,10 @@ class TextStream:
 
 
 def chat_template_of(folder: Path, config: Mapping[str, Any]) -> str:
-    """Chat template of a folder: its own file, or the configuration's entry (the default of several); empty if there is none."""
+    """Chat template of a folder.
+
+    Its own file, or the configuration's entry (the default of several); empty if there is none.
+    """
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")

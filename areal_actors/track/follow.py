@@ -1,4 +1,7 @@
-"""Points of a run for trackers: steps and held-out evaluations, read from `metrics.jsonl` as it grows, or from an exported log."""
+"""Points of a run for trackers.
+
+Steps and held-out evaluations, read from `metrics.jsonl` as it grows, or from an exported log.
+"""
 
 from __future__ import annotations
 
@@ -67,8 +70,9 @@ class FollowedRun:
                     )
 
     def to_tracked_run(self, project: str) -> TrackedRun:
-        """Returns the run for its trackers, under the name with which it began: a later run of that name renames its folder.
+        """Returns the run for its trackers, under the name with which it began.
 
+        A later run of that name renames its folder.
         Its recipe is the logged one, which has neither keys nor passwords.
         """
         assert self.started is not None
@@ -84,7 +88,10 @@ class FollowedRun:
         )
 
     def status(self) -> tuple[str, str]:
-        """Returns `finished`, `ended early` or `interrupted`, and the reason; as `areal-actors runs` has them for a run that has ended."""
+        """Returns `finished`, `ended early` or `interrupted`, and the reason.
+
+        As `areal-actors runs` has them for a run that has ended.
+        """
         if self.finished is None:
             return "interrupted", ""
         return ("ended early" if self.finished.error else "finished"), self.finished.error
@@ -105,7 +112,10 @@ def _events(path: Path) -> Iterator[tuple[Message, float]]:
 
 
 class _Lines:
-    """Reads `metrics.jsonl` on from where it was read to. A line that is not ended is read when it is, or when nothing more comes."""
+    """Reads `metrics.jsonl` on from where it was read to.
+
+    A line that is not ended is read when it is, or when nothing more comes.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.position = path, 0

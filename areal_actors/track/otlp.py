@@ -1,4 +1,7 @@
-"""`areal-actors track RUN --otlp URL`: sends the traces of a live, finished or exported run to an OpenTelemetry collector, over HTTP."""
+"""`areal-actors track RUN --otlp URL`.
+
+Sends the traces of a live, finished or exported run to an OpenTelemetry collector, over HTTP.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The process of the trackers of a recipe's `[track]`, beside its run.
 
-Started by `areal-actors run`. Standard input closes when the run has ended, or its process has died: then the rest is sent.
+Started by `areal-actors run`. Standard input closes when the run has ended, or its process has died: then the rest is
+sent.
 """
 
 from __future__ import annotations

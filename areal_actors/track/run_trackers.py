@@ -24,7 +24,10 @@ MARGIN_SECONDS = 15.0
 
 @asynccontextmanager
 async def track_run(recipe: Recipe, folder: RunFolder) -> AsyncIterator[None]:
-    """Send the run to the trackers of its recipe; at the end, when everything is written, wait for them within `track.stop_seconds`."""
+    """Send the run to the trackers of its recipe.
+
+    At the end, when everything is written, wait for them within `track.stop_seconds`.
+    """
     if not recipe.track.to:
         yield
         return

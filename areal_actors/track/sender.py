@@ -1,8 +1,9 @@
 """The process of one tracker: takes a run as JSON lines on standard input, and hands it to the tracker's library.
 
-The first line is a `TrackedRun`; each other one is a point, `{"step", "time", "metrics"}`, or the end of the run, `{"status", "error"}`.
-On standard output it answers with one line each: `{"place"}`, `{}`, and at last `{"done"}` or `{"error"}`; the library's own output goes
-to standard error. Without an end, the process that sends the lines has died or stopped following the run.
+The first line is a `TrackedRun`; each other one is a point, `{"step", "time", "metrics"}`, or the end of the run,
+`{"status", "error"}`. On standard output it answers with one line each: `{"place"}`, `{}`, and at last `{"done"}` or
+`{"error"}`; the library's own output goes to standard error. Without an end, the process that sends the lines has died
+or stopped following the run.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def main() -> None:
     threading.Thread(target=_receive, args=(lines,), daemon=True).start()
     try:
         _serve(lines, answers)
-    except Exception as error:  # noqa: BLE001 - whatever a library raises is reported by name, and ends only this process
+    # Whatever a library raises is reported by name, and ends only this process
+    except Exception as error:  # noqa: BLE001
         traceback.print_exc()
         answers.write(json.dumps({"error": f"{type(error).__name__}: {error}"[:LONGEST_ERROR]}) + "\n")
         sys.stderr.flush()
@@ -102,7 +104,10 @@ def _receive(lines: SimpleQueue[str]) -> None:
 
 
 def _open(name: str, run: TrackedRun) -> Tracker:
-    """Open the run in one of our trackers, or in the one that a distribution in this interpreter brings: a function of the run."""
+    """Open the run in one of our trackers, or in the one that a distribution in this interpreter brings.
+
+    A function of the run.
+    """
     open_run = _brought(name) if name not in TRACKERS else import_module(f"areal_actors.track.to_{name}").open_run
     tracker: Tracker = open_run(run)
     return tracker

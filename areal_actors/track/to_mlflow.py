@@ -20,7 +20,10 @@ STATUSES = {"finished": "FINISHED", "ended early": "FAILED", "interrupted": "KIL
 
 
 class MlflowRun:
-    """Metrics, and the recipe as parameters, of a run that is found again by its tag; parameters cannot be changed later."""
+    """Metrics, and the recipe as parameters, of a run that is found again by its tag.
+
+    Parameters cannot be changed later.
+    """
 
     def __init__(self, run: TrackedRun) -> None:
         self._entities = import_module("mlflow.entities")

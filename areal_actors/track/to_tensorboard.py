@@ -1,6 +1,7 @@
 """TensorBoard: event files in `tensorboard/` of the run's folder.
 
-The status is in a file of its own, which is removed when the run goes on: TensorBoard shows the first one that it finds.
+The status is in a file of its own, which is removed when the run goes on: TensorBoard shows the first one that it
+finds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ STATUS = ".status"
 
 
 class TensorboardRun:
-    """Scalars, the recipe as hyperparameters, and the end as their status. Numbers have single precision, as TensorBoard's."""
+    """Scalars, the recipe as hyperparameters, and the end as their status.
+
+    Numbers have single precision, as TensorBoard's.
+    """
 
     def __init__(self, run: TrackedRun) -> None:
         self.place = str(Path(run.folder) / "tensorboard")

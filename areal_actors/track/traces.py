@@ -1,8 +1,10 @@
-"""A run as spans of traces: each attempt at an episode is a trace, from its request to the step that used it, and so is each step.
+"""A run as spans of traces.
 
-Ids are digests of message ids: the same run gives the same spans, live or from its log, and a span that is sent again replaces itself.
-The log has the time of every end. The beginnings of calls, of sampling and of scoring are those of their requests, which are not in the
-log: without them (a run that is over, or one that is joined late) a span begins where the one before it ended, and has `areal.begin`.
+Each attempt at an episode is a trace, from its request to the step that used it, and so is each step.
+Ids are digests of message ids: the same run gives the same spans, live or from its log, and a span that is sent again
+replaces itself. The log has the time of every end. The beginnings of calls, of sampling and of scoring are those of
+their requests, which are not in the log: without them (a run that is over, or one that is joined late) a span begins
+where the one before it ended, and has `areal.begin`.
 """
 
 from __future__ import annotations
@@ -323,7 +325,10 @@ def _trace_call(call: InteractionRecorded, envelope: Envelope) -> TracedCall:
 
 
 def _segments(call: SpanPlace, since: float, traced_call: TracedCall, sampled: Interaction | None) -> Iterator[Span]:
-    """Yield the parts of a completion that one weight version sampled; their times divide that of sampling by tokens."""
+    """Yield the parts of a completion that one weight version sampled.
+
+    Their times divide that of sampling by tokens.
+    """
     versions = sampled.completion.versions if sampled else ()
     tokens, seconds = versions[-1].end if versions else 0, traced_call.time - since
     for span in versions:

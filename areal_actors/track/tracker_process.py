@@ -28,12 +28,15 @@ from areal_actors.track.sender import main
 sys.path.pop()
 main()
 """
-"""Starts a sender in any interpreter: only its package is loaded from our path, so that the libraries of that interpreter are its own.
-The current directory is left out: libraries leave folders of their own names there."""
+"""Starts a sender in any interpreter: only its package is loaded from our path, so that the libraries of that
+interpreter are its own. The current directory is left out: libraries leave folders of their own names there."""
 
 
 class TrackerProcess:
-    """One tracker. What it cannot take yet waits in memory, so that it delays no other; its failure is reported once, by its name."""
+    """One tracker. What it cannot take yet waits in memory, so that it delays no other.
+
+    Its failure is reported once, by its name.
+    """
 
     def __init__(self, name: str, run: str, process: asyncio.subprocess.Process) -> None:
         self.name, self.run, self.process = name, run, process

@@ -1,7 +1,7 @@
 """Retention of checkpoints: existing checkpoints, their ratings, and which to keep; an immutable value, without I/O.
 
-Training continues during an evaluation. So a checkpoint is saved when an evaluation is due, and kept until its rating is
-known; `due`, the step at which both were due, connects them.
+Training continues during an evaluation. So a checkpoint is saved when an evaluation is due, and kept until its rating
+is known; `due`, the step at which both were due, connects them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The checkpoints in a run's folder: paths, verification, and renaming of damaged ones.
 
-Events name a checkpoint relative to the run's folder, which can be moved; events of earlier versions have an absolute path,
-of which only the last component is used. Does not import torch.
+Events name a checkpoint relative to the run's folder, which can be moved; events of earlier versions have an absolute
+path, of which only the last component is used. Does not import torch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class CheckpointStore:
         return self.root / CHECKPOINTS / Path(folder).name if Path(folder).is_absolute() else self.root / folder
 
     def verify(self, saved: CheckpointCommitted) -> None:
-        """Verify a checkpoint against its manifest, and the manifest against the log; checkpoints of earlier versions have none.
+        """Verify a checkpoint against its manifest, and the manifest against the log.
+
+        Checkpoints of earlier versions have none.
 
         Raises:
             CheckpointError: it is damaged; states the found and the expected value.
@@ -50,7 +52,10 @@ class CheckpointStore:
             verify(self.path(saved.folder), saved.manifest)
 
     def set_aside(self, folder: str, prefix: str = SET_ASIDE) -> str:
-        """Rename a checkpoint, so that it is kept but not used; returns its new name relative to the run, empty if it does not exist."""
+        """Rename a checkpoint, so that it is kept but not used.
+
+        Returns its new name relative to the run, empty if it does not exist.
+        """
         path = self.path(folder)
         if not path.is_dir():
             return ""

@@ -44,15 +44,16 @@ class CheckpointConfig(Config):
     keep_last: PositiveInt = 2
     """Number of newest checkpoints to keep."""
     keep_best: Literal["", "greedy", "sampled", "loss"] = ""
-    """Also save one for every evaluation, and keep the best: by mean reward on held-out tasks with this sampling, or by the loss on
-    held-out examples. Empty for none."""
+    """Also save one for every evaluation, and keep the best: by mean reward on held-out tasks with this sampling, or by
+    the loss on held-out examples. Empty for none."""
 
 
 class Checkpointer(Actor):
-    """Finalizes checkpoints: written under a temporary name, synced and renamed, so that no incomplete one has a final name.
+    """Finalizes checkpoints.
 
-    The manifest has the digest of every file, and the event the digest of the manifest. `retention` has the checkpoints with their
-    cursors. `best` links to the best one, and `best.json` has its metric; each is replaced atomically.
+    Written under a temporary name, synced and renamed, so that no incomplete one has a final name.
+    The manifest has the digest of every file, and the event the digest of the manifest. `retention` has the checkpoints
+    with their cursors. `best` links to the best one, and `best.json` has its metric; each is replaced atomically.
     """
 
     state_type = CheckpointRetention
@@ -81,7 +82,8 @@ class Checkpointer(Actor):
         self.evaluated_every = evaluated_every
         self.synced = tuple(synced)
         self.began = psutil.Process().create_time()
-        """Start of this process in seconds since the epoch; a checkpoint that was being written before it is never finished."""
+        """Start of this process in seconds since the epoch; a checkpoint that was being written before it is never
+        finished."""
         self.retention = CheckpointRetention(
             keep_last=config.keep_last, keep_best=bool(config.keep_best), lowest=config.keep_best == "loss"
         )

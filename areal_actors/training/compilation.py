@@ -1,7 +1,8 @@
 """Compilation of a model's blocks by `torch.compile` (`trainer.compile`).
 
-Blocks are compiled one by one, not the model: they have the same code, so that one compilation serves all of them, and whatever runs around
-a block (hooks of sharded weights, recomputation, the loss) stays as it is. The number of tokens is a variable of the compiled code.
+Blocks are compiled one by one, not the model: they have the same code, so that one compilation serves all of them, and
+whatever runs around a block (hooks of sharded weights, recomputation, the loss) stays as it is. The number of tokens is
+a variable of the compiled code.
 """
 
 from __future__ import annotations

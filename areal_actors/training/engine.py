@@ -1,5 +1,6 @@
-"""Protocols of what the trainer depends on: its engine, which holds all tensor computation, and examples in place of episodes.
+"""Protocols of what the trainer depends on.
 
+Its engine, which holds all tensor computation, and examples in place of episodes.
 Engines never use the bus. Does not import torch.
 """
 
@@ -35,12 +36,15 @@ class TrainingEngine(Protocol):
     """The model's limits on training sequences."""
 
     def step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
-        """Take one optimizer step on a batch of sequences and return its metrics; without sequences, count a step that changes no weight.
+        """Take one optimizer step on a batch of sequences and return its metrics.
+
+        Without sequences, count a step that changes no weight.
 
         Raises:
-            UntrainableBatch: no sequence has a trained token, or the loss or the gradient is not finite. The step is not counted, and
-                weights and optimizer are unchanged.
-            RanksLost: a process of a multi-process engine died (any method may raise it). The engine is then in its initial
+            UntrainableBatch: no sequence has a trained token, or the loss or the gradient is not finite. The step is
+                not counted, and weights and optimizer are unchanged.
+            RanksLost: a process of a multi-process engine died (any method may raise it). The engine is then in its
+                initial
                 state, at version 0: `load` a checkpoint to continue.
         """
         ...

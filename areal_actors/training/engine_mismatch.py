@@ -1,8 +1,9 @@
-"""Engine mismatch monitor: raises an alarm and recycles the engine if a worker's log-probabilities differ from the trainer's.
+"""Engine mismatch monitor.
 
-The trainer rescores a sample of the tokens of each step under the weights that sampled them (`mismatch_kl_k3/WORKER` and related
-metrics). Equal weights give equal log-probabilities up to rounding, whatever their age, so a persistent divergence means a broken
-engine: wrong or damaged weights, a stale KV cache, another temperature.
+Raises an alarm and recycles the engine if a worker's log-probabilities differ from the trainer's.
+The trainer rescores a sample of the tokens of each step under the weights that sampled them (`mismatch_kl_k3/WORKER`
+and related metrics). Equal weights give equal log-probabilities up to rounding, whatever their age, so a persistent
+divergence means a broken engine: wrong or damaged weights, a stale KV cache, another temperature.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class EngineMonitor:
         Args:
             step: weight version that the step was trained on.
             sequences: sequences of the step.
-            metrics: metrics of the step and of each worker; if no worker is recorded, all tokens count as those of worker "".
+            metrics: metrics of the step and of each worker; if no worker is recorded, all tokens count as those of
+                worker "".
         """
         if self.settings.engine_mismatch == "off" or KL not in metrics:
             return []

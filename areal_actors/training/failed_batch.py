@@ -17,7 +17,8 @@ Result = TypeVar("Result")
 def raise_untrainable(compute: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Have a computation that changes no weight raise UntrainableBatch in place of exceptions other than `ArealError`.
 
-    One batch of a shape that the code or the device's memory cannot take would otherwise end the trainer at every restart.
+    One batch of a shape that the code or the device's memory cannot take would otherwise end the trainer at every
+    restart.
     """
 
     @functools.wraps(compute)

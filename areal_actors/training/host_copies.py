@@ -1,4 +1,7 @@
-"""Copies of a device's tensors in the host's memory, at the speed of the bus between both: page-locked, and written again and again."""
+"""Copies of a device's tensors in the host's memory, at the speed of the bus between both.
+
+Page-locked, and written again and again.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,12 @@ def copy_to_host(tensors: Mapping[str, Tensor], reused: Mapping[str, Tensor] | N
 
     Args:
         tensors: on any device.
-        reused: an earlier copy of tensors of these names, shapes and types, which is overwritten; None or empty allocates one.
+        reused: an earlier copy of tensors of these names, shapes and types, which is overwritten; None or empty
+            allocates one.
 
     Returns:
-        The copies. For a CUDA device they are page-locked, so that it reads and writes them without the driver's own buffer.
+        The copies. For a CUDA device they are page-locked, so that it reads and writes them without the driver's own
+        buffer.
     """
     copies = reused or allocate_copies(tensors)
     for name, tensor in tensors.items():
@@ -29,7 +34,10 @@ def copy_to_host(tensors: Mapping[str, Tensor], reused: Mapping[str, Tensor] | N
 
 
 def allocate_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Allocate memory of the host for tensors of these shapes and types: one block, because torch rounds each up to a power of two."""
+    """Allocate memory of the host for tensors of these shapes and types.
+
+    One block, because torch rounds each up to a power of two.
+    """
     sizes = [-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors.values()]
     locked = any(tensor.is_cuda for tensor in tensors.values())
     block = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=locked)

@@ -1,4 +1,7 @@
-"""Training-inference mismatch: the trainer's log-probabilities under the weights that sampled, against the recorded ones."""
+"""Training-inference mismatch.
+
+The trainer's log-probabilities under the weights that sampled, against the recorded ones.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ from areal_actors.weights.transfer import read_tensors
 SMALL_MODEL = 50_000_000
 """Maximum of trained parameters for which `older_weights = "auto"` keeps copies on the device."""
 HOST_SHARE = 0.25
-"""Maximum share of the host's memory for copies of larger models; of its whole memory, so that all ranks decide alike."""
+"""Maximum share of the host's memory for copies of larger models; of its whole memory, so that all ranks decide
+alike."""
 PARAMETER_BYTES = 4
 Place = Literal["on", "host", "published", "off"]
 OlderWeights = Literal["auto", "on", "host", "off"]
@@ -39,10 +43,11 @@ Weights = Mapping[str, Tensor]
 class LogprobCheck:
     """Rescores tokens under the weight version that sampled each of them.
 
-    A generation engine that recomputes its KV cache at every weight update samples a token of version v from weights v over
-    the whole sequence before it, whichever versions sampled that. So scoring the full sequence under weights v must give the
-    same number, up to rounding. Copies of the last versions are kept: of small models on the device; of larger ones the published
-    files serve, which inference workers on a CPU read too, or copies in the host's memory, if it has room.
+    A generation engine that recomputes its KV cache at every weight update samples a token of version v from weights v
+    over the whole sequence before it, whichever versions sampled that. So scoring the full sequence under weights v
+    must give the same number, up to rounding. Copies of the last versions are kept: of small models on the device; of
+    larger ones the published files serve, which inference workers on a CPU read too, or copies in the host's memory, if
+    it has room.
     """
 
     def __init__(
@@ -69,7 +74,8 @@ class LogprobCheck:
             ranks: the processes that train together.
             sharing: as in `make_micro_batches`.
             older_weights: keep copies on the device, or in the `host`'s memory; see `TrainerSettings`.
-            complete: rescore all sequences of older versions. For the current version the step's own forward pass gives the same.
+            complete: rescore all sequences of older versions. For the current version the step's own forward pass gives
+                the same.
             published: the published files of a version are its weights, to the last bit, and this process may map them.
             routes: as in `make_micro_batches`.
         """
@@ -138,10 +144,12 @@ class LogprobCheck:
 
     @torch.no_grad()
     def rescore(self, sequences: Sequence[TrainingSequence], weight_version: int) -> Tensor:
-        """Each trained token's log-probability under the version that sampled it: float32 `[tokens]` on the CPU, NaN where not scored.
+        """Each trained token's log-probability under the version that sampled it.
 
-        Tokens are in the order of `StepTokens`. Tokens of versions without a copy are not scored, nor (unless `complete`) sequences
-        beyond `sequences`, nor tokens behind positions whose replayed experts were chosen by older weights than theirs.
+        float32 `[tokens]` on the CPU, NaN where not scored.
+        Tokens are in the order of `StepTokens`. Tokens of versions without a copy are not scored, nor (unless
+        `complete`) sequences beyond `sequences`, nor tokens behind positions whose replayed experts were chosen by
+        older weights than theirs.
         """
         versions = torch.from_numpy(
             np.concatenate([sequence.versions[1:][sequence.loss_mask[1:]] for sequence in sequences])
@@ -196,7 +204,10 @@ class LogprobCheck:
     def _score(
         self, sequences: Sequence[TrainingSequence], picked: Sequence[int], version: int
     ) -> tuple[Tensor, Tensor]:
-        """Score the trained tokens of one version in these sequences: indices among all tokens of that version, and log-probabilities."""
+        """Score the trained tokens of one version in these sequences.
+
+        Indices among all tokens of that version, and log-probabilities.
+        """
         device = next(self._scorer.parameters()).device
         logp, scored = TokenColumn(), TokenColumn()
         parts = make_micro_batches(
@@ -267,7 +278,8 @@ def _sampled_mask(sequence: TrainingSequence, version: int) -> NDArray[np.bool_]
 def _behind_older_routes(sequence: TrainingSequence) -> NDArray[np.bool_]:
     """Tokens of a sequence with routes that follow one of an older version: bool `[n]`.
 
-    The engine computed the positions before again under their own weights, maybe with other experts than those recorded.
+    The engine computed the positions before again under their own weights, maybe with other experts than those
+    recorded.
     """
     if not sequence.routes:
         return np.zeros(len(sequence.token_ids), dtype=bool)
@@ -285,10 +297,12 @@ def mismatch_metrics(sequences: Sequence[TrainingSequence], behaviour: Tensor, r
         rescored: `[tokens]` on the CPU, as `LogprobCheck.rescore` gives them.
 
     Returns:
-        `train_infer_logprob_diff_max`, in nats (infinite if one is not a number), and `parity_tokens`; if there are any,
-        `mismatch_kl_k1`, `_k2`, `_k3` and `mismatch_vetoed_frac`, and where the largest difference is: `mismatch_worst_sequence`,
-        `_position` and `_logprob` (the trainer's). All but the first also for each inference worker that the sequences name, as
-        `NAME/WORKER`.
+        `train_infer_logprob_diff_max`, in nats (infinite if one is not a number), and `parity_tokens`; if there are
+        any,
+        `mismatch_kl_k1`, `_k2`, `_k3` and `mismatch_vetoed_frac`, and where the largest difference is:
+            `mismatch_worst_sequence`,
+        `_position` and `_logprob` (the trainer's). All but the first also for each inference worker that the sequences
+        name, as `NAME/WORKER`.
     """
     rescored_positions = (~rescored.isnan()).nonzero()[:, 0]
     if not len(rescored_positions):

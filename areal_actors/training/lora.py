@@ -80,7 +80,10 @@ class Lora:
         return ".lora_A." in name or ".lora_B." in name
 
     def publish(self, state: Mapping[str, Tensor], folder: str) -> WeightsLocation:
-        """Write the adapter of this state into a new folder for inference workers; other tensors in `state` are ignored."""
+        """Write the adapter of this state into a new folder for inference workers.
+
+        Other tensors in `state` are ignored.
+        """
         return write_adapter(self.factors(state), self._manifest, folder, self._model_folder)
 
     def save(self, state: Mapping[str, Tensor], folder: Path) -> None:

@@ -26,7 +26,8 @@ from areal_actors.weights.write_tensors import write_tensors
 HEAD = "score"
 """Name of the head in sequence classifiers of Hugging Face."""
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.index.json", "config.json", MANIFEST)
-"""Files that a trainer writes itself, or that describe those of the folder; all others belong to the tokenizer and are copied."""
+"""Files that a trainer writes itself, or that describe those of the folder; all others belong to the tokenizer and are
+copied."""
 
 DTYPE_FIELDS = ("dtype", "torch_dtype")
 
@@ -38,13 +39,14 @@ def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool =
 
     Args:
         folder: a Hugging Face folder with configuration and weights.
-        head: `tokens` for a causal language model; `value` for a sequence classifier with a single label, its value. If the folder
-            has no scalar head, the head is initialized to 0.
+        head: `tokens` for a causal language model; `value` for a sequence classifier with a single label, its value. If
+            the folder has no scalar head, the head is initialized to 0.
         saved: False if no checkpoint of this model is ever written.
         weights: False creates the model on the meta device, for ranks that receive their weights from another rank.
 
     Raises:
-        SetupError: the folder contains no such model, lacks weights of it, or a checkpoint would lack tensors of the folder.
+        SetupError: the folder contains no such model, lacks weights of it, or a checkpoint would lack tensors of the
+            folder.
     """
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if saved and "quantization_config" in config_of(folder):
@@ -129,7 +131,8 @@ def recompute_activations(model: Any) -> None:
 def write_model(model: Any, state: Mapping[str, Tensor], folder: str, tokenizer_folder: str) -> None:
     """Write a Hugging Face folder: configuration, these weights, and the tokenizer and chat template of another folder.
 
-    A model with noted source tensors is written as it was published: all tensors, by their names there, and its own configuration.
+    A model with noted source tensors is written as it was published: all tensors, by their names there, and its own
+    configuration.
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)

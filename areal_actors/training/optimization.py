@@ -1,4 +1,7 @@
-"""Optimizer, learning rate schedule and gradient clipping. All of it is torch's, except for the formulas of the schedules."""
+"""Optimizer, learning rate schedule and gradient clipping.
+
+All of it is torch's, except for the formulas of the schedules.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from areal_actors.training.settings import OptimizerSettings
 def learning_rate(settings: OptimizerSettings, step: int, total_steps: int) -> float:
     """Learning rate of a step, counted from 0.
 
-    It rises linearly for `warmup_steps`, then stays, or decays until `total_steps` to `minimum_ratio` of `lr`: linearly,
-    or along half a cosine (arXiv:1608.03983, equation 5, without restarts).
+    It rises linearly for `warmup_steps`, then stays, or decays until `total_steps` to `minimum_ratio` of `lr`:
+    linearly, or along half a cosine (arXiv:1608.03983, equation 5, without restarts).
     """
     if step < settings.warmup_steps:
         return settings.lr * (step + 1) / settings.warmup_steps
@@ -50,7 +53,10 @@ def make_optimizer(parameters: list[nn.Parameter], settings: OptimizerSettings) 
 
 
 class Optimization:
-    """The optimizer of one model: gradients are summed over micro-batches and replicas, clipped, checked, and then used."""
+    """The optimizer of one model.
+
+    Gradients are summed over micro-batches and replicas, clipped, checked, and then used.
+    """
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings, total_steps: int, ranks: Ranks) -> None:
         self.parameters = trainable_parameters(model)
@@ -61,8 +67,9 @@ class Optimization:
         self.set_steps(0)
 
     def set_steps(self, steps: int) -> None:
-        """Set the learning rate to that after this many steps; load the optimizer's state first, because it contains learning rates too.
+        """Set the learning rate to that after this many steps.
 
+        Load the optimizer's state first, because it contains learning rates too.
         A run resumed under another recipe follows the new recipe.
         """
         self.steps = steps

@@ -29,7 +29,10 @@ def trainable_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 
 class Ranks:
-    """Collective operations of one rank. This class is a single process with the whole model; `ShardedRanks` is one rank of several."""
+    """Collective operations of one rank.
+
+    This class is a single process with the whole model; `ShardedRanks` is one rank of several.
+    """
 
     replica = 0
     """Index of the replica of this process."""
@@ -38,7 +41,8 @@ class Ranks:
     first = True
     """True on the one rank that writes files and reports."""
     loss_scale = 1.0
-    """Factor of a local loss before its backward pass, which makes the reduced gradient that of the sum over replicas."""
+    """Factor of a local loss before its backward pass, which makes the reduced gradient that of the sum over
+    replicas."""
 
     def device(self, name: str) -> torch.device:
         """Device of this rank for `[trainer] device`; `auto` is cuda if available.
@@ -62,8 +66,8 @@ class Ranks:
     def distribute(self, parts: list[MicroBatch]) -> list[MicroBatch]:
         """Selects this replica's micro-batches; every replica gets the same number, padded with fillers.
 
-        A filler has columns of length 0: it has no loss, but its forward and backward pass run with the others'. On a rank
-        without the head all micro-batches have columns of length 0.
+        A filler has columns of length 0: it has no loss, but its forward and backward pass run with the others'. On a
+        rank without the head all micro-batches have columns of length 0.
         """
         return parts
 
@@ -85,7 +89,10 @@ class Ranks:
         return values
 
     def sum_everywhere(self, counts: Tensor) -> Tensor:
-        """Sums over all ranks: those that hold parts of one copy of the model count what is computed on several of them several times."""
+        """Sums over all ranks.
+
+        Those that hold parts of one copy of the model count what is computed on several of them several times.
+        """
         return counts
 
     def merge_metrics(
@@ -107,8 +114,9 @@ class Ranks:
         return sum(parameter.numel() for parameter in trainable_parameters(model))
 
     def full_state_dict(self, model: torch.nn.Module, wanted: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
-        """Full tensors of the model by name (only those `wanted`) on the `first` rank, {} elsewhere. Call on every rank.
+        """Full tensors of the model by name (only those `wanted`) on the `first` rank, {} elsewhere.
 
+        Call on every rank.
         In a single process they are the model's own, not copies.
         """
         return {name: tensor for name, tensor in model.state_dict().items() if wanted is None or wanted(name)}

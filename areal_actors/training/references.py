@@ -47,8 +47,8 @@ def frozen_models(
 ) -> dict[Role, FrozenModel]:
     """Load the frozen models that an algorithm needs; a model named twice is loaded once.
 
-    `initial` is the model of the folder, before any training; under LoRA it is the policy with its adapter disabled, which
-    costs no memory.
+    `initial` is the model of the folder, before any training; under LoRA it is the policy with its adapter disabled,
+    which costs no memory.
 
     Raises:
         SetupError: a model is not available, or its vocabulary differs from the policy's.

@@ -1,10 +1,11 @@
 """Rollout routing replay (R3): the trainer sends each position to the experts that the engine chose for it.
 
-The router of a mixture of experts chooses by the largest of its logits, and where two are close, another kernel, batch or precision
-chooses otherwise. The trainer then computes another function than the one that sampled. Replay takes the engine's choice I and
-the trainer's own router logits s: expert i has the weight g_i = I_i exp(s_i) / sum_j I_j exp(s_j), so that gradients reach the
-router (Ma et al. 2025, https://arxiv.org/abs/2510.11370, "Rollout Routing Replay"). A model that does not normalise the weights of
-its experts (`norm_topk_prob`) has those of its softmax over all experts.
+The router of a mixture of experts chooses by the largest of its logits, and where two are close, another kernel, batch
+or precision chooses otherwise. The trainer then computes another function than the one that sampled. Replay takes the
+engine's choice I and the trainer's own router logits s: expert i has the weight g_i = I_i exp(s_i) / sum_j I_j
+exp(s_j), so that gradients reach the router (Ma et al. 2025, https://arxiv.org/abs/2510.11370, "Rollout Routing
+Replay"). A model that does not normalise the weights of its experts (`norm_topk_prob`) has those of its softmax over
+all experts.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class RoutingReplay:
     def of(
         cls, scorer: TokenScorer | ValueScorer, model_folder: str, settings: TrainerSettings
     ) -> RoutingReplay | None:
-        """Returns the replay in a trained model that a recipe asks for; None for a dense model, and for one with a scalar head.
+        """Returns the replay in a trained model that a recipe asks for.
+
+        None for a dense model, and for one with a scalar head.
 
         Raises:
             SetupError: it is required, and the model is no mixture of experts of a known type.
@@ -80,7 +83,10 @@ class RoutingReplay:
     def _replay(
         self, router: Any, _inputs: Any, output: tuple[Tensor, Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Replace the experts, and their weights, in the output of a router: logits, weights and experts of each token."""
+        """Replace the experts, and their weights, in the output of a router.
+
+        Logits, weights and experts of each token.
+        """
         if (routes := router.routes) is None:
             return None
         logits, weights, own = output
@@ -106,7 +112,8 @@ class RoutingReplay:
         """Metrics of the forward passes since the last reset, in which these sequences were computed.
 
         Returns:
-            `routing_mismatch`: share of the replayed positions and layers for which the trainer's own router would have chosen other
+            `routing_mismatch`: share of the replayed positions and layers for which the trainer's own router would have
+                chosen other
             experts; `routing_replayed`: share of the positions of the sequences that have recorded experts.
         """
         counts = torch.zeros(2, dtype=torch.int64, device=device) if self._counts is None else self._counts

@@ -11,8 +11,8 @@ class OptimizerSettings(Config):
     """`[trainer.optimizer]`: an optimizer of torch and its learning rate schedule."""
 
     lr: PositiveFloat = 8e-4
-    """The default suits the embedded model. Unstated, a pretrained model gets 1e-6, and up to 1e-5 below 1.5 billion parameters (SFT and
-    reward models 1e-5, DPO 5e-7), with LoRA 20 times that."""
+    """The default suits the embedded model. Unstated, a pretrained model gets 1e-6, and up to 1e-5 below 1.5 billion
+    parameters (SFT and reward models 1e-5, DPO 5e-7), with LoRA 20 times that."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     """For `adamw` and `adam`."""
     weight_decay: NonNegativeFloat = 0.0
@@ -47,8 +47,9 @@ class LoraSettings(Config):
     rank_stabilized: bool = False
     """Scale by `alpha / sqrt(rank)` instead (arXiv:2312.03732)."""
     published: Literal["adapter", "merged"] = "adapter"
-    """Contents of published weights: the adapter alone, or the whole model with the adapter merged into it. Unstated: `merged` for
-    servers that were started elsewhere (`generation.server.urls`), which may not take adapters, else `adapter`."""
+    """Contents of published weights: the adapter alone, or the whole model with the adapter merged into it. Unstated:
+    `merged` for servers that were started elsewhere (`generation.server.urls`), which may not take adapters, else
+    `adapter`."""
 
 
 class TrainerSettings(Config):
@@ -65,10 +66,11 @@ class TrainerSettings(Config):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the forward and backward pass; master weights and optimizer state are float32."""
     published_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of published weights. Unstated: `generation.dtype`, in which the engines hold them. Checkpoints stay in float32."""
+    """Dtype of published weights. Unstated: `generation.dtype`, in which the engines hold them. Checkpoints stay in
+    float32."""
     weights_folder: str = ""
-    """Absolute path of a folder for published weights that engines on other hosts see at the same path. Empty: shared memory of this
-    host, or the run's folder if it lacks room."""
+    """Absolute path of a folder for published weights that engines on other hosts see at the same path. Empty: shared
+    memory of this host, or the run's folder if it lacks room."""
     microbatch_tokens: PositiveInt = 4096
     """Computed tokens per forward and backward pass. The default is at least `generation.max_model_len`."""
     prefix_sharing: Literal["auto", "on", "off"] = "auto"
@@ -76,8 +78,9 @@ class TrainerSettings(Config):
     threads: PositiveInt = 1
     """CPU threads of each of the trainer's processes."""
     ranks: PositiveInt = 1
-    """Processes that train together, each with a CUDA device of its own. Unstated: one, or half of the machine's CUDA devices for a
-    model that is not embedded. Divided by the product of the next three settings, the number of data-parallel replicas."""
+    """Processes that train together, each with a CUDA device of its own. Unstated: one, or half of the machine's CUDA
+    devices for a model that is not embedded. Divided by the product of the next three settings, the number of
+    data-parallel replicas."""
     tensor_parallel: PositiveInt = 1
     """Ranks that split the heads and hidden units, or experts, of every block."""
     sequence_parallel: PositiveInt = 1
@@ -92,24 +95,28 @@ class TrainerSettings(Config):
     lora: LoraSettings | None = None
     """All weights are trained without this table."""
     max_skipped_steps: PositiveInt = 5
-    """Maximum number of consecutive steps that changed no weight (no trainable row, or loss or gradient not finite); then the run saves a
-    checkpoint and ends."""
+    """Maximum number of consecutive steps that changed no weight (no trainable row, or loss or gradient not finite);
+    then the run saves a checkpoint and ends."""
     routing_replay: Literal["auto", "on", "off"] = "auto"
-    """Train a mixture of experts on the experts that the engine chose (arXiv:2510.11370): `auto` where model and engine can, which a
-    server that was started elsewhere is not asked; `on`: refuse those that cannot."""
+    """Train a mixture of experts on the experts that the engine chose (arXiv:2510.11370): `auto` where model and engine
+    can, which a server that was started elsewhere is not asked; `on`: refuse those that cannot."""
     recompute_activations: bool = False
-    """Gradient checkpointing: save only the inputs of each block and recompute the rest in the backward pass; a third more time."""
+    """Gradient checkpointing: save only the inputs of each block and recompute the rest in the backward pass; a third
+    more time."""
     compile: bool = False
-    """Compile the model's blocks with `torch.compile`. It takes minutes at the first step of a process; on a CPU it gains little."""
+    """Compile the model's blocks with `torch.compile`. It takes minutes at the first step of a process; on a CPU it
+    gains little."""
     logprob_check_sequences: NonNegativeInt = 16
-    """Rows per weight version and step whose sampled log-probabilities are compared with the trainer's own; 0 for none."""
+    """Rows per weight version and step whose sampled log-probabilities are compared with the trainer's own; 0 for
+    none."""
     older_weights: Literal["auto", "on", "host", "off"] = "auto"
-    """Keep copies of the weights of the last `staleness_gate.max_staleness` steps; without them only tokens of the current version are
-    checked and corrected by `[algorithm.correction.mismatch]`. `on`: on the trainer's device and in checkpoints; `host`: in the
-    machine's memory only. `auto`: `on` for up to 50 million trained parameters; for larger models `off` where a correction needs the
-    copies, else the published files on a single rank on a CPU with `published_dtype = "float32"`, which take no memory of their own, or
-    `host`, if the copies take at most a quarter of that memory."""
+    """Keep copies of the weights of the last `staleness_gate.max_staleness` steps; without them only tokens of the
+    current version are checked and corrected by `[algorithm.correction.mismatch]`. `on`: on the trainer's device and in
+    checkpoints; `host`: in the machine's memory only. `auto`: `on` for up to 50 million trained parameters; for larger
+    models `off` where a correction needs the copies, else the published files on a single rank on a CPU with
+    `published_dtype = "float32"`, which take no memory of their own, or `host`, if the copies take at most a quarter of
+    that memory."""
     retaken_steps: Literal["auto", "exact", "report"] = "auto"
-    """Handling of a step replayed from the log whose weights differ from the logged ones: `exact` ends the run with both checksums,
-    `report` continues and emits `StepDiffered`. `auto` is exact on a CPU, where arithmetic is deterministic, without `compile`
-    and unless settings that affect it were changed since."""
+    """Handling of a step replayed from the log whose weights differ from the logged ones: `exact` ends the run with
+    both checksums, `report` continues and emits `StepDiffered`. `auto` is exact on a CPU, where arithmetic is
+    deterministic, without `compile` and unless settings that affect it were changed since."""

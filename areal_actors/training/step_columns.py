@@ -86,7 +86,9 @@ class ArrayColumn(np.ndarray[Any, Any]):
 def step_columns(
     sequences: Sequence[TrainingSequence], weight_version: int, column: Callable[[NDArray[Any]], Any]
 ) -> StepTokens:
-    """Returns the columns of a step that cost no forward pass; `column` makes a tensor of an array, or `ArrayColumn.of`.
+    """Returns the columns of a step that cost no forward pass.
+
+    `column` makes a tensor of an array, or `ArrayColumn.of`.
 
     Raises:
         UntrainableBatch: no sequence has a trained token.

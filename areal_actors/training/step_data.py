@@ -37,7 +37,10 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_minibatches(sequences: Sequence[TrainingSequence], most: int, generator: torch.Generator) -> list[list[int]]:
-    """Indices of the sequences of each of at most `most` minibatches: whole groups, in random order if there are several."""
+    """Indices of the sequences of each of at most `most` minibatches.
+
+    Whole groups, in random order if there are several.
+    """
     groups = sorted({sequence.group for sequence in sequences})
     count = min(most, len(groups))
     if count == 1:
@@ -151,7 +154,10 @@ def to_device(columns: Columns, device: torch.device) -> Columns:
 
 
 def token_weights(algorithm: Algorithm, tokens: StepTokens, indices: Sequence[int]) -> Tensor:
-    """Weight of each token in the loss of an update on these sequences: float32 `[tokens]`, 0 for tokens of other sequences."""
+    """Weight of each token in the loss of an update on these sequences.
+
+    float32 `[tokens]`, 0 for tokens of other sequences.
+    """
     counts = tokens.calls.bincount(minlength=len(tokens.rewards)).double()
     dealt = torch.isin(tokens.call_sequences, torch.tensor(indices, dtype=torch.int64, device=counts.device))
     counts[dealt] = algorithm.shares(counts[dealt], tokens.samples[dealt])
@@ -161,7 +167,10 @@ def token_weights(algorithm: Algorithm, tokens: StepTokens, indices: Sequence[in
 def loss_batch(
     batch: MicroBatch, tokens: StepTokens, advantages: Advantages, proximal: Tensor, *, exact: bool
 ) -> Batch:
-    """Makes the `Batch` that the loss takes; `tokens` and `advantages` are on its device, `exact` is `Batch.proximal_exact`."""
+    """Makes the `Batch` that the loss takes.
+
+    `tokens` and `advantages` are on its device, `exact` is `Batch.proximal_exact`.
+    """
     at = batch.token_index
 
     def of(column: Tensor | None) -> Tensor | None:
@@ -212,7 +221,10 @@ class StepMetricSums:
         self._counts = dict.fromkeys(("trained_tokens", "sequence_tokens", "computed_tokens"), 0.0)
 
     def add(self, batch: MicroBatch, columns: dict[str, Tensor]) -> None:
-        """Add columns `[tokens]` of a micro-batch that has tokens; the sums stay on its device, so that nothing waits for it."""
+        """Add columns `[tokens]` of a micro-batch that has tokens.
+
+        The sums stay on its device, so that nothing waits for it.
+        """
         for name, column in columns.items():
             if name.endswith("_max"):
                 largest = column.detach().max()

@@ -1,9 +1,9 @@
 """The trainer: plain torch, any causal language model of Hugging Face, on one rank or SPMD on several.
 
-A step computes the columns and advantages of the tokens (`prepare`), then its updates (`update`): micro-batches in order
-of length, the algorithm's loss summed with token weights fixed beforehand, gradient clipping, the optimizer. Master
-weights and optimizer state are float32. Models run without dropout, so that sampling and training differ in the weights
-only. Metrics contain no times: the same sequences and weights give the same numbers, bit for bit on a CPU.
+A step computes the columns and advantages of the tokens (`prepare`), then its updates (`update`): micro-batches in
+order of length, the algorithm's loss summed with token weights fixed beforehand, gradient clipping, the optimizer.
+Master weights and optimizer state are float32. Models run without dropout, so that sampling and training differ in the
+weights only. Metrics contain no times: the same sequences and weights give the same numbers, bit for bit on a CPU.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ class TorchTrainer:
         """All updates of a step, and one step of the schedule.
 
         Raises:
-            UntrainableBatch: the loss or the gradient of every update is not finite or its computation failed; weights and optimizer
-                are unchanged. If that is so for some updates only, these are skipped.
+            UntrainableBatch: the loss or the gradient of every update is not finite or its computation failed; weights
+                and optimizer are unchanged. If that is so for some updates only, these are skipped.
         """
         if self._critic:
             self._critic.reset_metrics()
@@ -240,7 +240,10 @@ class TorchTrainer:
         return measured | prepared.metrics | counts | means
 
     def logp(self, sequences: Sequence[TrainingSequence]) -> Tensor:
-        """Log-probabilities under the current weights, float32 `[tokens]` on the CPU: trained tokens, sequence after sequence."""
+        """Log-probabilities under the current weights, float32 `[tokens]` on the CPU.
+
+        Trained tokens, sequence after sequence.
+        """
         if isinstance(self._scorer, ValueScorer):
             raise EngineError(
                 f"logp: {type(self._algorithm).__name__} trains a scalar head, which has no log-probabilities"
@@ -248,7 +251,10 @@ class TorchTrainer:
         return self._forward_tokens(sequences, [range(len(sequences))], lambda batch: self._forward(batch)[0])
 
     def values(self, sequences: Sequence[TrainingSequence]) -> Tensor:
-        """Values of the critic, or of the trained scalar head, just before each trained token: float32 `[tokens]` on the CPU."""
+        """Values of the critic, or of the trained scalar head, just before each trained token.
+
+        float32 `[tokens]` on the CPU.
+        """
         model = self._scorer if isinstance(self._scorer, ValueScorer) else self._critic
         if model is None:
             raise EngineError(f"values: {type(self._algorithm).__name__} has neither a critic nor a scalar head")
@@ -312,7 +318,10 @@ class TorchTrainer:
         first: bool,
         proximal: bool,
     ) -> tuple[float, float]:
-        """Compute the clipped gradient of an update on these sequences; returns its loss and the gradient norm before clipping."""
+        """Compute the clipped gradient of an update on these sequences.
+
+        Returns its loss and the gradient norm before clipping.
+        """
         weights = token_weights(self._algorithm, prepared.tokens, indices)
         tokens, advantages = prepared.tokens, prepared.advantages
         parts = self._micro_batches(prepared.sequences, indices)
@@ -404,7 +413,10 @@ class TorchTrainer:
         return write_weights(state, folder, self._model_folder, dtype=self._published_dtype)
 
     def checksum(self) -> str:
-        """Checksum of the current weights (or of the adapter), as `publish` returns it; empty on ranks that do not report."""
+        """Checksum of the current weights (or of the adapter), as `publish` returns it.
+
+        Empty on ranks that do not report.
+        """
         state = self._state_to_publish()
         if not self._ranks.first:
             return ""

@@ -72,14 +72,15 @@ class CountedStep(Value):
 class Trainer(Actor):
     """Trains `BatchFormed` events, whose trajectories are read from the log by their positions.
 
-    With `examples` it trains `ExamplesDrawn` events instead: there are no episodes and no inference workers, and only the initial
-    weights are published. After a loss of ranks the trainer rolls back to a checkpoint and replays the steps since from the same
-    sequences; no other actor is affected. A restarted trainer does the same with the checkpoints and batches from the log. A checkpoint
-    is verified before it is loaded; a damaged one is set aside, and the previous one, or the initial weights, are used. Every
-    replayed step is compared with the log.
+    With `examples` it trains `ExamplesDrawn` events instead: there are no episodes and no inference workers, and only
+    the initial weights are published. After a loss of ranks the trainer rolls back to a checkpoint and replays the
+    steps since from the same sequences; no other actor is affected. A restarted trainer does the same with the
+    checkpoints and batches from the log. A checkpoint is verified before it is loaded; a damaged one is set aside, and
+    the previous one, or the initial weights, are used. Every replayed step is compared with the log.
 
-    Untrainable sequences are left out of their step. A step that can change no weight is skipped, but counted and published like any
-    other, so that the run keeps its number of steps and its capacity, and takes the same steps when it is resumed.
+    Untrainable sequences are left out of their step. A step that can change no weight is skipped, but counted and
+    published like any other, so that the run keeps its number of steps and its capacity, and takes the same steps when
+    it is resumed.
     """
 
     asks = (ReleaseMemory,)
@@ -99,7 +100,10 @@ class Trainer(Actor):
         step_history: TrainedHistory | None = None,
         engine_sleep: EngineSleep | None = None,
     ) -> None:
-        """After `max_skipped_steps` consecutive skipped steps the run ends. With `engine_sleep` engines sleep during each step."""
+        """After `max_skipped_steps` consecutive skipped steps the run ends.
+
+        With `engine_sleep` engines sleep during each step.
+        """
         self.engine_sleep = engine_sleep
         self.credit = credit
         self.examples = examples

@@ -1,7 +1,7 @@
 """History of steps and checkpoints from the log: a fold, which the trainer uses for rollbacks.
 
-A replayed step is compared with it. With deterministic arithmetic a difference is an error: something was changed or damaged,
-and continuing would publish two different weights under one version.
+A replayed step is compared with it. With deterministic arithmetic a difference is an error: something was changed or
+damaged, and continuing would publish two different weights under one version.
 """
 
 from __future__ import annotations
@@ -156,7 +156,9 @@ class TrainedHistory:
         return self._logged[part].get(step) == checksum
 
     def check(self, part: Part, step: int, checksum: str) -> StepDiffered | None:
-        """Compare a part of a step with the log's; returns an event for an allowed difference, None if they are equal or new.
+        """Compare a part of a step with the log's.
+
+        Returns an event for an allowed difference, None if they are equal or new.
 
         Raises:
             StepMismatch: they differ and must not.

@@ -1,6 +1,7 @@
 """The engine of the trainer across restarts and losses of ranks.
 
-It is brought to the version of the run: the newest intact checkpoint, then a replay of the steps since, each compared with the log.
+It is brought to the version of the run: the newest intact checkpoint, then a replay of the steps since, each compared
+with the log.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ class RecoveredEngine:
             await self.call(context, lambda _: None, min(first + done + 1, self.weight_version))
 
     async def call(self, context: Context, call: Callable[[TrainingEngine], T], at: int | None = None) -> T:
-        """Call the engine in a thread, at the current version or at version `at`; replays the steps before if the engine is behind.
+        """Call the engine in a thread, at the current version or at version `at`.
+
+        Replays the steps before if the engine is behind.
 
         Raises:
             RanksLost: more than `MAX_ROLLBACKS` times.

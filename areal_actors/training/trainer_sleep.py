@@ -1,4 +1,7 @@
-"""Sleep of generation engines: before an optimizer step they release their memory to the trainer on the same devices."""
+"""Sleep of generation engines.
+
+Before an optimizer step they release their memory to the trainer on the same devices.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Claim check: images as files named by the digest of their content, in a folder beside the log. Messages have only the digest."""
+"""Claim check: images as files named by the digest of their content, in a folder beside the log.
+
+Messages have only the digest.
+"""
 
 from __future__ import annotations
 

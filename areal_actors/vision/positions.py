@@ -1,7 +1,7 @@
 """Multimodal rotary positions (Qwen2-VL, https://arxiv.org/abs/2409.12191, section 2.1).
 
-A text token has one position in all three coordinates. The tokens of an image have the position of the first of them in time,
-and count rows and columns from there; the text after it goes on after the largest of its coordinates.
+A text token has one position in all three coordinates. The tokens of an image have the position of the first of them in
+time, and count rows and columns from there; the text after it goes on after the largest of its coordinates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Image processor of Qwen2.5-VL, in PIL and NumPy: the size at which the model sees an image, and its patches.
 
-The same numbers as transformers' `Qwen2VLImageProcessor` gives, without loading torch. An image is stored at the size at which
-the model sees it, so that every processor of the family, whatever library resizes its images, takes the same pixels.
+The same numbers as transformers' `Qwen2VLImageProcessor` gives, without loading torch. An image is stored at the size
+at which the model sees it, so that every processor of the family, whatever library resizes its images, takes the same
+pixels.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class VisionProcessor(Value):
         return seen_width, seen_height
 
     def as_seen(self, content: bytes, max_megapixels: int) -> tuple[bytes, tuple[int, int, int]]:
-        """A PNG file of an image as the model sees it, and its patches (`ImageRef.grid`); of several frames the first is taken.
+        """A PNG file of an image as the model sees it, and its patches (`ImageRef.grid`).
+
+        Of several frames the first is taken.
 
         Raises:
             ImageRefused: it is damaged, of another format, or too large.

@@ -1,4 +1,7 @@
-"""Images on another host: pulled by digest from the run's HTTP server for its inference workers, and sent there by its gateways."""
+"""Images on another host.
+
+Pulled by digest from the run's HTTP server for its inference workers, and sent there by its gateways.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ class SentImages(ImageFolder):
         self._objects = objects
 
     def store(self, png: bytes) -> str:
-        """Send an image unless it is here already; returns its digest. Raises OSError if it cannot be sent or written."""
+        """Send an image unless it is here already; returns its digest.
+
+        Raises OSError if it cannot be sent or written.
+        """
         digest = xxhash.xxh3_128_hexdigest(png)
         if not self.holds(digest):
             self._objects.write_image(digest, png)

@@ -1,4 +1,7 @@
-"""Access to the page: a token off loopback, names that a browser may use for a page on loopback, and headers of every response."""
+"""Access to the page.
+
+A token off loopback, names that a browser may use for a page on loopback, and headers of every response.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-"""No script, style, font or request of another host or inside the page's text; and no page of another host may show or read this one."""
+"""No script, style, font or request of another host or inside the page's text; and no page of another host may show or
+read this one."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -1,4 +1,7 @@
-"""`areal-actors view` and `areal-actors monitor --web`: serve the page of a run until Ctrl-C. It only reads, in a process of its own."""
+"""`areal-actors view` and `areal-actors monitor --web`: serve the page of a run until Ctrl-C.
+
+It only reads, in a process of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Details that a browser asks for: the tokens of an episode, the answers of a group, and events of the log, from the page's copy of it."""
+"""Details that a browser asks for.
+
+The tokens of an episode, the answers of a group, and events of the log, from the page's copy of it.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,9 @@ class LogDetails:
         return answer
 
     async def trace_json(self, row: EpisodeRow) -> bytes:
-        """Returns the JSON of `areal-actors trace` for an attempt: masks and advantages, computed by another process, which may load torch.
+        """Returns the JSON of `areal-actors trace` for an attempt.
+
+        Masks and advantages, computed by another process, which may load torch.
 
         Raises:
             SetupError: the process failed.

@@ -1,7 +1,7 @@
 """Rows of the page's tables, each a JSON array, with the positions in the log at which they changed.
 
-A browser shows any earlier moment from the positions alone; it asks for rows that changed after the last event that it has.
-Times are seconds since the first event; a position of 0 means that it has not happened.
+A browser shows any earlier moment from the positions alone; it asks for rows that changed after the last event that it
+has. Times are seconds since the first event; a position of 0 means that it has not happened.
 No row refers to itself: the garbage collector need not look at hundreds of thousands of them.
 """
 
@@ -52,7 +52,8 @@ class EpisodeRow(Row, kw_only=True, gc=False):
     ended: int = 0
     ended_at: float = 0.0
     outcome: str = ""
-    """`exported`, `evaluated`, `abandoned`, `rejected`, `surplus`, or empty while it runs; only `abandoned` is a failure."""
+    """`exported`, `evaluated`, `abandoned`, `rejected`, `surplus`, or empty while it runs; only `abandoned` is a
+    failure."""
     reward: float | None = None
     tokens: int = 0
     """Number of sampled tokens."""

@@ -148,7 +148,10 @@ class PageServer:
         return engines
 
     async def changes(self, request: web.Request) -> web.StreamResponse:
-        """Notices as server-sent events, each with the latest event: never a queue, so a browser that hangs holds one notice."""
+        """Notices as server-sent events, each with the latest event.
+
+        Never a queue, so a browser that hangs holds one notice.
+        """
         if self.streams >= MAX_STREAMS:
             return web.Response(status=503, text=f"{MAX_STREAMS} browsers show this page already; close one.\n")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

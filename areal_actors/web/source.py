@@ -1,7 +1,8 @@
-"""The log that a page shows: of an exported file, or of a run's folder, live or not; read once, kept as a copy, and followed.
+"""The log that a page shows.
 
-The page only subscribes: details come from the copy, so that no browser causes a request to the run's server. Rows come from the run's
-history, in memory: it begins with what `history.sqlite` has, and the log is folded beyond that.
+Of an exported file, or of a run's folder, live or not; read once, kept as a copy, and followed.
+The page only subscribes: details come from the copy, so that no browser causes a request to the run's server. Rows come
+from the run's history, in memory: it begins with what `history.sqlite` has, and the log is folded beyond that.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class LogSource:
     async def wait_copied(self, position: int) -> None:
         """Wait until the copy has an event of the history, or is as complete as the log allows."""
         self._is_wanted = True
-        while self.copied < min(position, self.history.progress.last) and not self._is_read:  # noqa: ASYNC110 - it seldom waits
+        # It seldom waits
+        while self.copied < min(position, self.history.progress.last) and not self._is_read:  # noqa: ASYNC110
             await asyncio.sleep(COPY_SECONDS)
 
     async def read(self) -> None:
@@ -138,7 +140,10 @@ class LogSource:
             self.state, self._is_read = READING, False
 
     async def _read_rest(self, place: RunFolder) -> None:
-        """Read what the log of an ended run has beyond the last event that was copied; its store is open only meanwhile."""
+        """Read what the log of an ended run has beyond the last event that was copied.
+
+        Its store is open only meanwhile.
+        """
         async with open_log(place) as bus:
             await self._begin(bus, place)
             await self._receive_all(bus.log(after=self.copied))

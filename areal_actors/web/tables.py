@@ -208,7 +208,8 @@ class PageTables:
         self._noted = self.history.progress.last
 
     def _changed(self, statement: str, position: int) -> list[dict[str, Any]]:
-        return self.history.records(f"SELECT * FROM ({statement}) WHERE changed > ?", position)  # noqa: S608 - of this module
+        # Of this module
+        return self.history.records(f"SELECT * FROM ({statement}) WHERE changed > ?", position)  # noqa: S608
 
 
 def _staleness_bound(event: Message) -> int | None:

@@ -1,7 +1,7 @@
 """LoRA adapters for inference: written in peft's format, read and merged without peft.
 
-A folder with `adapter_config.json` holds an adapter: that file has the scale of its factors and its base model. Engines merge
-each version with the base weights as they were loaded, so rounding errors do not accumulate.
+A folder with `adapter_config.json` holds an adapter: that file has the scale of its factors and its base model. Engines
+merge each version with the base weights as they were loaded, so rounding errors do not accumulate.
 """
 
 from __future__ import annotations
@@ -119,7 +119,10 @@ class AdapterMerger:
     """Merges adapter versions with the base weights as the engine loaded them."""
 
     def __init__(self, model_folder: str, weights: Mapping[str, Tensor]) -> None:
-        """`weights` are the live weights of the model in this folder; the base is copied when the first adapter arrives."""
+        """`weights` are the live weights of the model in this folder.
+
+        The base is copied when the first adapter arrives.
+        """
         self._model_folder = Path(model_folder).resolve()
         self._weights = weights
         self._base: dict[str, Tensor] = {}

@@ -22,7 +22,8 @@ SECRET_FILE = "secret"  # noqa: S105 - the name of a file
 """File of a run's folder whose bytes only the run's user knows."""
 
 SPARE_VERSIONS = 1
-"""Versions kept beyond the maximum staleness while one is written, for an inference worker that loads the one before it."""
+"""Versions kept beyond the maximum staleness while one is written, for an inference worker that loads the one before
+it."""
 ADAPTER_CONFIG = "adapter_config.json"
 """File in the folder of an adapter, in peft's format."""
 
@@ -38,7 +39,10 @@ def version_folder(root: str | Path, weight_version: int) -> Path:
 
 
 def make_secret(run_folder: str | Path) -> None:
-    """Write the secret of a folder that no command has started, unless it has one; ranks may call this at the same time."""
+    """Write the secret of a folder that no command has started, unless it has one.
+
+    Ranks may call this at the same time.
+    """
     place = Path(run_folder) / SECRET_FILE
     if place.exists():
         return
@@ -85,7 +89,10 @@ def lock_path(folder: Path) -> Path:
 
 
 def locked_folders() -> list[Path]:
-    """This user's folders in shared memory with a lock file: those of live runs, and of killed runs that left them behind."""
+    """This user's folders in shared memory with a lock file.
+
+    Those of live runs, and of killed runs that left them behind.
+    """
     places = (
         path.with_name(path.name.removesuffix(LOCK_SUFFIX)) for path in SHARED_MEMORY.glob(f"areal-*{LOCK_SUFFIX}")
     )
@@ -93,8 +100,9 @@ def locked_folders() -> list[Path]:
 
 
 def versions_folder(run: str, run_folder: str | Path, needed_bytes: int = 0, named: str = "") -> Path:
-    """Folder of a run's weight versions: in the named one; else in shared memory if it is writable and has room; else in the run's folder.
+    """Folder of a run's weight versions.
 
+    In the named one; else in shared memory if it is writable and has room; else in the run's folder.
     It is made, closed to other users, unless the recipe names it.
 
     Raises:
@@ -171,7 +179,10 @@ def prune(folder: str | Path, keep: int) -> None:
 
 
 def is_superseded(folder: str | Path) -> bool:
-    """True if a version was removed because newer ones were published: its files are gone, and a newer version lies beside it."""
+    """True if a version was removed because newer ones were published.
+
+    Its files are gone, and a newer version lies beside it.
+    """
     place = Path(folder)
     if not place.name[1:].isdecimal() or any(place.glob("*.safetensors")):
         return False
@@ -183,6 +194,9 @@ def _versions(folder: Path) -> dict[int, Path]:
 
 
 def remove_all(run: str, run_folder: str | Path, named: str = "") -> None:
-    """Remove all weight versions of a finished run, also those in the folder that its recipe names; its checkpoints stay."""
+    """Remove all weight versions of a finished run, also those in the folder that its recipe names.
+
+    Its checkpoints stay.
+    """
     for folder in possible_folders(run, run_folder, named):
         shutil.rmtree(folder, ignore_errors=True)

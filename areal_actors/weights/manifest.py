@@ -1,7 +1,8 @@
 """The manifest of a checkpoint: size and digest of every file, to detect damage before training continues from it.
 
-`manifest.json` is written last, after all other files are synced. Its own digest is in the log (`CheckpointCommitted.manifest`),
-which detects a checkpoint whose files and manifest were both replaced. Does not import torch.
+`manifest.json` is written last, after all other files are synced. Its own digest is in the log
+(`CheckpointCommitted.manifest`), which detects a checkpoint whose files and manifest were both replaced. Does not
+import torch.
 """
 
 from __future__ import annotations

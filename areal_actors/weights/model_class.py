@@ -13,7 +13,9 @@ from areal_actors.core.model_config import has_vision
 
 
 def language_model_class(folder: str | Path) -> Any:
-    """The automatic class for this folder: one with a vision tower only if images are supported, or if there is no other.
+    """The automatic class for this folder.
+
+    One with a vision tower only if images are supported, or if there is no other.
 
     Raises:
         SetupError: the folder holds no configuration that transformers knows.
@@ -23,8 +25,10 @@ def language_model_class(folder: str | Path) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise SetupError(f"{folder}: cannot load a model from this folder: {error}") from error
     classes = {
-        kind for kind in (AutoModelForCausalLM, AutoModelForImageTextToText) if type(config) in kind._model_mapping
-    }  # noqa: SLF001 - there is no public one
+        kind
+        for kind in (AutoModelForCausalLM, AutoModelForImageTextToText)
+        if type(config) in kind._model_mapping  # noqa: SLF001
+    }
     if not classes and not hasattr(config, "auto_map"):
         raise SetupError(
             f"{folder}: transformers {transformers_version} has no language model of type {config.model_type}"

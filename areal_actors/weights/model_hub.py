@@ -29,7 +29,8 @@ def model_folder(model: str) -> str:
     """Returns the Hugging Face folder of a model named by path, hub id, or the short name of a fetched one.
 
     Raises:
-        SetupError: there is no such folder, and the hub does not have it or cannot be reached; or it is a damaged checkpoint.
+        SetupError: there is no such folder, and the hub does not have it or cannot be reached; or it is a damaged
+            checkpoint.
     """
     folder = Path(model).expanduser()
     if folder.is_dir() or (folder := fetched_folder(model) or folder).is_dir():
@@ -47,7 +48,8 @@ def check_on_hub(model: str) -> None:
     """Check that a model of the hub is cached, or that the hub has it and allows access to it.
 
     Raises:
-        SetupError: the hub does not have it, refuses it, or cannot be reached; or it is a short name, and was not fetched.
+        SetupError: the hub does not have it, refuses it, or cannot be reached; or it is a short name, and was not
+            fetched.
     """
     if model in KNOWN:
         raise _not_fetched(model)

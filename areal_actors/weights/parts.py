@@ -1,5 +1,6 @@
-"""Weights in parts, as they are sent to inference servers: whole, or what changed against the version that the server holds.
+"""Weights in parts, as they are sent to inference servers.
 
+Whole, or what changed against the version that the server holds.
 The receiving side is `generation/servers/server_side/areal_weights.py`.
 """
 
@@ -17,13 +18,16 @@ ALIGNMENT = 8
 """Servers view the bytes of a part as its tensors, which must begin at multiples of the size of their values."""
 MAX_INDEX = 2**31 - 1
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers of the size of a value: values are compared by their bits, so that NaN equals itself and -0 differs from 0."""
+"""Integers of the size of a value: values are compared by their bits, so that NaN equals itself and -0 differs from
+0."""
 
 Named = tuple[str, Tensor]
 
 
 def delta(base: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[Named]:
-    """Yields what changed in tensors of equal names, types and shapes: values with their places, or whole tensors if that is less.
+    """Yields what changed in tensors of equal names, types and shapes.
+
+    Values with their places, or whole tensors if that is less.
 
     Raises:
         ValueError: names, types or shapes differ.

@@ -1,4 +1,7 @@
-"""Published weights on a host that does not share the trainer's memory: each version is pulled once for all workers of the host."""
+"""Published weights on a host that does not share the trainer's memory.
+
+Each version is pulled once for all workers of the host.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ class WeightsPuller:
     """Finds published weights on this host, or pulls them from the trainer's."""
 
     def __init__(self, objects: RemoteObjects, root: Path, model: Path, share: str) -> None:
-        """`root`: folder of the pulled versions; `model`: the pulled model; `share`: identity of the trainer's folders."""
+        """`root`: folder of the pulled versions; `model`.
+
+        The pulled model; `share`: identity of the trainer's folders.
+        """
         self._objects, self._root, self._model, self._share = objects, root, model, share
 
     async def __call__(self, location: WeightsLocation, weight_version: int) -> WeightsLocation:

@@ -1,8 +1,9 @@
-"""Sends published weights to one inference server, as a process of its own: a server that fails does not concern the trainer.
+"""Sends published weights to one inference server, as a process of its own.
 
-Run as `python -m areal_actors.weights.sender DEVICE`: a request of `sending` is a line of JSON on standard input, its answer a line on
-standard output. It ends with its parent. It maps the files of a version, so that nothing is copied before it is sent, and is rank 0 of a
-process group with the processes of the server.
+A server that fails does not concern the trainer.
+Run as `python -m areal_actors.weights.sender DEVICE`: a request of `sending` is a line of JSON on standard input, its
+answer a line on standard output. It ends with its parent. It maps the files of a version, so that nothing is copied
+before it is sent, and is rank 0 of a process group with the processes of the server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Tensors of the folder from which a model was loaded: their names there, and those that the model does not have.
 
-transformers renames tensors when it loads them, joins the experts of a mixture, and leaves out what a class does not compute: the vision
-tower of a model that is loaded as a language model, and heads for the prediction of several tokens (MTP). A checkpoint has every tensor
-of that folder under its name there: trained ones with their present values, the others as they are.
+transformers renames tensors when it loads them, joins the experts of a mixture, and leaves out what a class does not
+compute: the vision tower of a model that is loaded as a language model, and heads for the prediction of several tokens
+(MTP). A checkpoint has every tensor of that folder under its name there: trained ones with their present values, the
+others as they are.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class SourceTensors:
         """Tensors that the model does not have, by their names in the folder."""
 
     def to_checkpoint(self, model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of a checkpoint by the folder's names: those of `state`, which has the model's names, and those carried over.
+        """Tensors of a checkpoint by the folder's names.
+
+        Those of `state`, which has the model's names, and those carried over.
 
         Raises:
             EngineError: the folder has changed.
@@ -157,7 +160,10 @@ def checkpoint_tensors(model: Any, state: Mapping[str, Tensor]) -> Mapping[str, 
 
 
 def model_tensors(model: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Tensors of a Hugging Face checkpoint by the names of the model, without those carried over; inverse of `checkpoint_tensors`."""
+    """Tensors of a Hugging Face checkpoint by the names of the model, without those carried over.
+
+    Inverse of `checkpoint_tensors`.
+    """
     source = source_of(model)
     given = tensors if source is None else source.without_carried(tensors)
     rename = _Renamer(model, model.state_dict())

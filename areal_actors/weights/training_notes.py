@@ -1,4 +1,7 @@
-"""Consequences of a model's structure for its training, as lines for the plan of a run; read from its folder without torch."""
+"""Consequences of a model's structure for its training, as lines for the plan of a run.
+
+Read from its folder without torch.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ def state_problem(kinds: Iterable[str]) -> str:
 
 
 def training_notes(folder: str | Path) -> list[str]:
-    """Lines about the model in this folder: why its rows are padded and not packed, and which of its tensors are not trained."""
+    """Lines about the model in this folder.
+
+    Why its rows are padded and not packed, and which of its tensors are not trained.
+    """
     notes = []
     if problem := _packing_problem(folder):
         notes.append(f"packing: no, because {problem}")

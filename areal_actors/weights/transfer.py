@@ -1,7 +1,7 @@
 """Weight transfer: one folder of safetensors per version, which appears atomically, with one checksum.
 
-The checksum covers names, types, shapes and bytes of all tensors in name order. It does not depend on the sharding, and a
-recovered trainer proves with it that it reproduces the same weights.
+The checksum covers names, types, shapes and bytes of all tensors in name order. It does not depend on the sharding, and
+a recovered trainer proves with it that it reproduces the same weights.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ def write_weights(
 ) -> WeightsLocation:
     """Write tensors as a Hugging Face checkpoint of one or several shards; `folder` appears atomically.
 
-    An existing folder is replaced: a recovered trainer publishes a version again. `dtype` is that of floating-point tensors;
-    None keeps theirs. Of names that share one tensor the last in name order remains, which keeps embeddings rather than tied heads.
+    An existing folder is replaced: a recovered trainer publishes a version again. `dtype` is that of floating-point
+    tensors; None keeps theirs. Of names that share one tensor the last in name order remains, which keeps embeddings
+    rather than tied heads.
     """
     folder = Path(folder).absolute()
     with atomic_folder(folder) as partial:
@@ -98,7 +99,8 @@ def check_fit(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], sour
     Raises:
         EngineError: names the missing, unknown and differently shaped tensors.
     """
-    places = {name: (target.untyped_storage()._cdata, target.storage_offset()) for name, target in targets.items()}  # noqa: SLF001 - as in torch
+    # As in torch
+    places = {name: (target.untyped_storage()._cdata, target.storage_offset()) for name, target in targets.items()}  # noqa: SLF001
     covered = {place for name, place in places.items() if name in tensors}
     missing = [name for name, place in places.items() if place not in covered]
     unknown = [name for name in tensors if name not in targets]
@@ -116,7 +118,10 @@ def check_fit(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], sour
 
 
 def checksum(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
-    """128-bit hash of names, types, shapes and bytes of all tensors in name order, floating-point ones as `dtype`; None keeps theirs."""
+    """128-bit hash of names, types, shapes and bytes of all tensors in name order, floating-point ones as `dtype`.
+
+    None keeps theirs.
+    """
     return hash_tensors({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, dtype)
 
 

@@ -1,7 +1,7 @@
 """Published weights as files, whole models and adapters: their checksum and shapes, read without torch.
 
-A server that loads weights from a folder may end when a tensor has another shape or a file is cut short, so the folder is
-verified before the server loads it.
+A server that loads weights from a folder may end when a tensor has another shape or a file is cut short, so the folder
+is verified before the server loads it.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(folder: str | Path) -> dict[str, StoredTensor]:
-    """Returns the tensors in the `*.safetensors` of a folder that loaders read: those of its index, else `model.safetensors`, else all.
+    """Returns the tensors in the `*.safetensors` of a folder that loaders read.
 
+    Those of its index, else `model.safetensors`, else all.
     A published folder may have the same weights a second time under other names, as `consolidated.safetensors`.
 
     Raises:
@@ -107,7 +108,8 @@ def verify_weights(location: WeightsLocation, shapes: Mapping[str, tuple[int, ..
     """Verify the shapes and the checksum of published weights; `shapes`: those of the model that is to load them.
 
     Raises:
-        EngineError: a file is missing or damaged, a tensor is unknown, missing or of another shape, or the checksum differs.
+        EngineError: a file is missing or damaged, a tensor is unknown, missing or of another shape, or the checksum
+            differs.
     """
     tensors = stored_tensors(location.folder)
     differences = {
@@ -130,8 +132,8 @@ def verify_adapter(
         rank: of all factors; 0 if adapters cannot be loaded.
 
     Raises:
-        EngineError: adapters cannot be loaded or it belongs to another model, a file is missing or damaged, a tensor changes no
-            weight of the model, has no partner or another shape, or the checksum differs.
+        EngineError: adapters cannot be loaded or it belongs to another model, a file is missing or damaged, a tensor
+            changes no weight of the model, has no partner or another shape, or the checksum differs.
     """
     if not rank:
         raise EngineError(
@@ -178,7 +180,10 @@ def _refuse(
 
 
 def checksum_of(tensors: Mapping[str, StoredTensor]) -> str:
-    """128-bit hash of names, types, shapes and bytes of all tensors in name order; equal to `weights.transfer.checksum`."""
+    """128-bit hash of names, types, shapes and bytes of all tensors in name order.
+
+    Equal to `weights.transfer.checksum`.
+    """
     digest = xxhash.xxh3_128()
     mapped: dict[Path, mmap] = {}
     try:

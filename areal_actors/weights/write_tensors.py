@@ -1,7 +1,7 @@
 """Tensors to files of safetensors in one pass: no second copy of a model in memory, hashed while it is written.
 
-The library's `save_file` takes tensors on the CPU and copies them twice more. A model that is published after every step is copied from
-its device in pieces through one page-locked buffer, and converted there.
+The library's `save_file` takes tensors on the CPU and copies them twice more. A model that is published after every
+step is copied from its device in pieces through one page-locked buffer, and converted there.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ def write_tensors(
 
 
 def _write_header(file: BinaryIO, tensors: Mapping[str, tuple[Tensor, torch.dtype]]) -> dict[str, TensorPlace]:
-    """Write the header of a file; returns the places of its tensors, those with the largest elements first, so that each is aligned."""
+    """Write the header of a file.
+
+    Returns the places of its tensors, those with the largest elements first, so that each is aligned.
+    """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     ends: dict[str, int] = {}
     end = 0

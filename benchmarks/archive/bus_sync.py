@@ -3,9 +3,10 @@
     PYTHONPATH=benchmarks python benchmarks/archive/bus_sync.py            # a minute or two
     PYTHONPATH=benchmarks python benchmarks/archive/bus_sync.py --quick    # seconds, and no line in the history
 
-Costs are measured on the disk of the temporary folder (TMPDIR). The power failure is simulated: the server's store lies on a small
-ext4 file system over a file, and a copy of that file at a random moment is mounted and read (`lossy_disk.py`). Drives that confirm
-writes before they are durable, and bad sectors, are not simulated. Without root and loop devices this half is skipped.
+Costs are measured on the disk of the temporary folder (TMPDIR). The power failure is simulated: the server's store lies
+on a small ext4 file system over a file, and a copy of that file at a random moment is mounted and read
+(`lossy_disk.py`). Drives that confirm writes before they are durable, and bad sectors, are not simulated. Without root
+and loop devices this half is skipped.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
     PYTHONPATH=benchmarks python benchmarks/archive/guard.py [KEY=VALUE ...] [--seeds 0 1 2] [--bound 8]
         [--rate 4] [--cases sound off report tighten]
 
-Each run is `areal-actors run recipes/gsm8k_grpo.toml` with a staleness bound of 8, in its own processes. Its trainer waits before each step
-until generation has used the capacity that the gate grants (`guard_parts.py`), so the trained tokens are as old as the bound allows, on
-any machine. `sound` has the recipe's learning rate, and a guard that reports; the others have four times that, with the guard's `action`
-off, report and tighten. KEY=VALUE overrides the recipe. A seed's runs begin with the same model.
+Each run is `areal-actors run recipes/gsm8k_grpo.toml` with a staleness bound of 8, in its own processes. Its trainer
+waits before each step until generation has used the capacity that the gate grants (`guard_parts.py`), so the trained
+tokens are as old as the bound allows, on any machine. `sound` has the recipe's learning rate, and a guard that reports;
+the others have four times that, with the guard's `action` off, report and tighten. KEY=VALUE overrides the recipe. A
+seed's runs begin with the same model.
 
 Results are cached in FOLDER/results.jsonl, with the warm-started models.
 """

@@ -3,10 +3,10 @@
     PYTHONPATH=benchmarks python benchmarks/archive/limits.py [--steps 12] [--repeats 3]
         [--token-seconds 0.05] [KEY=VALUE ...]
 
-All components are real except the engine, which is scripted: it yields a random token every `--token-seconds` (simulated), like an
-engine on a separate machine. The recipe's gate allows 48 groups of 8 episodes at once. `derived` derives all other limits from that;
-`stated` has 64 episodes per rollout worker, independent of the gate. The share is of the time from the trainer's first step to its
-last.
+All components are real except the engine, which is scripted: it yields a random token every `--token-seconds`
+(simulated), like an engine on a separate machine. The recipe's gate allows 48 groups of 8 episodes at once. `derived`
+derives all other limits from that; `stated` has 64 episodes per rollout worker, independent of the gate. The share is
+of the time from the trainer's first step to its last.
 """
 
 from __future__ import annotations

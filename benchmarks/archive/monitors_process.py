@@ -2,7 +2,8 @@
 
     PYTHONPATH=benchmarks python benchmarks/archive/monitors_process.py RUN_FOLDER NUMBER SECONDS
 
-They are plain clients of NATS with the run's read-only address; the number of received messages is written to standard output at the end.
+They are plain clients of NATS with the run's read-only address; the number of received messages is written to standard
+output at the end.
 """
 
 from __future__ import annotations

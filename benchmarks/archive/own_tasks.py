@@ -3,10 +3,11 @@
     PYTHONPATH=benchmarks python benchmarks/archive/own_tasks.py [--seeds 0 1 2]
         [--tasks nim reading look_up notes] [SETTING ...]
 
-Each task is learnt with its recipe in recipes/, from the reward alone: the game `nim`, the text `reading`, the tool `look_up`, the
-number `notes` that is kept over three compactions of the history. Where the
-task has demonstrations, it is also learnt in two runs, recipes/demonstrations.toml and then the recipe from its checkpoint. Mean rewards
-are those of the first and the last evaluation of a run, sampled and greedy; they do not depend on other work of the machine.
+Each task is learnt with its recipe in recipes/, from the reward alone: the game `nim`, the text `reading`, the tool
+`look_up`, the number `notes` that is kept over three compactions of the history. Where the
+task has demonstrations, it is also learnt in two runs, recipes/demonstrations.toml and then the recipe from its
+checkpoint. Mean rewards are those of the first and the last evaluation of a run, sampled and greedy; they do not depend
+on other work of the machine.
 """
 
 from __future__ import annotations

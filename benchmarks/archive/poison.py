@@ -2,8 +2,8 @@
 
     PYTHONPATH=benchmarks python benchmarks/archive/poison.py [KIND ...] [--folder runs/poison] [--steps 3] [--every 7]
 
-A run passes if it ends with its exact number of steps, every corrupted completion is reported in its log, and no token of one was
-exported.
+A run passes if it ends with its exact number of steps, every corrupted completion is reported in its log, and no token
+of one was exported.
 """
 
 from __future__ import annotations

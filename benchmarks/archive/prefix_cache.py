@@ -2,10 +2,10 @@
 
     PYTHONPATH=benchmarks python benchmarks/archive/prefix_cache.py [--together 1 8 32] [--turns 10] [--repeats 3]
 
-Each episode sends its whole history every turn, as the gateway does: a first prompt of 300 tokens, then 24 to 40 sampled tokens and 100
-tokens of a tool's result a turn. Episodes run at once, each at its own pace. Without the cache, the first token of every prompt is another
-one, so that nothing of it can be reused; prompts and completions have the same lengths. Runs of the two alternate on one engine, and
-the fastest of each counts: compare the ratio.
+Each episode sends its whole history every turn, as the gateway does: a first prompt of 300 tokens, then 24 to 40
+sampled tokens and 100 tokens of a tool's result a turn. Episodes run at once, each at its own pace. Without the cache,
+the first token of every prompt is another one, so that nothing of it can be reused; prompts and completions have the
+same lengths. Runs of the two alternate on one engine, and the fastest of each counts: compare the ratio.
 """
 
 from __future__ import annotations

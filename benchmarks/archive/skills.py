@@ -3,8 +3,8 @@
     PYTHONPATH=benchmarks python benchmarks/archive/skills.py tools --tail-shortcut-fraction 0.7
     PYTHONPATH=benchmarks python benchmarks/archive/skills.py retry
 
-Held-out problems are combined with system prompts and tools that are in no demonstration. The engine is called directly in this process,
-as by a gateway and an agent.
+Held-out problems are combined with system prompts and tools that are in no demonstration. The engine is called directly
+in this process, as by a gateway and an agent.
 """
 
 from __future__ import annotations
@@ -199,7 +199,10 @@ def tool_row(attempts: list[Attempt]) -> list[str]:
 
 
 def retry_row(attempts: list[Attempt]) -> list[str]:
-    """Columns: right at the first and second attempt; second attempt with working, right with working, right without."""
+    """Columns: right at the first and second attempt.
+
+    Second attempt with working, right with working, right without.
+    """
     first = [a.turns == 1 for a in attempts]
     second = [a for a in attempts if a.turns == 2]
     worked, direct = ([a.right for a in second if a.worked is kind] for kind in (True, False))

@@ -2,13 +2,15 @@
 
     PYTHONPATH=benchmarks python benchmarks/archive/trainer_compile.py [embedded] [50M] [--repeats 5] [--tokens 2048]
 
-`steps`: optimizer steps of `TorchTrainer` on the rows of `trainer_batch.py`, in both layouts of a micro-batch (chains with shared
-prefixes; padded rows, which the model's own forward computes), and with LoRA. `compile_cpu` and `compile_wall` are seconds of the first
-step minus a later one: the compilation, without a cache. Then the compiled and the plain trainer alternate, and the fastest step of each
-counts. `difference` is that of the gradient norms of the first step, relative.
+`steps`: optimizer steps of `TorchTrainer` on the rows of `trainer_batch.py`, in both layouts of a micro-batch (chains
+with shared prefixes; padded rows, which the model's own forward computes), and with LoRA. `compile_cpu` and
+`compile_wall` are seconds of the first step minus a later one: the compilation, without a cache. Then the compiled and
+the plain trainer alternate, and the fastest step of each counts. `difference` is that of the gradient norms of the
+first step, relative.
 
-`attention`: the attention of a group of 8 rows with one prompt, forward pass only, by the trainer's planned kernel calls and by
-flex_attention compiled for the block mask. flex_attention has no backward pass on a CPU: the error of a call that asks for one is printed.
+`attention`: the attention of a group of 8 rows with one prompt, forward pass only, by the trainer's planned kernel
+calls and by flex_attention compiled for the block mask. flex_attention has no backward pass on a CPU: the error of a
+call that asks for one is printed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The head and its log-probabilities: forward and backward pass by vocabulary and hidden size, in CPU seconds and peak memory.
+"""The head and its log-probabilities.
 
+Forward and backward pass by vocabulary and hidden size, in CPU seconds and peak memory.
     PYTHONPATH=benchmarks python benchmarks/archive/trainer_head.py [--tokens 1024] [--repeats 5]
         [--vocabularies 600 16384 151936] [--hidden 512 896 1536]
 
@@ -7,10 +8,11 @@ Four ways, of a trained head and of a frozen one (LoRA), whose gradient by the h
 
 - `all at once`: the logits of all tokens, and torch's log-softmax.
 - `recomputed`: the trainer's chunks for a trained head, which recompute the logits of most chunks in the backward pass.
-- `forward`: the trainer's chunks for a frozen head, whose gradient of each log-probability is computed in the forward pass.
-- `known`: fused as by Liger: the gradient of the loss by each log-probability is known before the forward pass, which computes all
-  gradients from a chunk's logits. A policy gradient does not know it there, because it depends on the log-probabilities of whole sequences;
-  here it is given, as the lowest cost that such a kernel could have.
+- `forward`: the trainer's chunks for a frozen head, whose gradient of each log-probability is computed in the forward
+  pass.
+- `known`: fused as by Liger: the gradient of the loss by each log-probability is known before the forward pass, which
+  computes all gradients from a chunk's logits. A policy gradient does not know it there, because it depends on the
+  log-probabilities of whole sequences; here it is given, as the lowest cost that such a kernel could have.
 
 The ways alternate, and the fastest repetition of each counts. `MB` is the peak of the process above its memory before.
 """

@@ -2,13 +2,14 @@
 
     PYTHONPATH=benchmarks python benchmarks/archive/trainer_sharing.py [--hidden 256] [--layers 4] [--repeats 3]
 
-Groups of 8 rows with one prompt and completions of 64 to 192 tokens; episodes of 10 turns of 64 or 128 tokens of which every turn is
-a row; and 16 groups of 4 rows whose prompts of 576 tokens begin with the same 512. `packed` computes every row separately without
-padding, `padded` in a padded batch, `apart` every group separately. `whole` computes all tokens in all blocks; otherwise the last
-block skips positions that are not read, also for packed rows. So `sharing` (packed, whole over shared, whole) is the speedup of
-sharing alone, `over whole` (packed, whole over shared) of both, and `over packed` compares with packed rows whose last block skips as
-much. Ratios are of CPU seconds, the fastest of several alternating runs; `saved` is tokens of rows over computed tokens, and
-`of saved` is `sharing` over it. `gradient` is the relative distance of the two gradients.
+Groups of 8 rows with one prompt and completions of 64 to 192 tokens; episodes of 10 turns of 64 or 128 tokens of which
+every turn is a row; and 16 groups of 4 rows whose prompts of 576 tokens begin with the same 512. `packed` computes
+every row separately without padding, `padded` in a padded batch, `apart` every group separately. `whole` computes all
+tokens in all blocks; otherwise the last block skips positions that are not read, also for packed rows. So `sharing`
+(packed, whole over shared, whole) is the speedup of sharing alone, `over whole` (packed, whole over shared) of both,
+and `over packed` compares with packed rows whose last block skips as much. Ratios are of CPU seconds, the fastest of
+several alternating runs; `saved` is tokens of rows over computed tokens, and `of saved` is `sharing` over it.
+`gradient` is the relative distance of the two gradients.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     PYTHONPATH=benchmarks python benchmarks/archive/unwanted_connections.py [ATTACK ...] [--connections 10000]
         [--seconds 20] [--descriptors 1024:4096]
 
-`idle` holds connections to the port of the run's files, `slow` sends the head of a request there at a byte per second, `bus` holds
-connections to the bus. Each goes on for some seconds and opens connections again that were closed. The rollout workers of the run are
-joined ones: one from before the attack, and one that joins in the middle of it. The run has the soft and hard limit of descriptors that
-most systems have.
+`idle` holds connections to the port of the run's files, `slow` sends the head of a request there at a byte per second,
+`bus` holds connections to the bus. Each goes on for some seconds and opens connections again that were closed. The
+rollout workers of the run are joined ones: one from before the attack, and one that joins in the middle of it. The run
+has the soft and hard limit of descriptors that most systems have.
 """
 
 from __future__ import annotations
@@ -151,9 +151,9 @@ async def _joined(run: LiveRun, folder: Path) -> AsyncIterator[subprocess.Popen[
             "rollout_worker",
         ]
         environment = {**os.environ, "TMPDIR": str(folder)}  # a killed worker leaves its folder
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: ASYNC220
             command, cwd=ROOT, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL
-        )  # noqa: ASYNC220
+        )
     try:
         yield process
     finally:

@@ -13,10 +13,11 @@ It makes a random model with the architecture of Qwen2 and 1.5 billion parameter
     weights   publishing and loading of a weight version: seconds and bytes
     loop      `areal-actors run recipes/gsm8k_grpo.toml`, five steps, trainer and inference worker on one device
 
-Each section is a process of its own with a limit in seconds: its share of --seconds, and what earlier sections left over. An
-exception ends one case, and is printed with its traceback; the others run. What does not fit is reported as skipped. The exit status
-is 1 if a section failed. Needed are torch, transformers 5 and the dependencies in pyproject.toml; section `machine` lists those that
-are missing. Random weights sample almost uniformly, so that differences of log-probabilities are smaller than a trained model's.
+Each section is a process of its own with a limit in seconds: its share of --seconds, and what earlier sections left
+over. An exception ends one case, and is printed with its traceback; the others run. What does not fit is reported as
+skipped. The exit status is 1 if a section failed. Needed are torch, transformers 5 and the dependencies in
+pyproject.toml; section `machine` lists those that are missing. Random weights sample almost uniformly, so that
+differences of log-probabilities are smaller than a trained model's.
 """
 
 from __future__ import annotations

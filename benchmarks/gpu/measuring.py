@@ -1,4 +1,7 @@
-"""Common functions of the sections: the device, timing, random tokens, completions of an engine, rows for the trainer."""
+"""Common functions of the sections.
+
+The device, timing, random tokens, completions of an engine, rows for the trainer.
+"""
 
 from __future__ import annotations
 

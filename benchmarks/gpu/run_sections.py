@@ -1,6 +1,7 @@
 """Runs sections one after the other, each in a process of its own with a limit in seconds, and collects their events.
 
-A section that raises, crashes or hangs does not affect the others: a process that is stopped also releases its device memory.
+A section that raises, crashes or hangs does not affect the others: a process that is stopped also releases its device
+memory.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class Outcome:
 
 
 Progress = Callable[[Outcome, str], None]
-"""Called with the outcome so far and what was added to it: `started`, `figures`, `skipped`, `error`, `memory` or `ended`."""
+"""Called with the outcome so far and what was added to it: `started`, `figures`, `skipped`, `error`, `memory` or
+`ended`."""
 
 
 def run_sections(sections: Sequence[Section], options: Options, seconds: float, progress: Progress) -> list[Outcome]:

@@ -69,7 +69,8 @@ def run(options: Options, engine: str, seconds: float) -> Iterator[Figures]:
     """Yield the figures of one run.
 
     Raises:
-        RuntimeError: it failed, took longer than `seconds`, or ended before its last step; with the last lines of its output.
+        RuntimeError: it failed, took longer than `seconds`, or ended before its last step; with the last lines of its
+            output.
     """
     folder = Path(options.folder) / engine
     folder.mkdir()

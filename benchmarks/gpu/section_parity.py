@@ -25,8 +25,8 @@ def measure(report: Report, options: Options) -> None:
 def compare(options: Options, dtype: Dtype) -> Iterator[Figures]:
     """Yield the differences between each two of them, over all sampled tokens.
 
-    In bfloat16 the engine and the plain forward have weights in bfloat16; the trainer has float32 weights with the same values, and
-    computes in bfloat16 by autocast.
+    In bfloat16 the engine and the plain forward have weights in bfloat16; the trainer has float32 weights with the same
+    values, and computes in bfloat16 by autocast.
     """
     rows = sampled_rows(options, dtype)
     engine = torch.cat([torch.from_numpy(row.logprobs[row.loss_mask]) for row in rows])
@@ -69,7 +69,10 @@ def sampled_rows(options: Options, dtype: Dtype) -> list[TrainingSequence]:
 
 @torch.inference_mode()
 def plain_logprobs(options: Options, dtype: Dtype, rows: Sequence[TrainingSequence]) -> Tensor:
-    """Return the log-probabilities from the model's own forward pass over each row alone: float32 `[tokens]` on the CPU."""
+    """Return the log-probabilities from the model's own forward pass over each row alone.
+
+    float32 `[tokens]` on the CPU.
+    """
     model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, dtype))
     model.to(device_of(options)).eval()
     found = []

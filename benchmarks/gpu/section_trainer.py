@@ -31,7 +31,8 @@ from areal_actors.recipe.trainer_checks import trainer_problems
 from areal_actors.training.settings import TrainerSettings
 
 PEAK_TFLOPS = {"H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0}
-"""Dense bfloat16 peak by a part of the device's name, from the data sheets of the manufacturer; the first match counts."""
+"""Dense bfloat16 peak by a part of the device's name, from the data sheets of the manufacturer; the first match
+counts."""
 COMPILED = "compile=true"
 FLOPS_PER_PARAMETER = 6
 """Floating-point operations per parameter and token of a forward and a backward pass."""

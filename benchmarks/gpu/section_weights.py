@@ -23,7 +23,10 @@ def measure(report: Report, options: Options) -> None:
 
 
 def updates(options: Options) -> Iterator[Figures]:
-    """Yield each weight update: `TorchTrainer.publish`, then `load_weights` of the engine until the weights are swapped."""
+    """Yield each weight update.
+
+    `TorchTrainer.publish`, then `load_weights` of the engine until the weights are swapped.
+    """
     trainer = make_trainer(options, options.sizes.dtype)
     engine = make_engine(options, options.sizes.dtype, 1, options.sizes.decode_prompt + TOKENS)
     yield from with_engine(engine, lambda engine: _updates(options, trainer, engine))

@@ -1,7 +1,8 @@
-"""Makes a function of a run's process hang, raise or slow down: Python imports this file at its start if its folder is on PYTHONPATH.
+"""Makes a function of a run's process hang, raise or slow down.
 
-Configured by environment variables: `STALL_PATCH=package.module:Class.method:hang` (or `raise`, `exit`, `slow`), `STALL_AFTER=2` skips the
-first two calls, and the time of each faulty call is appended to the file `STALL_MARK`.
+Python imports this file at its start if its folder is on PYTHONPATH.
+Configured by environment variables: `STALL_PATCH=package.module:Class.method:hang` (or `raise`, `exit`, `slow`),
+`STALL_AFTER=2` skips the first two calls, and the time of each faulty call is appended to the file `STALL_MARK`.
 """
 
 from __future__ import annotations

@@ -181,7 +181,8 @@ class Bus(Protocol):
     async def request(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> R:
         """Send a request to one responder (or to the instance `to`) and wait for the one reply.
 
-        If the connection breaks meanwhile, the request is sent again under the same id: a responder may receive it twice.
+        If the connection breaks meanwhile, the request is sent again under the same id: a responder may receive it
+        twice.
 
         Raises:
             NoResponder: no process serves it; raised at once.
@@ -192,8 +193,9 @@ class Bus(Protocol):
     def request_stream(
         self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = ""
     ) -> AsyncGenerator[R, None]:
-        """Send a request and yield the parts of a streamed reply, in order and without a gap; `timeout` bounds the wait for each part.
+        """Send a request and yield the parts of a streamed reply, in order and without a gap.
 
+        `timeout` bounds the wait for each part.
         `AnswerLost` is raised when a part is lost with a connection.
 
         Closing it before the last part, or reaching the deadline, cancels the request at the instance `to`.
@@ -209,10 +211,11 @@ class Bus(Protocol):
     ) -> AbstractAsyncContextManager[Subscription]:
         """Subscribe to events of these kinds in log order, as the durable consumer of this name.
 
-        With history "all" a consumer that restarts receives all events after sequence `after` again, with `replayed` true
-        up to its last acknowledged event: state is a fold over events. A consumer with snapshots of its state passes the
-        sequence of its snapshot, and counts as having acknowledged all events up to it. "last" begins with the last event of
-        each kind, "new" with events published from now on; neither keeps a position. Entering returns once no later event can be missed.
+        With history "all" a consumer that restarts receives all events after sequence `after` again, with `replayed`
+        true up to its last acknowledged event: state is a fold over events. A consumer with snapshots of its state
+        passes the sequence of its snapshot, and counts as having acknowledged all events up to it. "last" begins with
+        the last event of each kind, "new" with events published from now on; neither keeps a position. Entering returns
+        once no later event can be missed.
 
         Raises:
             EventsTrimmed: history is "all", and the log begins later than the event after `after`.
@@ -249,8 +252,9 @@ class Bus(Protocol):
         ...
 
     async def trim(self, first: int) -> None:
-        """Remove all events before sequence `first` and the files of their large bodies; the others keep their sequences.
+        """Remove all events before sequence `first` and the files of their large bodies.
 
+        The others keep their sequences.
         The newest event always stays. Ids of removed events stay in the dedup window like all others.
 
         Raises:

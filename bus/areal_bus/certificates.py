@@ -1,4 +1,7 @@
-"""Certificates with their keys: those that a run makes for itself, and those of files; clients know them by fingerprint (`tls.py`)."""
+"""Certificates with their keys.
+
+Those that a run makes for itself, and those of files; clients know them by fingerprint (`tls.py`).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ KEY_FILE: Final = "key.pem"
 
 
 def make_certificate(folder: Path) -> Certificate:
-    """Make a certificate and its key, in a folder that only this user can read. Raises OSError if they cannot be written."""
+    """Make a certificate and its key, in a folder that only this user can read.
+
+    Raises OSError if they cannot be written.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     owner = f"{current_product().prefix}-run"
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, owner)])
@@ -71,7 +77,10 @@ def read_certificate(certificate: Path, key: Path) -> Certificate:
 
 
 def copy_certificate(given: Certificate, folder: Path) -> Certificate:
-    """Copy a certificate and its key to a folder that only this user can read. Raises OSError if they cannot be read or written."""
+    """Copy a certificate and its key to a folder that only this user can read.
+
+    Raises OSError if they cannot be read or written.
+    """
     return _write_files(folder, given.certificate.read_bytes(), given.key.read_bytes(), given.fingerprint)
 
 

@@ -23,7 +23,10 @@ _NAME = re.compile(r"([a-z0-9_.]+)-[0-9a-f]{32}(?:-([0-9a-f]{32}))?\.msgpack")
 
 
 def blob_name(subject: str, message_id: str, body: bytes) -> str:
-    """Returns the name of a body's file: publishing the message again leaves one file, and another body never takes its place."""
+    """Returns the name of a body's file.
+
+    Publishing the message again leaves one file, and another body never takes its place.
+    """
     return f"{subject}-{_digest(message_id.encode())}-{_digest(body)}.msgpack"
 
 
@@ -42,7 +45,10 @@ def _digest(content: bytes) -> str:
 
 
 class BlobStore(Protocol):
-    """Bodies by name, for a process that does not share the run's blobs folder. Its methods block, and raise OSError."""
+    """Bodies by name, for a process that does not share the run's blobs folder.
+
+    Its methods block, and raise OSError.
+    """
 
     def write(self, name: str, body: bytes) -> None:
         """Store a body."""
@@ -103,7 +109,8 @@ def check_in(envelope: Envelope, blobs: Blobs) -> Envelope:
 def check_out(envelope: Envelope, blobs: Blobs | None, *, keep: bool = True) -> Envelope:
     """Returns the envelope with its body loaded; `keep=False` removes the file, if this is the only receiver.
 
-    Only the file's name is used, within `blobs`: logs of earlier versions have whole paths, and run folders can be moved.
+    Only the file's name is used, within `blobs`: logs of earlier versions have whole paths, and run folders can be
+    moved.
 
     Raises:
         ClaimLost: the file is gone or cannot be read.

@@ -1,4 +1,7 @@
-"""Permission denials of a connection: the server reports each once, as an asynchronous error that the NATS client ignores."""
+"""Permission denials of a connection.
+
+The server reports each once, as an asynchronous error that the NATS client ignores.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""File descriptors of a process: the limit is raised at the start of a command, and errors for want of them are recognised."""
+"""File descriptors of a process.
+
+The limit is raised at the start of a command, and errors for want of them are recognised.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ REMEDY: Final = (
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit of this process and of those that it starts to the hard limit, at most `MOST`; returns the limit."""
+    """Raise the soft limit of this process and of those that it starts to the hard limit, at most `MOST`.
+
+    Returns the limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if (wanted := _bound_limit(hard)) > _bound_limit(soft):
         with suppress(OSError, ValueError):  # macOS has a lower limit of its own

@@ -1,7 +1,8 @@
 """Syncing the log to disk.
 
-nats-server confirms a message when it has written it, before it is synced: a crash of the process loses nothing, a power failure
-loses writes since the last sync. fsync acts on files, not on processes, so another process on this machine can sync the server's files.
+nats-server confirms a message when it has written it, before it is synced: a crash of the process loses nothing, a
+power failure loses writes since the last sync. fsync acts on files, not on processes, so another process on this
+machine can sync the server's files.
 """
 
 from __future__ import annotations

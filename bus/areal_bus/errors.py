@@ -47,7 +47,10 @@ class NoReply(BusError, TimeoutError):
 
 
 class AnswerLost(NoReply):
-    """Raised when the connection broke before the reply arrived, or a part of the reply is missing: send the request again."""
+    """Raised when the connection broke before the reply arrived, or a part of the reply is missing.
+
+    Send the request again.
+    """
 
 
 class MessageTooLarge(BusError):
@@ -83,4 +86,7 @@ class CertificateUnusable(BusError):
 
 
 class RecordingDamaged(BusError):
-    """Raised when a file is no recording, or ends in the middle of an entry; then after all complete entries were read."""
+    """Raised when a file is no recording, or ends in the middle of an entry.
+
+    Then after all complete entries were read.
+    """

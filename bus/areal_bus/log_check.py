@@ -1,7 +1,8 @@
-"""Integrity check of a run's log: every event is present, from the first to the last, and its body matches its checksum.
+"""Integrity check of a run's log.
 
-The server reports neither damaged blocks nor unreadable events: it skips them. So the log is read from end to end and checked
-against consecutive sequence numbers; events after the first missing or damaged one cannot be folded.
+Every event is present, from the first to the last, and its body matches its checksum.
+The server reports neither damaged blocks nor unreadable events: it skips them. So the log is read from end to end and
+checked against consecutive sequence numbers; events after the first missing or damaged one cannot be folded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rewrites the intact part of a damaged log, the work queue and the values to a new store.
 
-The server can neither truncate a stream at its end nor insert a missing event. The new store is built beside the old one and
-replaces it once it is complete and synced to disk; the old one is kept under another name.
+The server can neither truncate a stream at its end nor insert a missing event. The new store is built beside the old
+one and replaces it once it is complete and synced to disk; the old one is kept under another name.
 """
 
 from __future__ import annotations

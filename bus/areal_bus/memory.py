@@ -1,7 +1,7 @@
 """The bus in one process and one event loop, for tests and seeded simulations of the whole system.
 
-With a seed, messages in flight arrive after random delays: events in log order at each consumer, all others in any order.
-The same seed gives the same run.
+With a seed, messages in flight arrive after random delays: events in log order at each consumer, all others in any
+order. The same seed gives the same run.
 """
 
 from __future__ import annotations

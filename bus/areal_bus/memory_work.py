@@ -127,7 +127,8 @@ class MemoryWorkQueue:
     async def take(self, limit: int) -> list[Delivery]:
         """Wait until there is work, then take at most `limit` items.
 
-        An item that this worker still processes, but whose lease expired, is leased to it again without another delivery.
+        An item that this worker still processes, but whose lease expired, is leased to it again without another
+        delivery.
         """
         taken: list[Delivery] = []
         while not taken:

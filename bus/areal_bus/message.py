@@ -40,7 +40,10 @@ class Event(Message):
 
 
 class MonitorEvent(Event):
-    """An event for monitors, which no control state depends on: an actor that handles a message again may publish fewer or more of them."""
+    """An event for monitors, which no control state depends on.
+
+    An actor that handles a message again may publish fewer or more of them.
+    """
 
 
 class Work(Message):

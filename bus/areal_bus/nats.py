@@ -3,7 +3,8 @@
     <product>.<run>.<subject>              events and work, stored by JetStream; requests to any instance; telemetry
     <product>.<run>._.<address>.<subject>  requests to one instance
 
-Messages are envelopes, packed (`payload`). Events and work carry their id in a header, by which the server deduplicates them.
+Messages are envelopes, packed (`payload`). Events and work carry their id in a header, by which the server deduplicates
+them.
 """
 
 from __future__ import annotations
@@ -105,11 +106,12 @@ class NatsBus:
     ) -> NatsBus:
         """Connect to the bus of a run.
 
-        With `kinds`, the run's streams are provisioned for them, see `provision`. `name` is shown by the server. `blobs` is the folder for
-        bodies beyond 256 KiB, the same for all processes of the run, or a store that reaches it. `retry_for_seconds` is the maximum wait of
-        a message for an unavailable server before it is an error; `connect_timeout` that for the first connection. `url` may have user and
-        password. With `monitors`, implied by the user `monitor`, the log is read without consumers, which that user may not create.
-        With `shares_log`, consumers of all events share a reader of the log: for a process with several.
+        With `kinds`, the run's streams are provisioned for them, see `provision`. `name` is shown by the server.
+        `blobs` is the folder for bodies beyond 256 KiB, the same for all processes of the run, or a store that reaches
+        it. `retry_for_seconds` is the maximum wait of a message for an unavailable server before it is an error;
+        `connect_timeout` that for the first connection. `url` may have user and password. With `monitors`, implied by
+        the user `monitor`, the log is read without consumers, which that user may not create. With `shares_log`,
+        consumers of all events share a reader of the log: for a process with several.
 
         Raises:
             ServerUnavailable: no server answers, it refused the credentials, or it is older than 2.12.
@@ -138,7 +140,8 @@ class NatsBus:
     ) -> None:
         """Create the run's log, work queue and bucket for these kinds, or add the kinds to existing ones.
 
-        `duplicate_seconds` is the dedup window. `replicas` is for clusters. `compress` has a new log's complete blocks compressed.
+        `duplicate_seconds` is the dedup window. `replicas` is for clusters. `compress` has a new log's complete blocks
+        compressed.
 
         Raises:
             LogUnavailable: the server refuses; the message gives the reason.
@@ -315,7 +318,8 @@ class NatsBus:
             open_requests.cancel(reply_to)
 
         groups = {self._prefix + subject: check_token("group", group) for subject in opened}
-        # No group of one: for a while after an outage the server has the old connection, too, which would get a share of the requests.
+        # No group of one: for a while after an outage the server has the old connection, too, which would get a share
+        # of the requests.
         groups |= {self._addressed_subject(subject, address): "" for subject in opened}
         async with subscribe(self._connection, groups, queue, cancel):
             yield Deliveries(queue.get, lambda message: open_requests.add(self._open_live(message, opened, keep=False)))

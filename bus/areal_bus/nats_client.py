@@ -1,8 +1,9 @@
 """The NATS client of a connection: the library's, with less work for each message.
 
-The library hands each message to a queue and a task of its subscription, and each publication to a queue and a task that writes. Here a
-message goes to its receiver as soon as it is parsed, and what one turn of the event loop publishes is written at its end. Wherever the
-library waits, while it is not connected or the server is slower than this process, its own path is taken.
+The library hands each message to a queue and a task of its subscription, and each publication to a queue and a task
+that writes. Here a message goes to its receiver as soon as it is parsed, and what one turn of the event loop publishes
+is written at its end. Wherever the library waits, while it is not connected or the server is slower than this process,
+its own path is taken.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class DirectClient(Client):
         self._writes_soon = False
 
     def _connect_command(self) -> bytes:
-        """Refuse to send credentials in the clear: the library would, if a server's greeting does not ask for encryption."""
+        """Refuse to send credentials in the clear.
+
+        The library would, if a server's greeting does not ask for encryption.
+        """
         if self._needs_encryption and not self._server_info.get("tls_required"):
             raise nats_errors.Error("the server does not encrypt: write nats:// in place of tls://, or have it encrypt")
         return super()._connect_command()

@@ -1,7 +1,7 @@
 """Streams in a cluster of NATS servers: what the API answers while a stream has no leader.
 
-A stream with several replicas has one leader, which alone writes, and which the others replace within seconds when it is gone.
-Meanwhile the API is silent, reports a passing error, or describes the stream as empty.
+A stream with several replicas has one leader, which alone writes, and which the others replace within seconds when it
+is gone. Meanwhile the API is silent, reports a passing error, or describes the stream as empty.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 _PASSING: Final = frozenset({10008, 10009, 10118, 10119})
-"""Error codes: the cluster is without its own leader, this server does not lead it, the stream or the consumer is offline."""
+"""Error codes: the cluster is without its own leader, this server does not lead it, the stream or the consumer is
+offline."""
 _STREAM_INFO: Final = "STREAM.INFO."
 
 Json = dict[str, Any]

@@ -32,7 +32,8 @@ _CLOSE_SECONDS: Final = 5.0
 _BARRIER_SECONDS: Final = 30
 """Equal to the default time for which events and work are retried."""
 _MAX_REFUSALS: Final = 3
-"""Attempts in a row after which credentials count as refused. A server that just loads other users refuses all that are logging in."""
+"""Attempts in a row after which credentials count as refused. A server that just loads other users refuses all that are
+logging in."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -70,14 +71,16 @@ class Connection:
         """Cause for which the connection cannot be encrypted."""
         self._next_warning = 0.0
         self.reconnected_at = -math.inf
-        """Time of the last reconnection, by the event loop's clock; infinite from a disconnection to the reconnection."""
+        """Time of the last reconnection, by the event loop's clock; infinite from a disconnection to the
+        reconnection."""
 
     @classmethod
     async def open(cls, url: str, *, name: str, token: str = "", timeout: float = 10.0) -> Connection:
         """Connect to a server.
 
         Raises:
-            ServerUnavailable: no server answers within `timeout` seconds, the credentials are refused, or the server is too old.
+            ServerUnavailable: no server answers within `timeout` seconds, the credentials are refused, or the server is
+                too old.
         """
         connection = cls(name, url)
         try:
@@ -185,7 +188,10 @@ class Connection:
         return subscription
 
     async def receive(self, subject: str, receive: Receive, *, group: str = "") -> NatsSubscription:
-        """Subscribe to a subject, like `subscribe`; `receive` is called as soon as a message is read, outside of any task."""
+        """Subscribe to a subject, like `subscribe`.
+
+        `receive` is called as soon as a message is read, outside of any task.
+        """
         if self._lost.is_set():
             raise ServerUnavailable(self._reason)
         subscription = await self._client.subscribe_directly(subject, receive, group=group)
@@ -241,8 +247,8 @@ class Connection:
     ) -> Inbox:
         """Create an inbox, a context manager, for replies of the server or of other processes.
 
-        With `notify_reconnect` it receives `Reconnected` after a reconnection, with `notify_disconnect` `Disconnected` when the
-        connection breaks.
+        With `notify_reconnect` it receives `Reconnected` after a reconnection, with `notify_disconnect` `Disconnected`
+        when the connection breaks.
         """
         self._request_count += 1
         prefix = f"{self._inbox}.{'server' if of_server else 'answers'}.{self._connection_id}"
@@ -278,7 +284,10 @@ class Connection:
 
     @contextmanager
     def on_reconnect(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Call `callback` after every reconnection and when the connection is lost: the server has dropped this client's requests."""
+        """Call `callback` after every reconnection and when the connection is lost.
+
+        The server has dropped this client's requests.
+        """
         key = object()
         self._reconnect_callbacks[key] = callback
         try:
@@ -316,7 +325,8 @@ class Connection:
         for subscription in list(self._subscriptions):
             # If its last write fails, the client does not cancel their tasks.
             await self.unsubscribe(subscription)
-        # The client writes buffered messages to a transport that may be closed; a closed encrypted one of asyncio raises AttributeError.
+        # The client writes buffered messages to a transport that may be closed; a closed encrypted one of asyncio
+        # raises AttributeError.
         with suppress(nats_errors.Error, OSError, RuntimeError, TimeoutError, AttributeError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._client.close()

@@ -1,7 +1,7 @@
 """Reads the log by sequence with direct gets: without a consumer, which monitors may not create.
 
-Each batch is requested by the sequence after the last event received; after any failure the same request is repeated. (nats-py's
-`get_msg` reads one message for each request.)
+Each batch is requested by the sequence after the last event received; after any failure the same request is repeated.
+(nats-py's `get_msg` reads one message for each request.)
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from areal_bus.nats_streams import Streams
 from areal_bus.subjects import position_key
 
 _WRITE_EVERY_SECONDS: Final = 0.1
-"""Longest stretch of acknowledgements, in seconds, that a crash can lose; their events are redelivered and the results deduplicated."""
+"""Longest stretch of acknowledgements, in seconds, that a crash can lose; their events are redelivered and the results
+deduplicated."""
 _CLOSE_SECONDS: Final = 2.0
 
 _logger = structlog.get_logger(__name__)

@@ -1,10 +1,11 @@
 """Reads the log in order, across lost connections and server restarts.
 
-A reader creates an ephemeral consumer at the server and fetches from it in bounded batches. After any disturbance (a gap, a timeout,
-a reconnection, a consumer that the server has removed) it creates a new consumer that starts after the last event received.
+A reader creates an ephemeral consumer at the server and fetches from it in bounded batches. After any disturbance (a
+gap, a timeout, a reconnection, a consumer that the server has removed) it creates a new consumer that starts after the
+last event received.
 
-nats-py's own readers do not fit. Its ordered consumer drops messages when its pending limit overflows, may miss that gap, and after
-a reset starts by sequence instead of `last_per_subject`; its `fetch` has no limit in bytes.
+nats-py's own readers do not fit. Its ordered consumer drops messages when its pending limit overflows, may miss that
+gap, and after a reset starts by sequence instead of `last_per_subject`; its `fetch` has no limit in bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from areal_bus.payload import unpack
 _BATCH: Final = 64
 """Events per fetch request."""
 _BATCH_BYTES: Final = 4 << 20
-"""Bytes per fetch request: the server drops a connection with 64 MB pending, and a process may have many readers on one."""
+"""Bytes per fetch request: the server drops a connection with 64 MB pending, and a process may have many readers on
+one."""
 _FETCH_SECONDS: Final = 10.0
 """Seconds that one fetch request waits at the server for events."""
 _CLUSTER_FETCH_SECONDS: Final = 3.0
@@ -39,8 +41,8 @@ _GRACE_SECONDS: Final = 2.0
 _MISSING_SECONDS: Final = 1.0
 """Seconds without an expected event after which the reader checks if the server has it."""
 _INACTIVE_SECONDS: Final = 30
-"""Seconds without a fetch after which the server removes a consumer, so that those of killed processes do not stay. A reader that
-was only slow or paused creates another, which continues after the last event received."""
+"""Seconds without a fetch after which the server removes a consumer, so that those of killed processes do not stay. A
+reader that was only slow or paused creates another, which continues after the last event received."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -134,7 +136,8 @@ class NatsLogReader:
         """Wait for the next event, which should be `wanted`; returns its sequence and payload.
 
         Raises:
-            As `next`, without `CorruptMessage`; `LogDamaged` if the server cannot read the wanted event and sends no later one.
+            As `next`, without `CorruptMessage`; `LogDamaged` if the server cannot read the wanted event and sends no
+            later one.
         """
         item = await self._take_wanted(wanted)
         return DeliveryInfo(item.reply).sequence, bytes(item.data)

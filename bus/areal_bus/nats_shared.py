@@ -1,7 +1,7 @@
 """One reader of the log for several consumers of a process: each event is sent to it, received and unpacked once.
 
-A consumer first reads what the log holds with a reader of its own; later events come from the shared one. A consumer that falls behind
-reads with one of its own again, so that it neither delays the others nor fills the memory.
+A consumer first reads what the log holds with a reader of its own; later events come from the shared one. A consumer
+that falls behind reads with one of its own again, so that it neither delays the others nor fills the memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class SharedLog:
         self._changing = asyncio.Lock()
 
     async def join(self, consumer: SharedLogReader, subjects: list[str]) -> None:
-        """Pass on events on these subjects to a consumer: all that are written after this returns, and perhaps some before.
+        """Pass on events on these subjects to a consumer.
+
+        All that are written after this returns, and perhaps some before.
 
         Raises:
             LogUnavailable: the run has no log.
@@ -89,7 +91,10 @@ class SharedLog:
 
 
 class SharedLogReader:
-    """Reads the log's events of some subjects, in order, each once: past ones with a reader of its own, new ones with the shared one."""
+    """Reads the log's events of some subjects, in order, each once.
+
+    Past ones with a reader of its own, new ones with the shared one.
+    """
 
     def __init__(self, log: SharedLog, subjects: list[str], name: str) -> None:
         self._log = log
@@ -105,7 +110,10 @@ class SharedLogReader:
         self._is_behind = False
 
     async def open(self, _: History, after: int = 0) -> int:
-        """Start reading all events after `after`, of which none is missed from then on; returns the log's last sequence."""
+        """Start reading all events after `after`, of which none is missed from then on.
+
+        Returns the log's last sequence.
+        """
         self._after = after
         end = await self._begin()
         self.backlog = self._left

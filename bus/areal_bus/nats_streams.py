@@ -1,10 +1,10 @@
 """Streams of a run on the server: the log of events, the work queue, and a bucket of values.
 
-One stream each, named after the run. A full log or queue rejects new messages, so that the publisher gets an error: none is
-dropped silently.
+One stream each, named after the run. A full log or queue rejects new messages, so that the publisher gets an error:
+none is dropped silently.
 
-nats-py's JetStream classes do not fit. Its `publish` does not retry, its requests wait for their timeout when the connection breaks,
-and its key-value bucket requests stream info, for which the users of processes have no permission.
+nats-py's JetStream classes do not fit. Its `publish` does not retry, its requests wait for their timeout when the
+connection breaks, and its key-value bucket requests stream info, for which the users of processes have no permission.
 """
 
 from __future__ import annotations
@@ -159,7 +159,9 @@ class Streams:
             await self.api(f"STREAM.UPDATE.{stream}", {**present, "duplicate_window": int(seconds * _NANOSECONDS)})
 
     async def api(self, verb: str, body: Json) -> Json:
-        """Send a JetStream API request; retried while the server is unavailable or has just started, or a cluster elects a leader.
+        """Send a JetStream API request.
+
+        Retried while the server is unavailable or has just started, or a cluster elects a leader.
 
         Raises:
             ApiError: the server rejects the request.
@@ -249,7 +251,8 @@ class Streams:
         """Write to a stream and return the sequence: the first one's, if this id was written before.
 
         Raises:
-            LogUnavailable: the server rejects the message permanently, or did not confirm it within `retry_for_seconds`.
+            LogUnavailable: the server rejects the message permanently, or did not confirm it within
+                `retry_for_seconds`.
         """
         time = RetryTime(self._retry_for_seconds, _CONFIRM_TIMEOUT)
         headers = {"Nats-Msg-Id": message_id} if message_id else None

@@ -1,7 +1,7 @@
 """Trimming of the log at its beginning, and checks of where it begins.
 
-Before events are removed, the sequence of the first remaining one is written to the run's bucket. So a log that begins after 1
-is either marked as trimmed, or damaged.
+Before events are removed, the sequence of the first remaining one is written to the run's bucket. So a log that begins
+after 1 is either marked as trimmed, or damaged.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ async def check_beginning(streams: Streams, run: str, reader: str, after: int) -
 
 
 async def gap_error(streams: Streams, run: str, missing: int, sequence: int) -> LogUnavailable | CorruptMessage:
-    """Returns the error for a log without events `missing` to `found` - 1: they were trimmed during the read, or the store is damaged."""
+    """Returns the error for a log without events `missing` to `found` - 1.
+
+    They were trimmed during the read, or the store is damaged.
+    """
     if missing < (first := await marked_first(streams)):
         return EventsTrimmed(trimmed_error("a reader", missing, first, run))
     return CorruptMessage(

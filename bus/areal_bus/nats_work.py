@@ -2,8 +2,8 @@
 
 Items are not prefetched, since a lease begins when the server delivers an item.
 
-A worker that renews a lease too late may receive the item again while it still processes it. Such a redelivery is not passed on:
-it renews the lease, and the item is settled by its newest delivery.
+A worker that renews a lease too late may receive the item again while it still processes it. Such a redelivery is not
+passed on: it renews the lease, and the item is settled by its newest delivery.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _WAIT_SECONDS: Final = 5.0
 """Seconds that one request waits at the server for work."""
 _GRACE_SECONDS: Final = 1.0
 _ACKNOWLEDGED_LIMIT: Final = 4096
-"""Number of acknowledged items kept, so that a redelivery that crossed its acknowledgement is acknowledged again and not repeated."""
+"""Number of acknowledged items kept, so that a redelivery that crossed its acknowledgement is acknowledged again and
+not repeated."""
 
 
 class NatsWorkQueue:
@@ -199,7 +200,10 @@ class LeasedItems:
         self.reply_subjects[sequence] = reply_subject
 
     def verdict_of_redelivery(self, reply_subject: str) -> bytes:
-        """Returns the verdict for a redelivery of an item that the worker has leased or acknowledged; empty for other items."""
+        """Returns the verdict for a redelivery of an item that the worker has leased or acknowledged.
+
+        Empty for other items.
+        """
         sequence = DeliveryInfo(reply_subject).sequence
         if sequence in self.reply_subjects:
             self.reply_subjects[sequence] = reply_subject

@@ -1,8 +1,9 @@
 """Payloads on the wire and in the log: envelopes in msgpack, compressed for the log and where they are long.
 
-A compressed payload begins with `COMPRESSED`, with which no msgpack begins, and the number of a dictionary: bytes that messages often
-contain, such as names of fields. The rest is a zstd frame without its magic number, with this dictionary; with dictionary 1, of earlier
-versions, it is raw deflate, and with number 0 there is none. Each message is compressed alone, so that damage loses no other.
+A compressed payload begins with `COMPRESSED`, with which no msgpack begins, and the number of a dictionary: bytes that
+messages often contain, such as names of fields. The rest is a zstd frame without its magic number, with this
+dictionary; with dictionary 1, of earlier versions, it is raw deflate, and with number 0 there is none. Each message is
+compressed alone, so that damage loses no other.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ def _head() -> bytes:
 
 
 class _Contexts(threading.local):
-    """A thread's contexts of zstd, which two threads may not use at once; making one takes longer than to compress a message."""
+    """A thread's contexts of zstd, which two threads may not use at once.
+
+    Making one takes longer than to compress a message.
+    """
 
     def __init__(self) -> None:
         dictionaries: dict[int, zstandard.ZstdCompressionDict | None] = {_NONE: None, **_zstd_dictionaries()}

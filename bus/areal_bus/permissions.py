@@ -1,7 +1,7 @@
 """Permissions of each process of a run, derived from the messages that its actors declare.
 
-No subject is listed by hand: actors declare the message types that they receive, request and send, and each type determines its
-subjects.
+No subject is listed by hand: actors declare the message types that they receive, request and send, and each type
+determines its subjects.
 """
 
 from __future__ import annotations

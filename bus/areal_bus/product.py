@@ -1,4 +1,7 @@
-"""The product whose messages a bus carries, which it declares once, before it opens a bus: the bus itself knows none."""
+"""The product whose messages a bus carries, which it declares once, before it opens a bus.
+
+The bus itself knows none.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ class Product(NamedTuple):
     """The difference between products on one server."""
 
     prefix: str = "bus"
-    """Lowercase letters and digits with which every subject begins, and the names of streams, buckets, certificates and variables."""
+    """Lowercase letters and digits with which every subject begins, and the names of streams, buckets, certificates and
+    variables."""
     dictionaries: Mapping[int, Path] = {}
-    """Files with the bytes that messages often contain, by number from 1 (`payload.py`). Logs need them for ever: none may change,
-    another gets the next number. Number 1 is one for raw deflate, which is only read."""
+    """Files with the bytes that messages often contain, by number from 1 (`payload.py`). Logs need them for ever: none
+    may change, another gets the next number. Number 1 is one for raw deflate, which is only read."""
 
     @property
     def server_variable(self) -> str:

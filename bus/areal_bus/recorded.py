@@ -81,7 +81,10 @@ class LogWriter:
 
 
 class LogCopy:
-    """A copy of a log in a file, which is written and read at the same time; another process may read it with `read_log`."""
+    """A copy of a log in a file, which is written and read at the same time.
+
+    Another process may read it with `read_log`.
+    """
 
     def __init__(self, path: Path, run: str) -> None:
         self.path = path

@@ -1,4 +1,7 @@
-"""The time for which an operation is retried: pauses of this process (SIGSTOP, a debugger, a suspended machine) hardly count."""
+"""The time for which an operation is retried.
+
+Pauses of this process (SIGSTOP, a debugger, a suspended machine) hardly count.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ _MOST_PAUSES: Final = 4
 
 
 class RetryTime:
-    """Counts the seconds of an operation's attempts. One that took much longer than it may was interrupted by a pause."""
+    """Counts the seconds of an operation's attempts.
+
+    One that took much longer than it may was interrupted by a pause.
+    """
 
     def __init__(self, limit: float, attempt: float, clock: Callable[[], float] = monotonic) -> None:
         """`limit` is that of all attempts, `attempt` that of one, in seconds."""

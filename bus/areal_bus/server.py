@@ -1,4 +1,7 @@
-"""An embedded nats-server: a child process that ends with its parent, on the loopback interface unless it is given another address."""
+"""An embedded nats-server.
+
+A child process that ends with its parent, on the loopback interface unless it is given another address.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ _PR_SET_PDEATHSIG: Final = 1
 _CONFIG: Final = "nats-server.conf"
 _ANY_PORT: Final = -1
 _CORES_FOR_ONE: Final = 4
-"""Cores of the machine for each that the server uses at once: waking a thread on another core costs more than most of its messages."""
+"""Cores of the machine for each that the server uses at once: waking a thread on another core costs more than most of
+its messages."""
 
 _STORE_DESCRIPTORS: Final = 256
 """Descriptors that are left to the server's store, which cannot write without."""
@@ -117,11 +121,12 @@ class EmbeddedServer:
         """Start a server with its store in `folder`.
 
         To restart a store while its clients reconnect, pass the previous ports, and the previous token or users. With
-        `users`, each has its own permissions; without, one token has all permissions. A store written under users, or a new
-        one with `owner_only`, is accessible to its owner only, whose password is in `url`. `sync_interval` bounds the data
-        loss of a power failure, with `always` the server syncs before each confirmation; a crash of the process loses
-        nothing. `max_file_store` is in bytes; 0 is the server's default. `host` is the address on which clients are accepted,
-        and with a `certificate` only those that encrypt; it is known to them by the fingerprint in `address`.
+        `users`, each has its own permissions; without, one token has all permissions. A store written under users, or a
+        new one with `owner_only`, is accessible to its owner only, whose password is in `url`. `sync_interval` bounds
+        the data loss of a power failure, with `always` the server syncs before each confirmation; a crash of the
+        process loses nothing. `max_file_store` is in bytes; 0 is the server's default. `host` is the address on which
+        clients are accepted, and with a `certificate` only those that encrypt; it is known to them by the fingerprint
+        in `address`.
 
         Raises:
             ServerUnavailable: there is no binary, the folder cannot be written or is in use, a port is taken, or the
@@ -174,8 +179,9 @@ class EmbeddedServer:
         )
 
     def load_users(self, users: BusUsers) -> None:
-        """Have the server adopt these users, without a pause for connected ones; one that is not among them is disconnected.
+        """Have the server adopt these users, without a pause for connected ones.
 
+        One that is not among them is disconnected.
         Call `forget_config` when it has.
 
         Raises:

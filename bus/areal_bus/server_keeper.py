@@ -1,7 +1,7 @@
 """Supervises one nats-server: restarts it on its store, ports and credentials when it dies or no longer answers.
 
-Clients reconnect, so an outage is only a pause for them. Failures that a restart cannot repair end the supervision with an error
-sentence: the binary is missing, the store is unusable, the disk is full, or the server died too often.
+Clients reconnect, so an outage is only a pause for them. Failures that a restart cannot repair end the supervision with
+an error sentence: the binary is missing, the store is unusable, the disk is full, or the server died too often.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _MIN_FREE_BYTES: Final = 64 << 20
 _ADOPT_SECONDS: Final = 10.0
 _ADOPT_POLL_SECONDS: Final = 0.01
 _MIN_PROBES: Final = 3
-"""Unanswered probes in a row after which the server counts as stuck: a single one may be due to a pause of this process."""
+"""Unanswered probes in a row after which the server counts as stuck: a single one may be due to a pause of this
+process."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -96,7 +97,9 @@ class ServerKeeper:
         port: int = 0,
         certificate: Certificate | None = None,
     ) -> Self:
-        """Start a server and supervise it; one that is killed while it starts is restarted. `port` is for clients; 0: a free one.
+        """Start a server and supervise it; one that is killed while it starts is restarted.
+
+        `port` is for clients; 0: a free one.
 
         Raises:
             ServerUnavailable: it cannot be started.
@@ -141,10 +144,10 @@ class ServerKeeper:
             async with asyncio.timeout(_ADOPT_SECONDS), aiohttp.ClientSession() as session:
                 before = await _config_time(session, server.monitoring_url)
                 server.load_users(users)
-                while self.server is server and await _config_time(session, server.monitoring_url) in (
+                while self.server is server and await _config_time(session, server.monitoring_url) in (  # noqa: ASYNC110
                     "",
                     before,
-                ):  # noqa: ASYNC110 - it is another process
+                ):
                     await asyncio.sleep(_ADOPT_POLL_SECONDS)
         except TimeoutError:
             log = server.folder / "nats-server.log"

@@ -105,5 +105,8 @@ def position_key(consumer: str) -> str:
 
 
 def inbox_of(user: str) -> str:
-    """Returns the inbox prefix of a user: replies of other processes arrive below `answers`, those of the server below `server`."""
+    """Returns the inbox prefix of a user.
+
+    Replies of other processes arrive below `answers`, those of the server below `server`.
+    """
     return f"_INBOX.{user}"

@@ -1,8 +1,8 @@
 """Encryption of connections: servers with a certificate, and clients that know it by its fingerprint.
 
-The fingerprint is the fragment of an address, `tls://host:4222#FINGERPRINT`, so that a client with the address can verify the server:
-neither files nor authorities are needed, and host names do not matter. An address without one is verified by the authorities of the
-system, or of the file in the variable `SSL_CERT_FILE`.
+The fingerprint is the fragment of an address, `tls://host:4222#FINGERPRINT`, so that a client with the address can
+verify the server: neither files nor authorities are needed, and host names do not matter. An address without one is
+verified by the authorities of the system, or of the file in the variable `SSL_CERT_FILE`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class Certificate(msgspec.Struct, metaclass=FrozenMeta):
     """SHA-256 of the certificate, in hexadecimal digits."""
 
     def config(self) -> dict[str, object]:
-        """Returns the `tls` block of the server's configuration; with the handshake first, not even its greeting is readable."""
+        """Returns the `tls` block of the server's configuration.
+
+        With the handshake first, not even its greeting is readable.
+        """
         return {"cert_file": str(self.certificate), "key_file": str(self.key), "handshake_first": True}
 
     def context(self) -> ssl.SSLContext:
@@ -65,7 +68,10 @@ class _PinnedSocket(ssl.SSLSocket):
 
 
 def client_context(url: str) -> ssl.SSLContext | None:
-    """Returns the context with which a client verifies the server of an address `tls://` or `https://`; None for other schemes."""
+    """Returns the context with which a client verifies the server of an address `tls://` or `https://`.
+
+    None for other schemes.
+    """
     parts = urlsplit(url)
     if parts.scheme not in (SCHEME, "https"):
         return None

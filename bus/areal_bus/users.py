@@ -1,8 +1,8 @@
 """Users and accounts of a run's NATS server.
 
-All processes of the run are users of one account, each with a password and permissions by subject. Monitors have an account of
-their own, which only imports the run's messages and read access to its log; not even a reply with a forged reply subject
-reaches the run from there.
+All processes of the run are users of one account, each with a password and permissions by subject. Monitors have an
+account of their own, which only imports the run's messages and read access to its log; not even a reply with a forged
+reply subject reaches the run from there.
 """
 
 from __future__ import annotations
@@ -168,8 +168,9 @@ def servers_of(url: str) -> list[str]:
 
 
 def credentials_of(url: str) -> dict[str, Any]:
-    """Returns the credentials in a URL as options of the client: `user` and `password`, or `token`; empty if there are none.
+    """Returns the credentials in a URL as options of the client.
 
+    `user` and `password`, or `token`; empty if there are none.
     As options they hold for servers that a cluster announces, too.
     """
     parts = urlsplit(url)

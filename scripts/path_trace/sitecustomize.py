@@ -1,7 +1,8 @@
-"""Records the functions that handle a sample, in any Python process that has this folder on its PYTHONPATH; see scripts/path.py.
+"""Records the functions that handle a sample, in any Python process that has this folder on its PYTHONPATH.
 
-A function counts if it runs for one of the messages of `AREAL_PATH_MESSAGES` or for an HTTP request, in the same task, in tasks and
-threads that were started for it, or in a thread of an engine.
+See scripts/path.py.
+A function counts if it runs for one of the messages of `AREAL_PATH_MESSAGES` or for an HTTP request, in the same task,
+in tasks and threads that were started for it, or in a thread of an engine.
 """
 
 import os

@@ -21,7 +21,8 @@ SEVERAL = {
     "groups": (0, 0, 1, 1, 0, 1, 2, 1),
     "episodes": (0, 0, 1, 2, 3, 1, 4, 5),
 }
-"""Episodes of several calls, some without a trained token, in several rows that do not lie together; one is a group of its own."""
+"""Episodes of several calls, some without a trained token, in several rows that do not lie together; one is a group of
+its own."""
 
 
 class Story(msgspec.Struct):
@@ -48,8 +49,8 @@ class Story(msgspec.Struct):
 def stories(seed=0, sizes=(3, 1, 5, 0, 2, 4, 1, 6), groups=(0, 0, 1, 1, 0, 1, 2, 1), rewards=None, episodes=None):
     """Ragged rows of interleaved groups, one of them a group of one; a size of 0 is a row without a trained token.
 
-    A size is the trained tokens of a row of one call, or those of each of its calls. Every row is an episode of its own unless
-    `episodes` names those of rows.
+    A size is the trained tokens of a row of one call, or those of each of its calls. Every row is an episode of its own
+    unless `episodes` names those of rows.
     """
     rng = random.Random(seed)
 

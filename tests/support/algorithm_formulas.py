@@ -56,7 +56,8 @@ def group_standard(rows, rewards):
 
 
 def batch_standard(rows, rewards, around):
-    """Lite PPO: the group's mean, and the standard deviation of all episodes around the batch's mean or around those of groups."""
+    """Lite PPO: the group's mean, and the standard deviation of all episodes around the batch's mean or around those of
+    groups."""
     values = episode_values(rows, rewards)
     every = [value for group in values.values() for value in group.values()]
     apart = [value - statistics.mean(every) for value in every]
@@ -120,7 +121,8 @@ def gae(rows, row, rewards, discount, gae_lambda, bootstrap):
 
 
 def token_rewards(row, charges):
-    """At the last token of each call its R less that of the next one that has tokens; less what each token is charged."""
+    """At the last token of each call its R less that of the next one that has tokens; less what each token is
+    charged."""
     calls = [(reward, size) for reward, size in zip(row.rewards, row.sizes, strict=True) if size]
     rewards = []
     for (reward, size), (later, _) in zip(calls, [*calls[1:], (0.0, 0)], strict=False):
@@ -159,7 +161,8 @@ def bounded(value, low, high):
     return min(max(value, low), high)
 
 
-# ---------------------------------------------------------------- losses, each of one row: a list of one number per token
+# ---------------------------------------------------------------- losses, each of one row: a list of one number per
+# token
 
 
 def clipped(ratio, advantage, below, above):

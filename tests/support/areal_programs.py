@@ -1,4 +1,5 @@
-"""Programs in the shape of AReaL's documentation, with AReaL's imports; and what tests need to run their agents here."""
+"""Programs in the shape of AReaL's documentation, with AReaL's imports; and what tests need to run their agents
+here."""
 
 from __future__ import annotations
 

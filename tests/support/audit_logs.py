@@ -1,4 +1,5 @@
-"""A sound log of a short run, event by event, to be spoilt in tests: two lives, three steps, a lost episode, a dropped group."""
+"""A sound log of a short run, event by event, to be spoilt in tests: two lives, three steps, a lost episode, a dropped
+group."""
 
 from __future__ import annotations
 

@@ -139,5 +139,6 @@ async def _over_nats(folder: Path, *, shares_log: bool) -> AsyncIterator[Buses]:
 
 
 def open_buses(which: str, folder: Path) -> AbstractAsyncContextManager[Buses]:
-    """Both sides of the bus in memory, or of one over a real server that keeps its store in the folder (`shared`: each shares a reader)."""
+    """Both sides of the bus in memory, or of one over a real server that keeps its store in the folder (`shared`: each
+    shares a reader)."""
     return _in_memory() if which == "memory" else _over_nats(folder, shares_log=which == "shared")

@@ -1,4 +1,5 @@
-"""Tests without waiting: an event loop's time that jumps to the next timer, and a bounded wait for what sends no notification."""
+"""Tests without waiting: an event loop's time that jumps to the next timer, and a bounded wait for what sends no
+notification."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ from typing import Any
 
 
 class JumpingSelector:
-    """A loop's selector that never sleeps until a timer: if no socket is ready, the loop's time moves to that timer instead.
+    """A loop's selector that never sleeps until a timer: if no socket is ready, the loop's time moves to that timer
+    instead.
 
-    Without a timer it waits, so threads and sockets can wake the loop. With one it does not wait for them: a test whose tasks
-    need an answer from a thread or a process before a timer is due belongs on real time.
+    Without a timer it waits, so threads and sockets can wake the loop. With one it does not wait for them: a test whose
+    tasks need an answer from a thread or a process before a timer is due belongs on real time.
     """
 
     def __init__(self, selector: Any, now: float) -> None:
@@ -36,7 +38,8 @@ class JumpingSelector:
 
 @contextlib.contextmanager
 def jumping_time() -> Iterator[None]:
-    """Time of the running event loop jumps to the next timer whenever every task waits; a deadline of hours takes no time."""
+    """Time of the running event loop jumps to the next timer whenever every task waits; a deadline of hours takes no
+    time."""
     loop: Any = asyncio.get_running_loop()
     selector = loop._selector
     loop._selector = JumpingSelector(selector, loop.time())

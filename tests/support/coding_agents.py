@@ -1,4 +1,5 @@
-"""Coding agents: Claude Code, Codex CLI, opencode and Qwen Code, with their commands and what the model answers to each."""
+"""Coding agents: Claude Code, Codex CLI, opencode and Qwen Code, with their commands and what the model answers to
+each."""
 
 from __future__ import annotations
 
@@ -98,7 +99,8 @@ class CodexPatch(Codex):
 
 
 class CodexScript(Codex):
-    """The same with a model of its default kind, in ten calls: a custom tool in a namespace takes scripts, which call the other tools."""
+    """The same with a model of its default kind, in ten calls: a custom tool in a namespace takes scripts, which call
+    the other tools."""
 
     name, model, tool = "codex-script", "gpt-6-sol", "functions__exec"
     conversations = (10,)

@@ -1,4 +1,5 @@
-"""Coding agents before a gateway whose model follows a rule: the task, the rules, and the agents' programs, installed with npm."""
+"""Coding agents before a gateway whose model follows a rule: the task, the rules, and the agents' programs, installed
+with npm."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ FINAL = f"It prints {OUTPUT}."
 CHANGE = "sed -i s/hello/hello\\ world/ hello.py"
 SHELL = f"{CHANGE} && python3 hello.py"
 CHECKS = tuple(f"python3 hello.py {number}" for number in range(7))
-"""Commands that make a conversation ten calls long; each is another one, because some agents end a loop of equal calls."""
+"""Commands that make a conversation ten calls long; each is another one, because some agents end a loop of equal
+calls."""
 SUBTASK = "Change hello.py to print hello world."
 
 
@@ -113,7 +115,8 @@ class FileToolsAgent:
 
 
 class Team:
-    """An agent with reasoning, two calls at once, a second agent, which changes the file and runs it, and ten calls in a row."""
+    """An agent with reasoning, two calls at once, a second agent, which changes the file and runs it, and ten calls in
+    a row."""
 
     conversations = (2, 10)
 

@@ -1,4 +1,5 @@
-"""A server that speaks vLLM's completions over HTTP: `python completions_server.py FOLDER`. Its engine is the embedded one."""
+"""A server that speaks vLLM's completions over HTTP: `python completions_server.py FOLDER`. Its engine is the embedded
+one."""
 
 from __future__ import annotations
 

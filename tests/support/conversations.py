@@ -1,4 +1,5 @@
-"""Random conversations over real chat templates: a model that writes as its family does, and a client that sends things back.
+"""Random conversations over real chat templates: a model that writes as its family does, and a client that sends things
+back.
 
 `python tests/support/conversations.py FOLDER_OF_TEMPLATES` prints what became of the turns, family by family.
 """
@@ -136,7 +137,8 @@ def family(template: str) -> ChatTokenizer:
 
 @cache
 def stops_of(template: str) -> tuple[str, ...]:
-    """The marks with which this template ends an answer, and one with a call; those of all families where it writes none."""
+    """The marks with which this template ends an answer, and one with a call; those of all families where it writes
+    none."""
     question, result = (
         {"role": "user", "content": "q"},
         {"role": "tool", "tool_call_id": "call00000", "name": "look_up", "content": "r"},

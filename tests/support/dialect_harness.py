@@ -51,7 +51,8 @@ class Served:
 
 @asynccontextmanager
 async def serving(script: Script) -> AsyncIterator[Served]:
-    """Serve every dialect at `/v1/...`; a streamed answer is the script's parts, a whole one has one part per choice."""
+    """Serve every dialect at `/v1/...`; a streamed answer is the script's parts, a whole one has one part per
+    choice."""
     served = Served("")
     app = web.Application()
     for dialect in DIALECTS:

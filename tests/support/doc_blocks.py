@@ -1,7 +1,8 @@
-"""The code blocks of the documentation: their places, the directives of their comments, and the settings of a small run.
+"""The code blocks of the documentation: their places, the directives of their comments, and the settings of a small
+run.
 
-A block with a language (`sh`, `toml`, `python`) is run as it stands; one without is a drawing or output. An HTML comment directly above
-the fence may have directives, separated by semicolons:
+A block with a language (`sh`, `toml`, `python`) is run as it stands; one without is a drawing or output. An HTML
+comment directly above the fence may have directives, separated by semicolons:
 
     <!-- run: no, REASON -->                        illustrative: reason that it is not run here
     <!-- run: with steps=2 evaluation.tasks=0 -->   settings laid over those of the block, because they would take long
@@ -105,7 +106,8 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
 def program(block: Block) -> str:
-    """A Python block as a program: inserted into the one above where directed, its settings last in each `recipe(...)`."""
+    """A Python block as a program: inserted into the one above where directed, its settings last in each
+    `recipe(...)`."""
     text = block.text
     if block.instead_of:
         above = [

@@ -1,8 +1,8 @@
 """Tables of figures in the documentation, and the lines of `benchmarks/history.jsonl` that they name.
 
-A table of figures has a comment directly above it, `<!-- history: NAME ... -->`, with the `id` of each line that it is made of, as
-`gateway-1`; or `<!-- history: none, REASON -->` where the figures are of no benchmark. Each figure stands in one of those lines: as it is,
-or as a share in percent, or in thousandths (seconds as ms), rounded as it is printed.
+A table of figures has a comment directly above it, `<!-- history: NAME ... -->`, with the `id` of each line that it is
+made of, as `gateway-1`; or `<!-- history: none, REASON -->` where the figures are of no benchmark. Each figure stands
+in one of those lines: as it is, or as a share in percent, or in thousandths (seconds as ms), rounded as it is printed.
 """
 
 from __future__ import annotations

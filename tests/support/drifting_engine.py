@@ -1,4 +1,5 @@
-"""The embedded engine with a fault, for tests: the first one made for a model loads damaged weights from version 1 on."""
+"""The embedded engine with a fault, for tests: the first one made for a model loads damaged weights from version 1
+on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One fake generation engine; its subclasses decide which tokens come: a fixed text, the lines of a script, anything."""
+"""One fake generation engine; its subclasses decide which tokens come: a fixed text, the lines of a script,
+anything."""
 
 from __future__ import annotations
 

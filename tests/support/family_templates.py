@@ -1,4 +1,5 @@
-"""Small chat templates in the call syntax of model families, and a known call as each writes it. `⏎` is a line break."""
+"""Small chat templates in the call syntax of model families, and a known call as each writes it. `⏎` is a line
+break."""
 
 from support.tagged_templates import TAGGED, TAGGED_CALLS
 from support.template_parts import COMMA, END, FOR_ARGUMENTS, FOR_CALLS, JSON, PLAIN, chat_template

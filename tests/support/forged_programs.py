@@ -1,7 +1,5 @@
 """Programs that do not solve their task, and try to pass its tests all the same."""
 
-# ruff: noqa: E501, ISC004 - programs in one line each
-
 from __future__ import annotations
 
 ANY = (

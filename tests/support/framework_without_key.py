@@ -9,7 +9,8 @@ KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
 
 
 class WithoutKey:
-    """Plays the agent `module:Name` of this folder with the key None; a task's `key` stands in the environment, as for inline agents."""
+    """Plays the agent `module:Name` of this folder with the key None; a task's `key` stands in the environment, as for
+    inline agents."""
 
     def __init__(self, wraps):
         module, _, name = wraps.partition(":")

@@ -1,4 +1,5 @@
-"""A gateway in a thread of its own, for tests that call it as strangers would: over sockets, each call under a deadline."""
+"""A gateway in a thread of its own, for tests that call it as strangers would: over sockets, each call under a
+deadline."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ TEXTS = (
 
 
 class RandomTextEngine(FakeEngine):
-    """Generates random texts; follows constraints, reports top log-probabilities and validates requests as real engines do."""
+    """Generates random texts; follows constraints, reports top log-probabilities and validates requests as real engines
+    do."""
 
     def __init__(self, chat):
         super().__init__()
@@ -98,7 +100,8 @@ class FuzzHarness(GatewayHarness):
         self.port = int(port)
 
     async def fresh(self):
-        """A session of an agent of the run; evaluation may sample at any temperature, so that such requests go through, too."""
+        """A session of an agent of the run; evaluation may sample at any temperature, so that such requests go through,
+        too."""
         self.episodes += 1
         run = work(f"inside-{self.episodes}.0", purpose="evaluate", sampling=SamplingParams(max_tokens=50))
         return await self.open(run, lease=600)

@@ -152,7 +152,7 @@ def root(opened):
 async def nothing_in_flight(harness):
     manager = harness.manager
     async with asyncio.timeout(300):
-        while any(manager.calls.pool.in_flight.values()) or any(
+        while any(manager.calls.pool.in_flight.values()) or any(  # noqa: ASYNC110
             session.running for session in manager.registry._sessions.values()
-        ):  # noqa: ASYNC110
+        ):
             await asyncio.sleep(0.005)

@@ -37,7 +37,8 @@ class Genuine(NamedTuple):
     place: EnginePlace = EnginePlace()
 
     def make(self) -> HttpEngine:
-        """An engine at the server; a server that has ended fails the test at once, which would wait for its start otherwise."""
+        """An engine at the server; a server that has ended fails the test at once, which would wait for its start
+        otherwise."""
         if self.process is not None and (ended := self.process.describe_end()):
             pytest.fail(ended)
         return HttpEngine(DIALECTS[self.name](), self.folder, self.settings, self.place)
@@ -49,7 +50,8 @@ class Genuine(NamedTuple):
         return [scores[len(prompt) - 1 + place, token].item() for place, token in enumerate(token_ids)]
 
     def assert_exact(self, columns: TokenColumns, *, prompt: list[int] = PROMPT, temperature: float = 1.0) -> None:
-        """Each token's log-probability is that of a plain forward with the weights of its version, under the whole text before it."""
+        """Each token's log-probability is that of a plain forward with the weights of its version, under the whole text
+        before it."""
         ids, versions = columns.ids_array().tolist(), columns.versions_array().tolist()
         under = {version: self.logprobs(version, prompt, ids, temperature) for version in set(versions)}
         expected = [under[version][place] for place, version in enumerate(versions)]
@@ -57,10 +59,12 @@ class Genuine(NamedTuple):
 
 
 async def until_it_runs(engine: HttpEngine, *tasks: asyncio.Task[Any]) -> None:
-    """Wait until one of the completions is in progress, or all have ended: on a busy machine a poll may come after the last of them."""
+    """Wait until one of the completions is in progress, or all have ended: on a busy machine a poll may come after the
+    last of them."""
     assert tasks, "the completions that are awaited"
     async with asyncio.timeout(300):
-        while not (engine.take_counters().running or all(task.done() for task in tasks)):  # noqa: ASYNC110 - it has no event for it
+        # It has no event for it
+        while not (engine.take_counters().running or all(task.done() for task in tasks)):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 

@@ -1,8 +1,10 @@
-"""A stand-in for a cluster of Kubernetes, for tests: an API server for Jobs, their controller, and a kubelet that starts processes.
+"""A stand-in for a cluster of Kubernetes, for tests: an API server for Jobs, their controller, and a kubelet that
+starts processes.
 
-It keeps to what manifests ask for: only the token of a pod's service account is accepted, with the rules of its Role; a Job has as many
-pods as its `parallelism`, and of too many the newest get SIGTERM, which then count neither as done nor as failed; initial containers with
-`restartPolicy: Always` run beside those of a pod, are started again, and get SIGTERM when these have ended.
+It keeps to what manifests ask for: only the token of a pod's service account is accepted, with the rules of its Role; a
+Job has as many pods as its `parallelism`, and of too many the newest get SIGTERM, which then count neither as done nor
+as failed; initial containers with `restartPolicy: Always` run beside those of a pod, are started again, and get SIGTERM
+when these have ended.
 """
 
 from __future__ import annotations

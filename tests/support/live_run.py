@@ -1,4 +1,5 @@
-"""A real run in real processes, for tests: start it by the command line, listen to its bus, kill parts of it, read its log."""
+"""A real run in real processes, for tests: start it by the command line, listen to its bus, kill parts of it, read its
+log."""
 
 from __future__ import annotations
 

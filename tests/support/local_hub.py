@@ -16,7 +16,8 @@ REVISION = "c" * 40
 
 
 class Hub:
-    """Repositories in memory; files by repository and path. Files that end in `.safetensors` are uploaded as large ones."""
+    """Repositories in memory; files by repository and path. Files that end in `.safetensors` are uploaded as large
+    ones."""
 
     def __init__(self):
         self.files = defaultdict(dict)

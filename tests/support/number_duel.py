@@ -1,4 +1,5 @@
-"""A verifiers environment of several turns and agents: two players name numbers in turn, a judge who is not trained comments."""
+"""A verifiers environment of several turns and agents: two players name numbers in turn, a judge who is not trained
+comments."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Files of a run: really tried over HTTP by a worker of every role that may join.
 
-`PYTHONPATH=.:tests python tests/support/permission_matrix.py` writes the table into docs/security.md; `test_object_access.py` compares
-them.
+`PYTHONPATH=.:tests python tests/support/permission_matrix.py` writes the table into docs/security.md;
+`test_object_access.py` compares them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class RunFiles:
 
 
 def undeclared(role: str, files: RunFiles) -> list[str]:
-    """Returns the kinds of messages whose bodies a role can read, write or remove although its actor does not receive or send them."""
+    """Returns the kinds of messages whose bodies a role can read, write or remove although its actor does not receive
+    or send them."""
     declared = listener(role, ACTORS[role])
     replies = {kind.reply for kind in declared.asks if issubclass(kind, Request)}
     answers = {kind.reply for kind in declared.receives if issubclass(kind, Request)}

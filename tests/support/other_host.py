@@ -1,7 +1,7 @@
 """Another host, for tests: processes with a network, shared memory, home and temporary folder of their own.
 
-As root on Linux it is a network namespace behind a virtual cable, in which the run's folder and this machine's shared memory are hidden;
-elsewhere only home and temporary folder are separate.
+As root on Linux it is a network namespace behind a virtual cable, in which the run's folder and this machine's shared
+memory are hidden; elsewhere only home and temporary folder are separate.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Permissions on the bus of a run: really tried, by every user of a real server, for every kind of message and API call.
+"""Permissions on the bus of a run: really tried, by every user of a real server, for every kind of message and API
+call.
 
-`PYTHONPATH=.:tests python tests/support/permission_matrix.py` writes the table, and that of files (`object_matrix.py`), into
-docs/security.md; `test_bus_permissions.py` compares them.
+`PYTHONPATH=.:tests python tests/support/permission_matrix.py` writes the table, and that of files (`object_matrix.py`),
+into docs/security.md; `test_bus_permissions.py` compares them.
 """
 
 from __future__ import annotations

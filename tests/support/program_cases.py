@@ -1,7 +1,5 @@
 """Programs with tests in the forms of the usual data sets: one program that passes, and one that does not."""
 
-# ruff: noqa: E501 - programs in one line each
-
 from __future__ import annotations
 
 from typing import NamedTuple

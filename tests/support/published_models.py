@@ -1,7 +1,9 @@
-"""Tiny random copies of published models: `published/*.json` are their `config.json`, shrunk, with every structural switch.
+"""Tiny random copies of published models: `published/*.json` are their `config.json`, shrunk, with every structural
+switch.
 
-Width, depth, vocabulary, experts, context and windows shrink. Kinds of layers, head layout, ties, biases, norms of queries and keys, rotary
-scaling, sinks, soft caps and towers are as published, and so are names of tensors that transformers does not load (`mtp`).
+Width, depth, vocabulary, experts, context and windows shrink. Kinds of layers, head layout, ties, biases, norms of
+queries and keys, rotary scaling, sinks, soft caps and towers are as published, and so are names of tensors that
+transformers does not load (`mtp`).
 """
 
 from __future__ import annotations

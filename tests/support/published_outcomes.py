@@ -36,7 +36,8 @@ class Step:
     trainer: TorchTrainer
     folder: str
     gradient: float
-    """Largest difference of a gradient, relative to the largest entry of its tensor's plain gradient (at least 1e-3)."""
+    """Largest difference of a gradient, relative to the largest entry of its tensor's plain gradient (at least
+    1e-3)."""
     weights: float
     """Largest difference of a weight."""
     loss: float
@@ -120,7 +121,8 @@ def _text_name(name: str) -> str:
 
 
 def lost_tensors(name: str, source: str, saved: str) -> list[str]:
-    """Problems of a checkpoint beside the folder that was trained: tensors, configuration, and what plain transformers makes of it."""
+    """Problems of a checkpoint beside the folder that was trained: tensors, configuration, and what plain transformers
+    makes of it."""
     before, after = load_file(Path(source) / "model.safetensors"), load_file(Path(saved) / "model.safetensors")
     problems = [f"without {key}" for key in sorted(before.keys() - after.keys())] + [
         f"new {key}" for key in sorted(after.keys() - before)
@@ -146,7 +148,8 @@ def _without_types(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def served(name: str, folder: str, trained: TorchTrainer | None, place: Path) -> str:
-    """`yes` if the engine samples the greedy tokens of plain transformers, of the folder and of published weights; else its refusal."""
+    """`yes` if the engine samples the greedy tokens of plain transformers, of the folder and of published weights; else
+    its refusal."""
     return asyncio.run(_served(name, folder, trained, place))
 
 

@@ -1,4 +1,5 @@
-"""Program of the ranks in tests of layouts, started by `torchrun`: train under one layout after the other and save the results.
+"""Program of the ranks in tests of layouts, started by `torchrun`: train under one layout after the other and save the
+results.
 
 A layout of fewer ranks than there are leaves the last ones idle.
 """

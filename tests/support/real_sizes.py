@@ -1,4 +1,5 @@
-"""Tokenizers and models with the vocabulary of published ones, and little else: 151,643 tokens, 22 added ones, a head of 151,936 rows."""
+"""Tokenizers and models with the vocabulary of published ones, and little else: 151,643 tokens, 22 added ones, a head
+of 151,936 rows."""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ def impersonal(requests, folder, home):
 
 
 def packed(requests):
-    """Requests whose values, and the elements of whose lists, are places in one list of different values: most come again."""
+    """Requests whose values, and the elements of whose lists, are places in one list of different values: most come
+    again."""
     places = {}
 
     def place(value):

@@ -1,7 +1,8 @@
 """Recorded answers of genuine inference servers, served again over HTTP.
 
-A request is known by its path and its body, without its id. `AREAL_RECORD_SERVERS=1 pytest -m long tests/test_server_engines.py`
-records: the server below then stands before the genuine one.
+A request is known by its path and its body, without its id.
+`AREAL_RECORD_SERVERS=1 pytest -m long tests/test_server_engines.py` records: the server below then stands before the
+genuine one.
 """
 
 from __future__ import annotations

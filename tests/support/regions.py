@@ -59,7 +59,8 @@ TORCH_FREE = (
     ),
     *("weights.training_notes", "weights.weight_files"),
 )
-"""Modules of the base in these folders, which the processes of gateway, rollout, rewards, control and command line import."""
+"""Modules of the base in these folders, which the processes of gateway, rollout, rewards, control and command line
+import."""
 ELSEWHERE = ("core.environment_host", "generation.servers.server_side")
 """Folders for interpreters with other packages."""
 

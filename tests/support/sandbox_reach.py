@@ -1,6 +1,8 @@
-"""Resources that a model's code reaches: in a process that only has limits, and in the sandbox. Each attempt is really made.
+"""Resources that a model's code reaches: in a process that only has limits, and in the sandbox. Each attempt is really
+made.
 
-`python tests/support/sandbox_reach.py` writes the table into docs/security.md; `test_sandbox_reach.py` checks the sandbox's column.
+`python tests/support/sandbox_reach.py` writes the table into docs/security.md; `test_sandbox_reach.py` checks the
+sandbox's column.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ for limit, most in zip(limits, ({SECONDS:.0f}, 512 << 20, 64 << 10, 0, 0)):
 ctypes.CDLL(None).unshare(0x50000000)
 exec(compile(sys.stdin.read(), "program.py", "exec"), {{"__name__": "__main__"}})
 """
-"""A process with limits, and without a network where the kernel gives it a namespace: how such tools are often written."""
+"""A process with limits, and without a network where the kernel gives it a namespace: how such tools are often
+written."""
 
 
 class Surroundings(NamedTuple):

@@ -1,4 +1,5 @@
-"""The session protocol over real HTTP: a session manager with its gateway on a bus in memory; model calls are recorded by hand."""
+"""The session protocol over real HTTP: a session manager with its gateway on a bus in memory; model calls are recorded
+by hand."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ TICK_SECONDS = 0.1
 class SilentRelay:
     """Forwards connections to a port of this machine. One on which nothing passes for `limit` ticks is cut.
 
-    Silence is counted in turns of the event loop, not read from a clock: on a busy machine the server has its turns in between, too.
+    Silence is counted in turns of the event loop, not read from a clock: on a busy machine the server has its turns in
+    between, too.
     """
 
     def __init__(self, port, limit=10):

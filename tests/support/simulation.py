@@ -1,4 +1,5 @@
-"""The whole system in one process, in virtual time, its order drawn from a seed: real actors, toy engines, real messages."""
+"""The whole system in one process, in virtual time, its order drawn from a seed: real actors, toy engines, real
+messages."""
 
 from __future__ import annotations
 

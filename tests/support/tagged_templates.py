@@ -1,4 +1,5 @@
-"""Small chat templates whose calls have attributes, types, CDATA or elements inside, as model families write them. `⏎` is a line break."""
+"""Small chat templates whose calls have attributes, types, CDATA or elements inside, as model families write them. `⏎`
+is a line break."""
 
 from support.template_parts import CHATML, END, FOR_ARGUMENTS, FOR_CALLS, PLAIN, chat_template
 

@@ -1,4 +1,5 @@
-"""Sixty chat templates, and the result of the test of their tool calls: format and calls in an answer, or the reason of a refusal."""
+"""Sixty chat templates, and the result of the test of their tool calls: format and calls in an answer, or the reason of
+a refusal."""
 
 FAMILIES = {
     "Apriel-1.6-15b-Thinker-fixed": "learned, several",

@@ -28,7 +28,8 @@ MARK = "<!-- history: none, written by tests/support/template_table.py -->\n"
 
 
 class PlainTalk(Talk):
-    """A conversation without forged delimiters, whose model reasons before most answers if its template has reasoning."""
+    """A conversation without forged delimiters, whose model reasons before most answers if its template has
+    reasoning."""
 
     vocabulary = tuple(words for words in WORDS if "<" not in words)
     reasoning_share = 0.9

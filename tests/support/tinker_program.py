@@ -1,6 +1,8 @@
-"""A program of Tinker's genuine client library, for its own interpreter: learns arithmetic by reinforcement, and tries the other calls.
+"""A program of Tinker's genuine client library, for its own interpreter: learns arithmetic by reinforcement, and tries
+the other calls.
 
-Called as `python tinker_program.py MODEL TASKS STEPS`; prints one JSON object. `TASKS` is a file of lines with `question` and `answer`.
+Called as `python tinker_program.py MODEL TASKS STEPS`; prints one JSON object. `TASKS` is a file of lines with
+`question` and `answer`.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Tiny random models, and GGUF files with the same weights, written by the `gguf` package as a converter of llama.cpp writes them."""
+"""Tiny random models, and GGUF files with the same weights, written by the `gguf` package as a converter of llama.cpp
+writes them."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def write_gguf(
     architecture_name="",
     **values,
 ):
-    """Write the model as a GGUF file; `drop` leaves tensors out, `extra` adds some, `quantized` are Q8_0, `values` are further keys."""
+    """Write the model as a GGUF file; `drop` leaves tensors out, `extra` adds some, `quantized` are Q8_0, `values` are
+    further keys."""
     config, writer = model.config, gguf.GGUFWriter(path, architecture_name or architecture)
     writer.add_name(f"tiny {architecture}")
     writer.add_context_length(config.max_position_embeddings)

@@ -1,4 +1,5 @@
-"""A tiny random mixture of experts (Qwen3-MoE) whose second block is dense, as a Hugging Face folder with a tokenizer."""
+"""A tiny random mixture of experts (Qwen3-MoE) whose second block is dense, as a Hugging Face folder with a
+tokenizer."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ def logps(model, token_ids, temperature=1.0):
 
 
 def sequences_of(trainer, *, groups=4, members=3, seed=0, off=0.0, temperature=1.0):
-    """Ragged rows as the trainer's own weights would have sampled them, their log-probabilities wrong by up to `off`."""
+    """Ragged rows as the trainer's own weights would have sampled them, their log-probabilities wrong by up to
+    `off`."""
     rng = np.random.default_rng(seed)
     rows = []
     for group in range(groups):

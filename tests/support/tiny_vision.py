@@ -19,8 +19,8 @@ CONTEXT = 512
 SHARPER = 5
 """Factor of the output layer: among sharper logits one of 0 is far from the largest."""
 TOP_K = 100
-"""Tokens that are sampled from: a random model would write what surrounds images and stands for them, which no trained one does, and which
-SGLang refuses."""
+"""Tokens that are sampled from: a random model would write what surrounds images and stands for them, which no trained
+one does, and which SGLang refuses."""
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"

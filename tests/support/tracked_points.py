@@ -1,4 +1,5 @@
-"""Prints what a tracker holds of a run, read with the tracker's own library: `points` as [metric, step, value], `config`, `status`."""
+"""Prints what a tracker holds of a run, read with the tracker's own library: `points` as [metric, step, value],
+`config`, `status`."""
 
 import json
 import sys

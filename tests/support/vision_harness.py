@@ -123,7 +123,8 @@ def processor_of_transformers():
 
 @torch.no_grad()
 def plain_logprobs(plain, token_ids, images):
-    """Log-probability of every token but the first: the model's own forward, with transformers' processor and positions."""
+    """Log-probability of every token but the first: the model's own forward, with transformers' processor and
+    positions."""
     ids = torch.tensor([token_ids])
     inputs = processor_of_transformers()(
         images=[Image.open(io.BytesIO(image)).convert("RGB") for image in images], return_tensors="pt"
@@ -135,7 +136,8 @@ def plain_logprobs(plain, token_ids, images):
 
 
 class PictureCompletions:
-    """Completions of an engine about one of two images, whose prompts have equal tokens; `folders` has a model for each version."""
+    """Completions of an engine about one of two images, whose prompts have equal tokens; `folders` has a model for each
+    version."""
 
     def __init__(self, engine, folders, place):
         self.engine, self.folders, self.folder = engine, folders, ImageFolder(place)

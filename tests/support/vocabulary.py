@@ -1,4 +1,5 @@
-"""Finds words that the project does not use: `python tests/support/vocabulary.py [PATH ...]` prints each with its file and line.
+"""Finds words that the project does not use: `python tests/support/vocabulary.py [PATH ...]` prints each with its file
+and line.
 
 Rules (docs/glossary.md): a name is the word that a reader would type into a search box; a docstring is a statement.
 """

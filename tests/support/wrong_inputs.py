@@ -1,4 +1,5 @@
-"""A hundred wrong inputs of `areal-actors check`: recipes, settings, agents, rewards and data, each with the refusal that it gets."""
+"""A hundred wrong inputs of `areal-actors check`: recipes, settings, agents, rewards and data, each with the refusal
+that it gets."""
 
 import json
 

@@ -31,7 +31,10 @@ class Agent:
         self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
 
     async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
-        """Let the model call tools until it answers without one; that answer is what the reward function gets as `output`."""
+        """Let the model call tools until it answers without one.
+
+        That answer is what the reward function gets as `output`.
+        """
         client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
         messages: list[Any] = [
             {"role": "system", "content": INSTRUCTIONS},

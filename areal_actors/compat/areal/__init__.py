@@ -1,5 +1,6 @@
-"""AReaL's programs on this system, with AReaL's names: `from areal_actors.compat.areal import PPOTrainer`. See docs/areal.md.
+"""AReaL's programs on this system, with AReaL's names: `from areal_actors.compat.areal import PPOTrainer`.
 
+See docs/areal.md.
 `python -m areal_actors.compat.areal program.py …` runs a program whose imports are still `from areal import …`.
 """
 

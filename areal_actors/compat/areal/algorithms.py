@@ -1,4 +1,7 @@
-"""Chooses the algorithm of a recipe by the settings of AReaL's `actor`: one loss with flags there, one algorithm each here."""
+"""Chooses the algorithm of a recipe by the settings of AReaL's `actor`.
+
+One loss with flags there, one algorithm each here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Makes `import areal` work: modules with AReaL's names whose members are those of this package, loaded when they are used."""
+"""Makes `import areal` work.
+
+Modules with AReaL's names whose members are those of this package, loaded when they are used.
+"""
 
 from __future__ import annotations
 

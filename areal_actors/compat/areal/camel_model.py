@@ -1,4 +1,7 @@
-"""AReaL's `AReaLOpenAICompatibleModel`: CAMEL's agents call the model through the client of an episode. It needs `camel-ai`."""
+"""AReaL's `AReaLOpenAICompatibleModel`: CAMEL's agents call the model through the client of an episode.
+
+It needs `camel-ai`.
+"""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ class RecordingOpenAI(openai.AsyncOpenAI):
             tool_call_parser: accepted without effect: the gateway has the parser of the model's family.
             reasoning_parser: accepted without effect, too.
             engine_max_tokens: `max_completion_tokens` of chat calls that have none.
-            chat_template_type: `hf`, or `concat`, which `export_interactions(style="concat")` needs; the gateway extends the tokens
-                of an earlier call in both.
+            chat_template_type: `hf`, or `concat`, which `export_interactions(style="concat")` needs; the gateway
+                extends the tokens of an earlier call in both.
             options: of `openai.AsyncOpenAI`.
         """
         del tool_call_parser, reasoning_parser

@@ -94,7 +94,9 @@ def apply_chat_template(
 
 
 def import_from_string(module_path: str) -> Any:
-    """The object `package.module.name`, also of a module of AReaL; those of the program are beside it and in the current directory.
+    """The object `package.module.name`, also of a module of AReaL.
+
+    Those of the program are beside it and in the current directory.
 
     Raises:
         RecipeError: there is no such module or name.

@@ -1,4 +1,7 @@
-"""The engine argument of `arun_episode`: it samples from the model being trained, through the episode's session at the gateway."""
+"""The engine argument of `arun_episode`.
+
+It samples from the model being trained, through the episode's session at the gateway.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from areal_actors.rollout.episode_context import workflow_context
 
 
 class InferenceEngine:
-    """Use it in an `async with`. `calls` has the tokens of every model call of the episode made through it, by interaction id."""
+    """Use it in an `async with`.
+
+    `calls` has the tokens of every model call of the episode made through it, by interaction id.
+    """
 
     def __init__(self, data: dict[str, Any], *, base_url: str, api_key: str) -> None:
         self.base_url = base_url

@@ -48,7 +48,10 @@ class TokenInteraction:
             earlier = earlier.parent
 
     def to_tensor_dict(self) -> dict[str, Any]:
-        """The call as torch tensors, shape [1, tokens]; with `chat_template_type = "concat"` the calls that it extends are trained, too."""
+        """The call as torch tensors, shape [1, tokens].
+
+        With `chat_template_type = "concat"` the calls that it extends are trained, too.
+        """
         torch = importlib.import_module("torch")  # agents that return interactions do not load it
         assert self.model_response is not None, "the call has no tokens"
         length = len(self.tokens)
@@ -105,7 +108,9 @@ class InteractionCache(dict[str, TokenInteraction]):
         self.set_reward(next(reversed(self)), reward)
 
     def apply_reward_discount(self, turn_discount: float = 1.0) -> dict[str, TokenInteraction]:
-        """Add to the reward of each call `turn_discount` times that of the call completed after it; a missing reward is 0.
+        """Add to the reward of each call `turn_discount` times that of the call completed after it.
+
+        A missing reward is 0.
 
         Raises:
             RuntimeError: it was called before, or no call has a reward.

@@ -1,4 +1,7 @@
-"""The keys of AReaL's YAML files: those with a counterpart here, those that are read and reported, and the check for all others."""
+"""The keys of AReaL's YAML files.
+
+Those with a counterpart here, those that are read and reported, and the check for all others.
+"""
 
 from __future__ import annotations
 
@@ -142,8 +145,8 @@ REPORTED: Mapping[str, str] = {
     "train_dataset.setup_timeout": "",
     "vllm": "see [generation] and generation.options",
 }
-"""Keys, with all below them, that do not change what is trained: they are read and reported. `ref` and `critic` have those of `actor`,
-`valid_dataset` those of `train_dataset`."""
+"""Keys, with all below them, that do not change what is trained: they are read and reported. `ref` and `critic` have
+those of `actor`, `valid_dataset` those of `train_dataset`."""
 LIKE = {"ref": "actor", "critic": "actor", "valid_dataset": "train_dataset"}
 
 

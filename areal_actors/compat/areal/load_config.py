@@ -31,12 +31,14 @@ logger = structlog.get_logger(__name__)
 
 
 def load_expr_config(argv: Sequence[str], config_cls: type[C]) -> tuple[C, str]:
-    """Read `--config FILE.yaml` and overrides such as `actor.path=…` or `+key=…`; returns the configuration and the file's path.
+    """Read `--config FILE.yaml` and overrides such as `actor.path=…` or `+key=…`.
 
+    Returns the configuration and the file's path.
     Keys that do not change training and have no counterpart are reported in the log.
 
     Raises:
-        RecipeError: a file, key or value is invalid, or a key that changes training has no counterpart; the message lists all.
+        RecipeError: a file, key or value is invalid, or a key that changes training has no counterpart; the message
+            lists all.
     """
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--config", required=True, help="YAML file with the configuration")
@@ -50,7 +52,10 @@ def load_expr_config(argv: Sequence[str], config_cls: type[C]) -> tuple[C, str]:
 
 
 def read_config(file: str, overrides: Sequence[str], config_cls: type[C]) -> tuple[C, Sequence[str]]:
-    """Read a file with overrides; returns the configuration and the keys without effect. Raises like `load_expr_config`."""
+    """Read a file with overrides; returns the configuration and the keys without effect.
+
+    Raises like `load_expr_config`.
+    """
     data = _read(Path(file))
     for override in overrides:
         _apply(data, override)

@@ -1,4 +1,7 @@
-"""The names of AReaL that this package has: in `areal_actors.compat.areal` itself, and by the modules of AReaL they are in."""
+"""The names of AReaL that this package has.
+
+In `areal_actors.compat.areal` itself, and by the modules of AReaL they are in.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reward functions of AReaL's programs: called in child processes, with a deadline. A failure is an error, never a reward of 0."""
+"""Reward functions of AReaL's programs: called in child processes, with a deadline.
+
+A failure is an error, never a reward of 0.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,8 @@ class AsyncRewardWrapper:
         """Return the reward.
 
         Raises:
-            RewardError: the function raised, was late, ended its process, or returned no finite number, in every attempt.
+            RewardError: the function raised, was late, ended its process, or returned no finite number, in every
+                attempt.
         """
         if workflow_context.within() is None and EpisodeContext.from_environment(os.environ).episode:
             return check_reward(self.reward_fn(*args, **named))

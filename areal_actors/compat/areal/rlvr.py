@@ -14,7 +14,8 @@ from areal_actors.compat.areal.reward import AsyncRewardWrapper
 from areal_actors.compat.areal.workflow import ArealWorkflow
 
 
-def default_get_input_ids_fn(data: Any, tokenizer: Any, enable_thinking: bool) -> list[int]:  # noqa: FBT001 - AReaL's signature
+# AReaL's signature
+def default_get_input_ids_fn(data: Any, tokenizer: Any, enable_thinking: bool) -> list[int]:  # noqa: FBT001
     """Token ids of messages, up to the beginning of the answer."""
     ids: list[int] = apply_chat_template(tokenizer, data, add_generation_prompt=True, enable_thinking=enable_thinking)
     return ids

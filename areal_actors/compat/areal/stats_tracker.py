@@ -1,5 +1,6 @@
-"""AReaL's `stats_tracker`: named trackers of scalars, timings and masked columns, which `PPOTrainer` exports after every step.
+"""AReaL's `stats_tracker`.
 
+Named trackers of scalars, timings and masked columns, which `PPOTrainer` exports after every step.
 Values are kept in the process that records them.
 """
 
@@ -110,7 +111,10 @@ class StatsTracker:
             self._add(full, column, reduce_type, mask_key)
 
     def export(self, key: str | None = None, reduce_group: object = None, reset: bool = True) -> dict[str, float]:  # noqa: FBT001, FBT002
-        """Return the reduced values, of one key or all, and with `reset` forget them; `reduce_group` has no effect in one process."""
+        """Return the reduced values, of one key or all, and with `reset` forget them.
+
+        `reduce_group` has no effect in one process.
+        """
         del reduce_group
         with self._lock:
             keys = list(self._values) if key is None else [self._key(key)]

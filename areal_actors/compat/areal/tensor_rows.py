@@ -36,13 +36,13 @@ def tensor_rewards(returned: Mapping[str, Any], calls: Mapping[str, InteractionC
     """Returns the reward of each trained call by interaction id: the mean over the rows that train it.
 
     Args:
-        returned: tensors or arrays: `input_ids`, `attention_mask`, `loss_mask` [rows, tokens], `rewards` [rows], and optionally
-            `logprobs` and `versions` [rows, tokens].
+        returned: tensors or arrays: `input_ids`, `attention_mask`, `loss_mask` [rows, tokens], `rewards` [rows], and
+            optionally `logprobs` and `versions` [rows, tokens].
         calls: the calls of the episode by interaction id.
 
     Raises:
-        AgentError: a tensor is missing or has the wrong shape, no token is trained, or a row has tokens, log-probabilities or
-            versions that are not those of a call.
+        AgentError: a tensor is missing or has the wrong shape, no token is trained, or a row has tokens,
+            log-probabilities or versions that are not those of a call.
         RewardError: a reward is not a finite number.
     """
     rewards: dict[str, list[float]] = {}
@@ -100,7 +100,10 @@ def _row(number: int, columns: Mapping[str, NDArray[Any]]) -> TensorRow:
 
 
 def _trained_calls(row: TensorRow, calls: Mapping[str, InteractionColumns], used: Mapping[str, object]) -> list[str]:
-    """Returns the calls that a row trains; a call that no earlier row trains comes before one with the same tokens that is used."""
+    """Returns the calls that a row trains.
+
+    A call that no earlier row trains comes before one with the same tokens that is used.
+    """
     covered = np.zeros(len(row.ids), dtype=bool)
     trained: list[str] = []
     for identifier in sorted(calls, key=lambda name: name in used):
@@ -124,7 +127,10 @@ def _trained_calls(row: TensorRow, calls: Mapping[str, InteractionColumns], used
 
 
 def _differs(row: TensorRow, call: InteractionColumns, start: int, end: int) -> str:
-    """Returns the difference of log-probabilities and versions between a row and a call with the same tokens; empty if there is none."""
+    """Returns the difference of log-probabilities and versions between a row and a call with the same tokens.
+
+    Empty if there is none.
+    """
     recorded: tuple[tuple[str, NDArray[Any] | None, Sequence[float]], ...] = (
         ("logprobs", row.logprobs, np.asarray(call.logprobs, dtype=np.float32).tolist()),
         ("versions", row.versions, call.weight_versions),

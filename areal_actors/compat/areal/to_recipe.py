@@ -29,8 +29,8 @@ def recipe_of(config: PPOConfig, *, steps: int, cuda: CudaDevices, discounts: bo
         config: the configuration.
         steps: optimizer steps.
         cuda: CUDA devices of the machine.
-        discounts: True for an agent with `run`, whose rewards `rollout.agent.turn_discount` discounts; a `RolloutWorkflow` discounts
-            its own.
+        discounts: True for an agent with `run`, whose rewards `rollout.agent.turn_discount` discounts; a
+            `RolloutWorkflow` discounts its own.
 
     Raises:
         RecipeError: a setting has no counterpart; the message lists all.

@@ -77,8 +77,8 @@ class PPOTrainer:
         """Train: each step takes a batch of finished groups, while others run; then it saves and evaluates when due.
 
         Args:
-            workflow: a `RolloutWorkflow` or an agent with `async def run(self, data, **extra_kwargs)`: an instance, a class, a function,
-                or its name, `package.module.Name`.
+            workflow: a `RolloutWorkflow` or an agent with `async def run(self, data, **extra_kwargs)`: an instance, a
+                class, a function, or its name, `package.module.Name`.
             eval_workflow: the same for the rows of `valid_dataset`; None evaluates nothing.
             workflow_kwargs: keyword arguments of the class.
             eval_workflow_kwargs: keyword arguments of the class for evaluation.

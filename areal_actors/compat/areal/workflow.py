@@ -35,7 +35,10 @@ class ArealWorkflow(ABC):
 
 
 class ArealAgent(ABC):
-    """AReaL's `AgentWorkflow`, which is deprecated there: any class with `async def run(self, data, **extra_kwargs)` is an agent."""
+    """AReaL's `AgentWorkflow`, which is deprecated there.
+
+    Any class with `async def run(self, data, **extra_kwargs)` is an agent.
+    """
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         """Warn, as AReaL does."""
@@ -52,7 +55,9 @@ class ArealAgent(ABC):
 
 
 def rewards_of(returned: Any, engine: InferenceEngine) -> Any:
-    """The rewards by interaction id of what `arun_episode` returned; None, a number, a text or a mapping of numbers as it is.
+    """The rewards by interaction id of what `arun_episode` returned.
+
+    None, a number, a text or a mapping of numbers as it is.
 
     Raises:
         AgentError: a tensor dict or an interaction does not belong to the episode, or no interaction has a reward.
@@ -67,8 +72,8 @@ def rewards_of(returned: Any, engine: InferenceEngine) -> Any:
 def interaction_rewards(returned: Mapping[str, TokenInteraction], engine: InferenceEngine) -> dict[str, float]:
     """The reward of each call that exported interactions train.
 
-    A missing reward is 0, as in AReaL, if another interaction has one. A call that was exported as part of later ones (`concat`) has
-    their reward, the mean if there are several.
+    A missing reward is 0, as in AReaL, if another interaction has one. A call that was exported as part of later ones
+    (`concat`) has their reward, the mean if there are several.
 
     Raises:
         AgentError: an interaction is not of this episode, or none has a reward.

@@ -141,8 +141,9 @@ def make_agent(factory: Any, name: str, options: Mapping[str, Any], *, environme
 
 
 def run_function(agent: Any, name: str, *, environment: bool = False) -> Agent:
-    """The function to call for an episode: the agent's `run`, its `arun_episode`, or the agent itself if it is a function.
+    """The function to call for an episode.
 
+    The agent's `run`, its `arun_episode`, or the agent itself if it is a function.
     Call it with the task and its `address_arguments`. `environment` as in `make_agent`.
 
     Raises:
@@ -183,7 +184,8 @@ def _parameters(function: Agent) -> Mapping[str, inspect.Parameter]:
 def address_arguments(function: Agent, base_url: str, api_key: str) -> dict[str, Any]:
     """The address as keyword arguments for an agent's function: none if it takes the task alone.
 
-    The URL has the key in place of the session's name: an agent may ignore the key, or make its client with another one.
+    The URL has the key in place of the session's name: an agent may ignore the key, or make its client with another
+    one.
     """
     base_url = keyed_url(base_url, api_key)
     if takes_any(function):
@@ -226,7 +228,10 @@ def make_engine(task: dict[str, Any], base_url: str, api_key: str) -> SimpleName
 
 
 def _check_run(function: Any, subject: str, options: Mapping[str, Any], *, environment: bool) -> None:
-    """Raise `AgentLoadError` if a function does not take a task and the address; with `environment` the task alone suffices."""
+    """Raise `AgentLoadError` if a function does not take a task and the address.
+
+    With `environment` the task alone suffices.
+    """
     try:
         _check_call(function, subject, "task, base_url=…, api_key=…", {**ADDRESS, **options}, {})
     except AgentLoadError as refused:
@@ -239,7 +244,10 @@ def _check_run(function: Any, subject: str, options: Mapping[str, Any], *, envir
 
 
 def _check_call(function: Any, subject: str, given: str, options: Mapping[str, Any], *arguments: Any) -> None:
-    """Raise `AgentLoadError` if the function does not take these arguments; built-in functions have no signature to check."""
+    """Raise `AgentLoadError` if the function does not take these arguments.
+
+    Built-in functions have no signature to check.
+    """
     try:
         signature = inspect.signature(function)
     except ValueError:

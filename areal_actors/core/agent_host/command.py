@@ -1,4 +1,7 @@
-"""A program in any language as an agent: the task comes on standard input, the result is the last line of standard output."""
+"""A program in any language as an agent.
+
+The task comes on standard input, the result is the last line of standard output.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ class CommandAgent:
     def __init__(self, command: Sequence[str]) -> None:
         self.command = list(command)
 
-    def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> Any:  # noqa: ARG002 - they are in the environment
+    # They are in the environment
+    def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> Any:  # noqa: ARG002
         """The result that the program prints.
 
         Raises:

@@ -1,7 +1,8 @@
-"""Reads the cause of a failure from an agent's exception: an error that the model brought about is no failure of the agent.
+"""Reads the cause of a failure from an agent's exception.
 
-Only the classes and texts of the exception are looked at here; whether the model has caused it is decided with the gateway's record
-of the episode (`rollout/model_end.py`).
+An error that the model brought about is no failure of the agent.
+Only the classes and texts of the exception are looked at here; whether the model has caused it is decided with the
+gateway's record of the episode (`rollout/model_end.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ KNOWN = (
     "smolagents.utils:AgentParsingError",
     "strands.types.exceptions:MaxTokensReachedException",
 )
-"""Exceptions of frameworks for a model that takes too many turns or tokens, or writes what the framework cannot read."""
+"""Exceptions of frameworks for a model that takes too many turns or tokens, or writes what the framework cannot
+read."""
 TOO_LONG = (
     "context_length_exceeded",
     "context length",
@@ -60,7 +62,10 @@ NO_TRAITS = ErrorTraits()
 
 
 def traits_of(error: BaseException, names: Sequence[str] = (), root: Path = Path()) -> ErrorTraits:
-    """Look at an exception, its causes and the members of groups; `names` are those of `task.model_errors`, relative to `root`."""
+    """Look at an exception, its causes and the members of groups.
+
+    `names` are those of `task.model_errors`, relative to `root`.
+    """
     own = list(_causes(error))
     handled = list(_causes(error, handled=True))
     return ErrorTraits(
@@ -88,7 +93,10 @@ def reports_overflow(text: str) -> bool:
 
 
 def _causes(error: BaseException, *, handled: bool = False) -> Iterator[BaseException]:
-    """An exception, those it was raised from, and the members of groups; with `handled` also those being handled when it was raised."""
+    """An exception, those it was raised from, and the members of groups.
+
+    With `handled` also those being handled when it was raised.
+    """
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < DEEPEST:
         current = waiting.pop(0)

@@ -1,8 +1,9 @@
 """The child's side: loads the agent once, then runs it for one episode after the other, each in a clean environment.
 
 The control socket carries frames: a length (4 bytes, big-endian) and JSON. The first is {"agent", "options", "command",
-"root", "model_errors", "memory_bytes"}, answered by {} or {"refused"}. Then for each episode {"task", "base_url", "api_key",
-"environment"}, answered by {"returned"} or {"fault", "traits"}, and {"left"} if something of the episode still runs.
+"root", "model_errors", "memory_bytes"}, answered by {} or {"refused"}. Then for each episode {"task", "base_url",
+"api_key", "environment"}, answered by {"returned"} or {"fault", "traits"}, and {"left"} if something of the episode
+still runs.
 """
 
 from __future__ import annotations
@@ -109,7 +110,10 @@ class Host:
         return ", ".join(f"task {task.get_name()}" for task in running)
 
     def _wait_for(self, tasks: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
-        """Wait for cancelled tasks; returns those that do not end. One that raises `SystemExit` ends itself, not this process."""
+        """Wait for cancelled tasks; returns those that do not end.
+
+        One that raises `SystemExit` ends itself, not this process.
+        """
         waiting = self.loop.create_task(asyncio.wait(tasks, timeout=TASK_SECONDS))
         while not waiting.done():
             with suppress(SystemExit, KeyboardInterrupt):  # asyncio re-raises these from the loop

@@ -1,6 +1,7 @@
 """Harness `areal-chat` for verifiers environments: a chat with the task's tools, in the process that plays the episode.
 
-It does what verifiers' harness `null` does, without a program of its own for each turn, which takes seconds of CPU time to start.
+It does what verifiers' harness `null` does, without a program of its own for each turn, which takes seconds of CPU time
+to start.
 """
 
 from __future__ import annotations

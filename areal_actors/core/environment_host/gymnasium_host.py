@@ -1,8 +1,9 @@
 """Lists the tasks of a Gymnasium environment and plays them; runs in the environment's own interpreter.
 
-As a program it reads {"environment", "args", "limit", "path"} as JSON from standard input and writes the tasks to `path`, one JSON
-object a line: {"key", "question", "task"}. A task is a seed: the environment is reset with it. As an agent, `GymnasiumAgent` plays one
-task per episode: observations are messages, the model's answers are actions, and the rewards are those of the environment's steps.
+As a program it reads {"environment", "args", "limit", "path"} as JSON from standard input and writes the tasks to
+`path`, one JSON object a line: {"key", "question", "task"}. A task is a seed: the environment is reset with it. As an
+agent, `GymnasiumAgent` plays one task per episode: observations are messages, the model's answers are actions, and the
+rewards are those of the environment's steps.
 """
 
 from __future__ import annotations
@@ -97,7 +98,10 @@ class TextEnvironment:
         return f"{self.args['instructions'] or default}\n\n{self.text(observation, info)}"
 
     def first_answer(self) -> str:
-        """An answer that names the first action, with which the environment can be tried; empty if its form is not known."""
+        """An answer that names the first action, with which the environment can be tried.
+
+        Empty if its form is not known.
+        """
         names = [str(name) for name in self.args["actions"]] or list(self.actions)
         answer = f"Action: {names[0]}" if names else ""
         return answer if answer and self.action(answer)[0] else ""
@@ -181,7 +185,10 @@ class GymnasiumAgent:
     """Plays one seed of the environment per episode."""
 
     def __init__(self, environment: str, args: Mapping[str, Any], *, rewards_last_call: bool = False) -> None:
-        """Make the environment; `rewards_last_call` gives each call the reward of its own step, which a turn discount sums."""
+        """Make the environment.
+
+        `rewards_last_call` gives each call the reward of its own step, which a turn discount sums.
+        """
         self.environment = TextEnvironment(environment, args)
         self.by_step = rewards_last_call
 

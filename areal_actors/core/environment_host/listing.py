@@ -18,7 +18,10 @@ def write_tasks(
     load: Callable[[str, Mapping[str, Any]], Any],
     rows: Callable[[Any, int], Iterable[Mapping[str, Any]]],
 ) -> None:
-    """Write the tasks of an environment to `request["path"]`, one JSON object a line; whatever it raises ends the program with its text."""
+    """Write the tasks of an environment to `request["path"]`, one JSON object a line.
+
+    Whatever it raises ends the program with its text.
+    """
     try:
         environment = load(request["environment"], request["args"])
         with Path(request["path"]).open("w", encoding="utf-8") as file:

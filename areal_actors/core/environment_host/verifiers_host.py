@@ -1,7 +1,7 @@
 """Lists the tasks of a `verifiers` environment and plays them; runs in the environment's own interpreter.
 
-The version of verifiers there decides which of its two interfaces the environment has: tasksets and agents (`verifiers_v1.py`), or, before
-0.2, a module with `load_environment`, a dataset and a rubric (`verifiers_rubrics.py`).
+The version of verifiers there decides which of its two interfaces the environment has: tasksets and agents
+(`verifiers_v1.py`), or, before 0.2, a module with `load_environment`, a dataset and a rubric (`verifiers_rubrics.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Lists the tasks of a `verifiers` environment and plays them: one with tasksets and agents, the interface from 0.2 on.
 
-As a program it reads {"environment", "args", "limit", "path"} as JSON from standard input and writes the tasks to `path`, one JSON
-object a line: {"key", "question", "task"}. As an agent, `VerifiersAgent` plays one task per episode: the environment's own rollout, with
-the episode's session as the model's endpoint and the environment's rewards as the result.
+As a program it reads {"environment", "args", "limit", "path"} as JSON from standard input and writes the tasks to
+`path`, one JSON object a line: {"key", "question", "task"}. As an agent, `VerifiersAgent` plays one task per episode:
+the environment's own rollout, with the episode's session as the model's endpoint and the environment's rewards as the
+result.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from verifiers.v1.utils.loaders import env_config_type, harness_class, load_envi
 from verifiers.v1.utils.memory import trim_memory_periodically
 
 KEY_VARIABLE = "AREAL_SESSION_API_KEY"
-"""Environment variable with the session's key; verifiers hides variables with `API_KEY` in their name from the programs that it starts."""
+"""Environment variable with the session's key; verifiers hides variables with `API_KEY` in their name from the programs
+that it starts."""
 MODEL = "default"
 SHOWN_CHARACTERS = 2000
 DESCRIBE_SECONDS = 30.0
@@ -142,7 +144,10 @@ class VerifiersAgent:
     """Plays one task of the environment per episode."""
 
     def __init__(self, environment: str, args: Mapping[str, Any], *, rewards_last_call: bool = False) -> None:
-        """Load the environment; `rewards_last_call` gives the reward of an agent to its last call only, which discounts it backwards."""
+        """Load the environment.
+
+        `rewards_last_call` gives the reward of an agent to its last call only, which discounts it backwards.
+        """
         self.environment = load(environment, args)
         self.rewards_last_call = rewards_last_call
         self._base_url = ""
@@ -150,7 +155,10 @@ class VerifiersAgent:
         self.environment.setup = self._prepare
 
     async def _prepare(self, agents: vf.Agents) -> None:
-        """Run the environment's own `setup`; calls of agents that it marks as untrainable are sent with `store: false`."""
+        """Run the environment's own `setup`.
+
+        Calls of agents that it marks as untrainable are sent with `store: false`.
+        """
         await self._set_up(agents)
         for name in agent_config_fields(self.environment.config):
             agent = getattr(agents, name)
@@ -197,7 +205,10 @@ class VerifiersAgent:
         return task
 
     async def _by_call(self, rewards: Mapping[str, float], base_url: str, api_key: str) -> dict[str, float]:
-        """Rewards by interaction id: verifiers sends the id of an agent's trace with each of its calls, and the gateway keeps it."""
+        """Rewards by interaction id.
+
+        Verifiers sends the id of an agent's trace with each of its calls, and the gateway keeps it.
+        """
         url, headers = f"{base_url.removesuffix('/v1')}/rl/session", {"Authorization": f"Bearer {api_key}"}
         timeout = aiohttp.ClientTimeout(DESCRIBE_SECONDS)
         async with (
@@ -243,7 +254,10 @@ def _reward(trace: vf.Trace) -> float:
 
 
 def _metrics(traces: list[vf.Trace]) -> dict[str, float]:
-    """Named rewards, without their weights, and metrics; of several agents as `AGENT/NAME`, means over the agent's traces."""
+    """Named rewards, without their weights, and metrics.
+
+    Of several agents as `AGENT/NAME`, means over the agent's traces.
+    """
     by_name: dict[str, list[float]] = defaultdict(list)
     several = len({trace.agent.name for trace in traces}) > 1
     for trace in traces:

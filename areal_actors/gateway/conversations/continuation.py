@@ -1,8 +1,9 @@
-"""Incremental chat templates: the text that a template appends after an answer, the end of its turn and the new messages.
+"""Incremental chat templates.
 
-Rendering a whole conversation costs more with every turn. Most templates render the last messages independently of earlier
-ones, so a short placeholder history gives the same text. Each template is tested for that when it is loaded, and long
-conversations are rendered in full from time to time as a check.
+The text that a template appends after an answer, the end of its turn and the new messages.
+Rendering a whole conversation costs more with every turn. Most templates render the last messages independently of
+earlier ones, so a short placeholder history gives the same text. Each template is tested for that when it is loaded,
+and long conversations are rendered in full from time to time as a check.
 """
 
 from __future__ import annotations
@@ -47,13 +48,17 @@ class AnsweredConversation(NamedTuple):
 
 
 class FirstPrompts:
-    """The prompts used last of calls that continue no other, by digest of messages and settings: siblings begin with the same messages.
+    """The prompts used last of calls that continue no other, by digest of messages and settings.
 
+    Siblings begin with the same messages.
     Each change is one operation of the dictionary, since long requests are handled beside the event loop.
     """
 
     def __init__(self, template: str) -> None:
-        """`template`: source of the chat template; what one that writes the date renders is not the same later, and not kept."""
+        """`template`: source of the chat template.
+
+        What one that writes the date renders is not the same later, and not kept.
+        """
         self._keeps = CLOCK not in template
         self._kept: OrderedDict[bytes, Prompt] = OrderedDict()
 
@@ -86,7 +91,10 @@ class Continuations:
         self._renders_names = renders_names(chat)
 
     def without_unseen_names(self, request: ModelRequest) -> ModelRequest:
-        """The request without names in the model's answers, unless the template renders them: some clients add one to each answer."""
+        """The request without names in the model's answers, unless the template renders them.
+
+        Some clients add one to each answer.
+        """
         named = [message for message in request.messages if "name" in message]
         if self._renders_names or not any(message["role"] == "assistant" for message in named):
             return request
@@ -116,8 +124,8 @@ class Continuations:
         whole = self.chat.render([*before, answer, *new], tools, **kwargs)
         if whole.startswith(opened) and whole.startswith(sampled, len(opened)):
             return whole[len(opened) + len(sampled) :]
-        # The model's answer differs in form from the template's, for example in a tool call's JSON: if both parse to the same
-        # message, the sampled tokens stay and only the text after them is taken.
+        # The model's answer differs in form from the template's, for example in a tool call's JSON: if both parse to
+        # the same message, the sampled tokens stay and only the text after them is taken.
         answered = self.chat.render([*before, answer], tools, add_generation_prompt=False, **kwargs)
         marked = self.chat.render(
             [*before, {"role": "assistant", "content": SENTINEL}], tools, add_generation_prompt=False, **kwargs
@@ -169,7 +177,10 @@ class Continuations:
         )
 
     def closing_of_stop(self, answered: str, sampled: str) -> str:
-        """The end of a rendered conversation from the stop token on with which a completion ends; empty if it has none."""
+        """The end of a rendered conversation from the stop token on with which a completion ends.
+
+        Empty if it has none.
+        """
         stop = next((stop for stop in self.stops() if sampled.endswith(stop)), "")
         before, stop_text, after = answered.rpartition(stop) if stop else ("", "", "")
         return stop_text + after if before else ""

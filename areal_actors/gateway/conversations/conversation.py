@@ -1,9 +1,9 @@
 """Conversation tree of a session: finds the earlier call that a new one continues, and builds its exact prompt tokens.
 
-Two relations are kept apart. The *parent* of a call is the call whose conversation it continues (`lineage.py` finds it); credit
-follows it. Its *prefix* is the call whose exact prompt and completion ids its own prompt begins with; only the new part is then
-rendered and tokenised. Where the chat template, or the client, rewrites earlier messages, the call has a parent and no prefix,
-its prompt is rendered in full, and `prefix_break_reason` names the reason.
+Two relations are kept apart. The *parent* of a call is the call whose conversation it continues (`lineage.py` finds
+it); credit follows it. Its *prefix* is the call whose exact prompt and completion ids its own prompt begins with; only
+the new part is then rendered and tokenised. Where the chat template, or the client, rewrites earlier messages, the call
+has a parent and no prefix, its prompt is rendered in full, and `prefix_break_reason` names the reason.
 """
 
 from __future__ import annotations
@@ -126,8 +126,9 @@ def prompt_for(
 def encode_within(
     chat: ChatTokenizer, text: str, limit: PromptLimit | None, *, after: int = 0, keep: bool = False
 ) -> bytes:
-    """Token ids (u32) of a text that follows `after` tokens; a text that is too long is rejected before all of it is tokenised.
+    """Token ids (u32) of a text that follows `after` tokens.
 
+    A text that is too long is rejected before all of it is tokenised.
     With `keep` the ids of this text are expected to be asked for again.
 
     Raises:

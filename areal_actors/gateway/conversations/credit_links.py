@@ -1,15 +1,19 @@
-"""Credit links of a call: the earlier calls that it continues, by its messages or, where these do not name any, by time.
+"""Credit links of a call.
 
-Agents compact a history, keep a window of it, ask again without an invalid answer, delegate to another conversation, or send a message
-back with other spaces. The new call's messages then do not continue the call before, and with a discount per call no reward would reach
-it. So a call continues, besides its parent, every completed call that nothing continues yet when it begins:
+The earlier calls that it continues, by its messages or, where these do not name any, by time.
+Agents compact a history, keep a window of it, ask again without an invalid answer, delegate to another conversation, or
+send a message back with other spaces. The new call's messages then do not continue the call before, and with a discount
+per call no reward would reach it. So a call continues, besides its parent, every completed call that nothing continues
+yet when it begins:
 
 - a call without a parent continues the end of the conversation before (compaction, sliding window, plan and act);
-- a call whose parent is already continued by another call continues the end of that (a rewritten observation, an answer asked for again);
-- a call that continues its parent also continues calls that ran beside it meanwhile (sub-agents, candidates that were not chosen).
+- a call whose parent is already continued by another call continues the end of that (a rewritten observation, an answer
+  asked for again);
+- a call that continues its parent also continues calls that ran beside it meanwhile (sub-agents, candidates that were
+  not chosen).
 
-Calls in flight are continued by nothing. A conversation that the client names (a header) is continued by calls of the same name, and by a
-call whose new messages have its last answer.
+Calls in flight are continued by nothing. A conversation that the client names (a header) is continued by calls of the
+same name, and by a call whose new messages have its last answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Prompts that keep earlier reasoning although the chat template drops it: the parent's tokens stay, and only the new text is rendered.
+"""Prompts that keep earlier reasoning although the chat template drops it.
 
-The template renders the new text after a history without reasoning, in which its dropping changes nothing. That is exact only for
-templates that render such a history as a prefix of its continuation, apart from empty reasoning; this is tested when one is loaded.
+The parent's tokens stay, and only the new text is rendered.
+The template renders the new text after a history without reasoning, in which its dropping changes nothing. That is
+exact only for templates that render such a history as a prefix of its continuation, apart from empty reasoning; this is
+tested when one is loaded.
 """
 
 from __future__ import annotations
@@ -64,8 +66,9 @@ class KeptReasoning:
         new: Sequence[MessageDict],
         kwargs: Mapping[str, Any],
     ) -> str | None:
-        """Return the text after a sampled answer: the end of its turn, without the stop token if it was sampled, and the new messages.
+        """Return the text after a sampled answer.
 
+        The end of its turn, without the stop token if it was sampled, and the new messages.
         None if the template rejects the messages, or ends the answer with another kind of stop token.
         """
         before, tools = window(features - {"reasoning_content"})
@@ -117,7 +120,10 @@ class KeptReasoning:
         return closing + tail[len(end) :]
 
     def _test_features(self) -> dict[frozenset[str], bool]:
-        """By features without reasoning: true if the text after an answer is the same after a placeholder, and extends the prompt."""
+        """By features without reasoning.
+
+        True if the text after an answer is the same after a placeholder, and extends the prompt.
+        """
         usable: dict[frozenset[str], bool] = {}
         for before, answer, new, tools in test_conversations():
             kind = (features_of([*before, answer]) | ({"tools"} if tools else set())) - {"reasoning_content"}

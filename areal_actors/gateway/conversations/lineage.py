@@ -1,8 +1,8 @@
 """Parent lookup: finds the earlier call of a session that a new one continues, independently of the tokens.
 
-A client may name the call (`previous_response_id`). Otherwise the messages are matched, from the last one backwards: by the ids
-of tool calls that the gateway issued, which clients keep even if they rewrite the arguments, and by value. Changes that the
-client made since are reported, because the parent's tokens cannot be extended then.
+A client may name the call (`previous_response_id`). Otherwise the messages are matched, from the last one backwards: by
+the ids of tool calls that the gateway issued, which clients keep even if they rewrite the arguments, and by value.
+Changes that the client made since are reported, because the parent's tokens cannot be extended then.
 """
 
 from __future__ import annotations
@@ -29,13 +29,17 @@ class Lineage(NamedTuple):
 
     turn: ConversationTurn | None
     differs: str = ""
-    """Difference of the messages from the parent's conversation, or reason for which a call with earlier answers has no parent."""
+    """Difference of the messages from the parent's conversation, or reason for which a call with earlier answers has no
+    parent."""
     by_id: bool = False
     """True if the client named the call, or the id of a tool call of its."""
 
 
 def find_parent(turns: dict[str, ConversationTurn], request: ModelRequest) -> Lineage:
-    """Find the call that these messages continue: the one that the client names, or the deepest match by ids or values."""
+    """Find the call that these messages continue.
+
+    The one that the client names, or the deepest match by ids or values.
+    """
     messages = request.messages
     if request.continues:
         turn = turns[request.continues]
@@ -102,7 +106,10 @@ def _ids(message: MessageDict) -> Iterator[str]:
 
 
 def _by_value(turns: dict[str, ConversationTurn], history: _History) -> tuple[ConversationTurn, str] | None:
-    """The longest call that the messages continue, the latest of several; and the difference of its answer as sent back."""
+    """The longest call that the messages continue, the latest of several.
+
+    And the difference of its answer as sent back.
+    """
     longest: tuple[ConversationTurn, str] | None = None
     for turn in reversed(turns.values()):
         count = turn.prompt.message_count

@@ -62,8 +62,8 @@ def _json(value: Any) -> Any:
 def same_answer(answer: MessageDict, sent: MessageDict) -> bool:
     """True if a message that a client sends back is the model's answer.
 
-    Reasoning and ids of tool calls are ignored; but a call with the same id may come back with more arguments than the model
-    wrote, because clients fill in defaults.
+    Reasoning and ids of tool calls are ignored; but a call with the same id may come back with more arguments than the
+    model wrote, because clients fill in defaults.
     """
     if sent.get("role") != "assistant" or sent.get("name") or _text(answer) != _text(sent):
         return False

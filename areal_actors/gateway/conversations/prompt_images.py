@@ -1,4 +1,7 @@
-"""Images in messages and in prompts: each placeholder that a chat template writes becomes one for every token of its image."""
+"""Images in messages and in prompts.
+
+Each placeholder that a chat template writes becomes one for every token of its image.
+"""
 
 from __future__ import annotations
 

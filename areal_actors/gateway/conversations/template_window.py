@@ -99,7 +99,10 @@ def _render(chat: ChatTokenizer, messages: Messages, tools: Messages) -> str | N
 
 
 def test_conversations() -> Iterator[tuple[Messages, dict[str, Any], Messages, Messages]]:
-    """Test conversations of all shapes: before, answer, new messages, tools. Each call has an id of its own: some templates number them."""
+    """Test conversations of all shapes: before, answer, new messages, tools.
+
+    Each call has an id of its own: some templates number them.
+    """
     question, result, last = _message("user", "and"), _result(8, "f", "8"), _result(9, "g", "9")
     for system in ([], [_message("system", "Be brief.")]):
         for tools in ([], [PLACEHOLDER_TOOL, OTHER_TOOL]):

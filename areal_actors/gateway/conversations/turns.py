@@ -56,7 +56,10 @@ class Prompt(msgspec.Struct, metaclass=FrozenMeta):
     """Reason for which the prompt does not begin with the parent's tokens, or for which a later call has no parent."""
 
     def first_position(self) -> int:
-        """First position that a call with this prompt computes: that of the last token of its prefix, which was sampled but not fed."""
+        """First position that a call with this prompt computes.
+
+        That of the last token of its prefix, which was sampled but not fed.
+        """
         return max((len(self.token_ids) - len(self.suffix_ids)) // 4 - 1, 0)
 
 

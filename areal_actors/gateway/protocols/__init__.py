@@ -1,4 +1,7 @@
-"""The wire formats that the gateway serves: OpenAI's chat completions, completions and responses, and Anthropic's messages."""
+"""The wire formats that the gateway serves.
+
+OpenAI's chat completions, completions and responses, and Anthropic's messages.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,8 @@ from areal_actors.messages import ModelRequest
 
 BETA = ("anthropic-beta",)
 TOOL_HINTS = ("strict", "eager_input_streaming", "defer_loading", "input_examples")
-"""Fields of tools that are accepted without effect; a tool whose loading is deferred is in the prompt from the start."""
+"""Fields of tools that are accepted without effect; a tool whose loading is deferred is in the prompt from the
+start."""
 
 
 class MessagesTool(RequestStruct, ignored=("cache_control", *TOOL_HINTS)):

@@ -116,7 +116,8 @@ class TokenCount(MessageAnswer):
         return {"input_tokens": parts[0].prompt_tokens}
 
 
-def error_body(message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:  # noqa: ARG001 - this protocol has no error codes
+# This protocol has no error codes
+def error_body(message: str, status: int, field: str = "", code: str = "") -> dict[str, Any]:  # noqa: ARG001
     """Return the body of an error; `thread_not_found` makes clients send the whole conversation again."""
     return {"type": "error", **_error(message, status, field)}
 

@@ -1,7 +1,7 @@
 """The messages of Anthropic's dialect, and their conversion to the gateway's messages.
 
-Each tool result in a user message becomes a separate message, in place. The result of a failed tool begins with `Error: `,
-since the gateway's messages have no error field.
+Each tool result in a user message becomes a separate message, in place. The result of a failed tool begins with
+`Error: `, since the gateway's messages have no error field.
 """
 
 from __future__ import annotations

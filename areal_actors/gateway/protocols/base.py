@@ -1,4 +1,7 @@
-"""A dialect: one wire format, whose JSON becomes a `ModelRequest` and the answer's parts its JSON again. No server code."""
+"""A dialect: one wire format, whose JSON becomes a `ModelRequest` and the answer's parts its JSON again.
+
+No server code.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +54,16 @@ class Dialect(Generic[R]):
     """Summary of the endpoint, for the OpenAPI description."""
     request_type: type[R]
     call: Callable[[R, str], ModelRequest]
-    """Converts a request of this session to a model call; raises RequestError, which names the field that is not supported."""
+    """Converts a request of this session to a model call; raises RequestError, which names the field that is not
+    supported."""
     answer: Callable[[R, int], AnswerWriter]
     """Begins the answer to a request of this time, in seconds."""
     error: ErrorBody
     ignored: Callable[[R], Sequence[str]] = ignored_fields
     """Returns what the client sent and is accepted without effect, as paths of fields."""
     element_types: Mapping[str, Callable[[dict[str, Any]], type[RequestStruct] | None]] = field(default_factory=dict)
-    """For lists of free objects, by their path: the function that returns the type of an element; None if it is unknown."""
+    """For lists of free objects, by their path: the function that returns the type of an element; None if it is
+    unknown."""
     keep_alive: bytes = b": keep-alive\n\n"
     """Sign of life of a stream: a comment, which clients skip."""
     ignored_headers: tuple[str, ...] = ()

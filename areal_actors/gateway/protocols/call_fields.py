@@ -1,4 +1,7 @@
-"""Fields of a `ModelRequest` that all dialects set in the same way: constraint, arguments of the chat template, sampling, tools."""
+"""Fields of a `ModelRequest` that all dialects set in the same way.
+
+Constraint, arguments of the chat template, sampling, tools.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequ
 
 PACK = msgspec.msgpack.Encoder()
 MAX_DEPTH = 100
-"""Maximum nesting of free JSON: templates, grammars and encoders recurse once per level, and Python allows a thousand calls."""
+"""Maximum nesting of free JSON: templates, grammars and encoders recurse once per level, and Python allows a thousand
+calls."""
 RESERVED_TEMPLATE_KWARGS = frozenset(
     {
         "messages",
@@ -99,7 +103,9 @@ def template_kwargs(
 def sampling(
     request: RequestStruct, *, max_tokens: int | None, stop: Stop | None, top_logprobs: int | None = None
 ) -> dict[str, Any]:
-    """Return the fields of `SamplingParams` that the request sets; those in `SAMPLING` have the same name in all dialects.
+    """Return the fields of `SamplingParams` that the request sets.
+
+    Those in `SAMPLING` have the same name in all dialects.
 
     Raises:
         RequestError: the stop string is empty, or the repetition penalty has an effect.
@@ -133,8 +139,9 @@ def tool_definition(name: str, description: str | None, parameters: dict[str, An
 def tool_fields(
     definitions: Iterable[dict[str, Any]], choice: str, *, allowed: Sequence[str] | None = None, continued: bool = False
 ) -> dict[str, Any]:
-    """Return the fields of a `ModelRequest` about tools; a call that continues another may omit its tools and inherit the other's.
+    """Return the fields of a `ModelRequest` about tools.
 
+    A call that continues another may omit its tools and inherit the other's.
     `allowed` are the names of the tools that may be called; None for all.
 
     Raises:

@@ -1,4 +1,7 @@
-"""OpenAI chat completions: `/v1/chat/completions`; reasoning is in `reasoning_content`, as servers of open models have it."""
+"""OpenAI chat completions.
+
+`/v1/chat/completions`; reasoning is in `reasoning_content`, as servers of open models have it.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +131,10 @@ class ChatAnswer(openai.ChoicesAnswer):
         return tool_call(call.id, call.name, call.arguments)
 
     def _call_deltas(self, part: ModelResponsePart) -> Iterator[dict[str, Any]]:
-        """Yield the deltas of calls; the text of a custom tool's call comes when its arguments, JSON around it, are complete."""
+        """Yield the deltas of calls.
+
+        The text of a custom tool's call comes when its arguments, JSON around it, are complete.
+        """
         for call in part.tool_calls:
             key = (part.choice, call.index)
             if call.id and call.name in self._custom:

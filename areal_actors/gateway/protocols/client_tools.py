@@ -1,7 +1,9 @@
-"""Tools that the client runs and whose schema the provider knows: for a model behind this gateway they are functions with that schema.
+"""Tools that the client runs and whose schema the provider knows.
 
-Clients declare them by their type alone, as `{"type": "bash_20250124", "name": "bash"}`: the provider's own models know the rest. In the
-Responses API their calls are items of an own type, with the arguments in one field; in Anthropic's they are calls as any other.
+For a model behind this gateway they are functions with that schema.
+Clients declare them by their type alone, as `{"type": "bash_20250124", "name": "bash"}`: the provider's own models know
+the rest. In the Responses API their calls are items of an own type, with the arguments in one field; in Anthropic's
+they are calls as any other.
 """
 
 from __future__ import annotations

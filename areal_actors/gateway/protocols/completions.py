@@ -81,7 +81,10 @@ def _prompt(prompt: str | list[int | str | list[int]]) -> str | bytes:
 
 
 def _text(part: ModelResponsePart, start: int) -> dict[str, Any]:
-    """Return text and log-probabilities, in columns of equal length; text offsets count characters of the answer, from `start`."""
+    """Return text and log-probabilities, in columns of equal length.
+
+    Text offsets count characters of the answer, from `start`.
+    """
     if not part.logprobs:
         return {"text": part.text, "logprobs": None}
     texts = [token.token.decode(errors="replace") for token in part.logprobs]

@@ -1,4 +1,7 @@
-"""Custom tools of OpenAI's protocols, which take free text: for the model they are functions with one argument, `input`."""
+"""Custom tools of OpenAI's protocols, which take free text.
+
+For the model they are functions with one argument, `input`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tools that a provider runs on its servers: coding agents add them by themselves, and no model behind this gateway can call them."""
+"""Tools that a provider runs on its servers.
+
+Coding agents add them by themselves, and no model behind this gateway can call them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The description of requests with `gateway.unknown_fields = "list"`: what is unknown is accepted, unless it changes what is sampled."""
+"""The description of requests with `gateway.unknown_fields = "list"`.
+
+What is unknown is accepted, unless it changes what is sampled.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ def _relax_lists(schema: Any, kinds: Mapping[str, list[str]]) -> None:
 
 
 def _unknown_element(known_kinds: list[str]) -> dict[str, Any]:
-    """Return the schema of an element of another type, which is left out; the model would have to read content, which is refused."""
+    """Return the schema of an element of another type, which is left out.
+
+    The model would have to read content, which is refused.
+    """
     content = {"pattern": f"^({CONTENT.pattern})$"}
     kind = {"type": "string", "minLength": 1, "not": {"anyOf": [{"enum": known_kinds}, content]}}
     return {"type": "object", "properties": {"type": kind}, "required": ["type"]}

@@ -110,7 +110,9 @@ REMEDIES = {
 
 
 def check_neutral(name: str, value: object, where: str) -> None:
-    """Check that a field that the request's type lacks has no effect on what is sampled; `where` is the path of its object.
+    """Check that a field that the request's type lacks has no effect on what is sampled.
+
+    `where` is the path of its object.
 
     Raises:
         RequestError: it would have one.

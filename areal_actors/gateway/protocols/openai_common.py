@@ -1,4 +1,7 @@
-"""Fields and answers that OpenAI's dialects share: errors, usage, log-probabilities, answers in choices, whole or in chunks."""
+"""Fields and answers that OpenAI's dialects share.
+
+Errors, usage, log-probabilities, answers in choices, whole or in chunks.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The answer of OpenAI's Responses: output items, whole or as a stream of events.
 
-An item ends when the next one begins, as clients expect that put a message together from its events in order. There is at most one
-message and one reasoning item: if the model writes text after a tool call, the message goes on, and its last events are sent again. A
-whole answer is what the events of its only part add up to.
+An item ends when the next one begins, as clients expect that put a message together from its events in order. There is
+at most one message and one reasoning item: if the model writes text after a tool call, the message goes on, and its
+last events are sent again. A whole answer is what the events of its only part add up to.
 """
 
 from __future__ import annotations
@@ -134,7 +134,10 @@ class ResponseAnswer:
     def __init__(
         self, head: Mapping[str, Any], tools: Mapping[str, ClientTool], *, encrypted: bool, summarized: bool = False
     ) -> None:
-        """`tools` are those that the client knows otherwise than the model does; `summarized` shows the reasoning as its summary."""
+        """`tools` are those that the client knows otherwise than the model does.
+
+        `summarized` shows the reasoning as its summary.
+        """
         self._response = {**head, "output": []}
         self._tools = tools
         self._encrypted, self._summarized = encrypted, summarized

@@ -1,8 +1,8 @@
 """The input items of OpenAI's Responses, and their conversion to messages.
 
-One turn of the model is several items in the request (reasoning, a message, function calls) and becomes one assistant message,
-so that a conversation sent back equals the model's earlier answers. A turn ends at a message of another role, at a second
-text, and at reasoning.
+One turn of the model is several items in the request (reasoning, a message, function calls) and becomes one assistant
+message, so that a conversation sent back equals the model's earlier answers. A turn ends at a message of another role,
+at a second text, and at reasoning.
 """
 
 from __future__ import annotations
@@ -198,7 +198,10 @@ class FunctionOutputItem(InputItem, ignored=("name", "namespace", "caller")):
 
 
 class ReferenceItem(RequestStruct):
-    """An item of an earlier answer, by its id: `msg_` or `rs_` and the answer's id, `fc_` or `ctc_` and the tool call's id."""
+    """An item of an earlier answer, by its id.
+
+    `msg_` or `rs_` and the answer's id, `fc_` or `ctc_` and the tool call's id.
+    """
 
     id: Text
     type: Literal["item_reference"]
@@ -293,7 +296,9 @@ def item_type(item: dict[str, Any]) -> type[RequestStruct] | None:
 
 
 def input_fields(items: str | Sequence[dict[str, Any]], instructions: str | None, *, continued: bool) -> dict[str, Any]:
-    """Return `messages` and `has_references` of a `ModelRequest`; instructions become the first message, a system message.
+    """Return `messages` and `has_references` of a `ModelRequest`.
+
+    Instructions become the first message, a system message.
 
     Raises:
         RequestError: an item is invalid or its type is not supported; the error names the item and the field.

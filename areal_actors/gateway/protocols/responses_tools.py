@@ -1,7 +1,8 @@
-"""The tools of OpenAI's Responses. The model knows functions only: other kinds are functions of another name or with one argument.
+"""The tools of OpenAI's Responses.
 
-A custom tool takes free text: it is a function with the argument `input`, and its calls are `custom_tool_call` items. A function in a
-namespace has the joined name, `NAMESPACE__NAME`; its calls have both fields, as the client declared it.
+The model knows functions only: other kinds are functions of another name or with one argument.
+A custom tool takes free text: it is a function with the argument `input`, and its calls are `custom_tool_call` items. A
+function in a namespace has the joined name, `NAMESPACE__NAME`; its calls have both fields, as the client declared it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ class CustomTool(RequestStruct, tag_field="type", tag="custom", ignored=("defer_
 
 
 class ItemTool(RequestStruct, ignored=("environment", "allowed_callers", *HINTS)):
-    """A tool that the client runs and whose schema the provider knows; a computer has the size of its screen in pixels."""
+    """A tool that the client runs and whose schema the provider knows.
+
+    A computer has the size of its screen in pixels.
+    """
 
     type: Text
     display_width: int | None = None

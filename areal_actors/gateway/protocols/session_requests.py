@@ -78,7 +78,8 @@ def decode_request(body: bytes, kind: type[W]) -> W:
     """Decode a request's body; an empty one is the same as `{}`.
 
     Raises:
-        RequestError: it is not JSON, a field is missing, wrong or unknown, or a number is not finite; it names the field.
+        RequestError: it is not JSON, a field is missing, wrong or unknown, or a number is not finite; it names the
+            field.
     """
     body = body if body.strip() else b"{}"
     try:

@@ -1,7 +1,8 @@
 """The identity of a model call: digests that find retries, its sampling seed, and the record of its completion.
 
-The same run seed gives the same run: no seed depends on a clock, on the order in which sessions open, or on the order in which
-the calls of one session arrive. Different requests have different digests; equal requests are numbered, so that their seeds differ.
+The same run seed gives the same run: no seed depends on a clock, on the order in which sessions open, or on the order
+in which the calls of one session arrive. Different requests have different digests; equal requests are numbered, so
+that their seeds differ.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ def sampling_seed(run_seed: int, session: Session, digest: bytes) -> int:
 def seed_label(session: Session) -> str:
     """The session's part of its seeds.
 
-    A later attempt at an episode has other seeds, so that it does not fail on the same sample; an attempt redelivered after the
-    death of a worker has the same seeds. A held-out episode has its index among the tasks, whatever version is evaluated: the same
-    weights have the same accuracy, and different weights are compared on the same random numbers.
+    A later attempt at an episode has other seeds, so that it does not fail on the same sample; an attempt redelivered
+    after the death of a worker has the same seeds. A held-out episode has its index among the tasks, whatever version
+    is evaluated: the same weights have the same accuracy, and different weights are compared on the same random
+    numbers.
     """
     work = session.work
     if work.purpose == "evaluate":

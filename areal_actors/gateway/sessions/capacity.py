@@ -1,8 +1,8 @@
 """Capacity for external sessions: granted groups are filled with sessions, one task to a group.
 
 The first session of a task opens the next granted group, and later ones of the same task are its members until it is
-full. A fold over events: after a restart the same events give the same state. Only reservations, which are short leases,
-are lost in a restart.
+full. A fold over events: after a restart the same events give the same state. Only reservations, which are short
+leases, are lost in a restart.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class ExternalCapacity:
     """Granted groups, reserved slots, and the groups that still take members."""
 
     def __init__(self, group_size: int, *, slots: int = 0) -> None:
-        """Groups of `group_size`, granted by the staleness gate; or with `slots` that number of concurrent sessions, without grants.
+        """Groups of `group_size`, granted by the staleness gate.
 
+        Or with `slots` that number of concurrent sessions, without grants.
         A `group_size` of 0 is for runs whose own rollout workers take every group: no external session starts.
         """
         self.group_size = 1 if slots else group_size
@@ -187,7 +188,10 @@ class ExternalSessionsState(Value):
 
 
 class ExternalSlots:
-    """A fold over `CapacityGranted`, `SessionStarted` and the ends of episodes: granted slots, sessions in them, counts of ended ones."""
+    """A fold over `CapacityGranted`, `SessionStarted` and the ends of episodes.
+
+    Granted slots, sessions in them, counts of ended ones.
+    """
 
     def __init__(self, capacity: ExternalCapacity) -> None:
         self.capacity = capacity
@@ -197,7 +201,8 @@ class ExternalSlots:
         self.attempts: dict[str, int] = {}
         """Attempts of each episode whose session was lost with its gateway, and that has not ended."""
         self.rejoining: dict[str, float] = {}
-        """Tasks with open groups that have lost a session, and the time of the last start or end of one of their sessions since."""
+        """Tasks with open groups that have lost a session, and the time of the last start or end of one of their
+        sessions since."""
 
     def start(self, event: SessionStarted, now: float, *, reserved: bool = False) -> None:
         """Record a started session and take its slot; with `reserved` it uses up the oldest reservation."""
@@ -207,7 +212,10 @@ class ExternalSlots:
         self._note(event, now)
 
     def end_episode(self, episode: str, now: float, *, exported: bool) -> SessionStarted | None:
-        """Record that an episode was exported, or abandoned after all retries; idempotent. Returns its session if it had not ended."""
+        """Record that an episode was exported, or abandoned after all retries; idempotent.
+
+        Returns its session if it had not ended.
+        """
         self.capacity.end_episode(episode)
         self.attempts.pop(episode, None)
         if (started := self.started.pop(episode, None)) is not None:
@@ -242,8 +250,8 @@ class ExternalSlots:
     def late(self, now: float, seconds: float, rejoin_seconds: float) -> list[GroupSlot]:
         """Slots not taken within `seconds` of their group's first session.
 
-        Of tasks that have lost a session also those that no session has taken for `rejoin_seconds`, while no session of the task runs:
-        the replacement may be in another group.
+        Of tasks that have lost a session also those that no session has taken for `rejoin_seconds`, while no session of
+        the task runs: the replacement may be in another group.
         """
         running = {started.work.task.id for started in self.started.values()}
         left = {task for task, at in self.rejoining.items() if task not in running and now - at > rejoin_seconds}

@@ -1,4 +1,7 @@
-"""The end of an episode: a trajectory, an evaluation, or `EpisodeAbandoned` with a reason; and the reports of its completed calls."""
+"""The end of an episode.
+
+A trajectory, an evaluation, or `EpisodeAbandoned` with a reason; and the reports of its completed calls.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,10 @@ def outcome(session: Session, scored: EpisodeScored | None = None) -> Ending:
     """The final event of a session's episode.
 
     Args:
-        session: its completed calls and the rewards set over HTTP. A call that the engine never answered makes the episode the
-            engine's failure, whatever the agent returned.
-        scored: its score; the rewards by interaction id override those of the session. None for an external agent's session.
+        session: its completed calls and the rewards set over HTTP. A call that the engine never answered makes the
+            episode the engine's failure, whatever the agent returned.
+        scored: its score; the rewards by interaction id override those of the session. None for an external agent's
+            session.
     """
     work = session.work
     scored = scored or EpisodeScored(work=work, session=session.id)
@@ -102,9 +106,11 @@ def expired_event(session: Session) -> EpisodeAbandoned:
 
 
 class UnreportedCalls:
-    """Completed calls that no event has: an exported trajectory takes its own along, others are reported together, once a second.
+    """Completed calls that no event has.
 
-    They are for monitors, and hold no tokens: no answer waits until they are durable, and a call costs no message of its own.
+    An exported trajectory takes its own along, others are reported together, once a second.
+    They are for monitors, and hold no tokens: no answer waits until they are durable, and a call costs no message of
+    its own.
     """
 
     def __init__(self) -> None:

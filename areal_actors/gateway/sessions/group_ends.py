@@ -1,4 +1,7 @@
-"""Ends of members of a group of external agents: of sessions that were lost with their gateway, and of members that never had one."""
+"""Ends of members of a group of external agents.
+
+Of sessions that were lost with their gateway, and of members that never had one.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,10 @@ def end_unstarted(
 
 
 def end_slot(slots: ExternalSlots, ending: Ending, now: float) -> SessionStarted | None:
-    """Record the end of an episode, or of an attempt with attempts left; idempotent. Returns its session if it had not ended."""
+    """Record the end of an episode, or of an attempt with attempts left; idempotent.
+
+    Returns its session if it had not ended.
+    """
     if isinstance(ending, EpisodeAbandoned) and ending.work.attempts_left:
         return slots.lose(ending.work, now)
     return slots.end_episode(episode_of(ending), now, exported=isinstance(ending, TrajectoryExported))

@@ -16,7 +16,10 @@ SHORTEST = 12
 
 
 def has_written(turns: Sequence[ConversationTurn], document: str | None) -> bool:
-    """True if the model wrote this document, in an answer, its reasoning or the arguments of a tool call; of an empty one, last."""
+    """True if the model wrote this document, in an answer, its reasoning or the arguments of a tool call.
+
+    Of an empty one, last.
+    """
     if document is None:
         return False
     text = document.strip()
@@ -48,7 +51,10 @@ def continues_model(turns: Sequence[ConversationTurn], request: ModelRequest) ->
 
 
 def _texts(answer: dict[str, Any], *, reasoning: bool = True) -> Iterator[str]:
-    """Texts of an answer: its content, its reasoning, and the arguments of its tool calls; the empty content of a tool call is none."""
+    """Texts of an answer.
+
+    Its content, its reasoning, and the arguments of its tool calls; the empty content of a tool call is none.
+    """
     calls = answer.get("tool_calls") or ()
     content = answer.get("content")
     if isinstance(content, str) and (content or not calls):

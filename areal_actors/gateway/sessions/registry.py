@@ -15,8 +15,8 @@ from areal_actors.gateway.sessions.table import FinishedSession, Session
 from areal_actors.messages import RunEpisode
 
 REMEMBERED_EPISODES = 8_192
-"""Number of finished episodes kept, so that a late redelivery is not run again; beyond it the cost is a duplicate run. Many
-times the number of episodes in flight."""
+"""Number of finished episodes kept, so that a late redelivery is not run again; beyond it the cost is a duplicate run.
+Many times the number of episodes in flight."""
 REMEMBERED_KEYS = 8_192
 """Number of keys of ended sessions kept, so that a late call gets "session is over" instead of "wrong key"."""
 IN_PATH = (
@@ -52,11 +52,15 @@ class RegistryState(Value):
 
 
 class SessionRegistry:
-    """At most one live session per episode: a later attempt, or the same one redelivered, replaces the earlier session."""
+    """At most one live session per episode.
+
+    A later attempt, or the same one redelivered, replaces the earlier session.
+    """
 
     def __init__(self, secret: bytes = b"", *, kept: int = 0, share: GatewayShare = ONLY) -> None:
-        """`secret` keys the digests, so that weak keys cannot be guessed from them; `kept`: number of finished sessions to keep.
+        """`secret` keys the digests, so that weak keys cannot be guessed from them; `kept`.
 
+        Number of finished sessions to keep.
         `share`: that of this gateway, if there are several.
         """
         self._secret, self._share = secret, share
@@ -85,7 +89,10 @@ class SessionRegistry:
         return len(self._sessions)
 
     def rejection_reason(self, work: RunEpisode) -> str:
-        """The reason why an attempt gets no session: its episode is finished or at a later attempt. Empty if it gets one."""
+        """The reason why an attempt gets no session: its episode is finished or at a later attempt.
+
+        Empty if it gets one.
+        """
         if work.episode in self._finished:
             return f"episode {work.episode} is finished"
         current = self._sessions.get(self._of_episode.get(work.episode, ""))

@@ -76,7 +76,8 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     returned: bool = False
     """True if its agent has returned text and the score is pending."""
     external: bool = False
-    """True if an external agent started it over HTTP and ends it; otherwise a rollout worker opened it and has it scored."""
+    """True if an external agent started it over HTTP and ends it; otherwise a rollout worker opened it and has it
+    scored."""
     key: bytes = b""
     """Digest of its key, if another gateway started it, and only that is known here."""
 
@@ -164,7 +165,9 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         return next(reversed(self.unanswered.values()), "")
 
     def set_reward(self, interaction: str, reward: float, now: float, role: str = "") -> Session:
-        """Set a reward; an empty interaction id means the last completed one. `role` names the call's role and all calls in it.
+        """Set a reward; an empty interaction id means the last completed one.
+
+        `role` names the call's role and all calls in it.
 
         Raises:
             SessionError: there is no such interaction.
@@ -255,7 +258,10 @@ class FinishedSession(msgspec.Struct, metaclass=FrozenMeta):
 def summaries(
     turns: Sequence[Interaction], rewards: Mapping[str, float] = EMPTY, names: Mapping[str, str] = EMPTY
 ) -> tuple[InteractionSummary, ...]:
-    """Summaries of calls without tokens; `rewards` override the calls' own, `names` are those of their conversations at the client."""
+    """Summaries of calls without tokens.
+
+    `rewards` override the calls' own, `names` are those of their conversations at the client.
+    """
     lengths: dict[str, int] = {}
     summaries: list[InteractionSummary] = []
     for interaction in turns:

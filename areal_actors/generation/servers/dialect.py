@@ -50,8 +50,8 @@ class SegmentPart(NamedTuple):
     cached_tokens: int = 0
     """Prompt tokens that were not computed, in the last part."""
     routes: bytes = b""
-    """int32 `[positions, blocks, top_k]`: experts of the positions from `Segment.routes_from` to that before the last token, in the last
-    part."""
+    """int32 `[positions, blocks, top_k]`: experts of the positions from `Segment.routes_from` to that before the last
+    token, in the last part."""
 
 
 class ServerUsage(NamedTuple):
@@ -156,7 +156,8 @@ class ServerDialect(Protocol):
         """
         ...
 
-    # Weights in parts, for `WeightChannel`: each raises WeightTransferFailed if the server refuses, EngineUnavailable if it is gone.
+    # Weights in parts, for `WeightChannel`: each raises WeightTransferFailed if the server refuses, EngineUnavailable
+    # if it is gone.
 
     async def join_group(self, server: ServerClient, group: Group, seconds: float) -> Mapping[str, Any]:
         """Have the processes of the server join a group; returns when they have."""
@@ -173,7 +174,10 @@ class ServerDialect(Protocol):
     async def receive(
         self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float
     ) -> Mapping[str, Any]:
-        """Have the server take a part that is broadcast to a group; returns its report, with a `checksum` after the last part."""
+        """Have the server take a part that is broadcast to a group.
+
+        Returns its report, with a `checksum` after the last part.
+        """
         ...
 
     async def receive_handles(

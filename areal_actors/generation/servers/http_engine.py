@@ -1,8 +1,8 @@
 """A generation engine that is an SGLang or vLLM server.
 
 A completion is one or several *segments*, each a request to the server. New weights end all segments (`abort`); each
-completion then continues with a segment whose prompt holds the tokens sampled so far. So all tokens of a segment have one
-weight version, whatever the server reports. Completions that a server cannot continue exactly, since penalties and
+completion then continues with a segment whose prompt holds the tokens sampled so far. So all tokens of a segment have
+one weight version, whatever the server reports. Completions that a server cannot continue exactly, since penalties and
 constraints start anew with a segment, are waited for instead.
 """
 
@@ -105,10 +105,13 @@ class HttpEngine:
         routes_from: int | None = None,
         images: PromptImages | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Yield a completion: in one chunk at its end, or as it is sampled when `stream` is set; see `RoutingEngine`, too.
+        """Yield a completion.
+
+        In one chunk at its end, or as it is sampled when `stream` is set; see `RoutingEngine`, too.
 
         Raises:
-            RequestError: a token id is out of range, prompt and max_tokens exceed the context, or the server cannot do what is asked.
+            RequestError: a token id is out of range, prompt and max_tokens exceed the context, or the server cannot do
+                what is asked.
             EngineUnavailable: the server is gone.
             EngineError: the engine failed or was closed; ImageLost: the file of an image is missing or damaged.
         """
@@ -148,7 +151,10 @@ class HttpEngine:
     async def _sample(
         self, request_id: str, completion: ServerCompletion, grew: Callable[[Exception | None], None], *, stream: bool
     ) -> None:
-        """Sample segments until the completion ends; `grew` is called after each part, and with the error that ends it."""
+        """Sample segments until the completion ends.
+
+        `grew` is called after each part, and with the error that ends it.
+        """
         try:
             while not completion.finish_reason:
                 await self._segment(request_id, completion, grew, stream=stream)
@@ -209,7 +215,10 @@ class HttpEngine:
         grew(None)
 
     async def _rescore(self, segment: Segment, completion: ServerCompletion) -> None:
-        """Replace the log-probabilities by those of the unaltered logits; the weights cannot change before this segment is left."""
+        """Replace the log-probabilities by those of the unaltered logits.
+
+        The weights cannot change before this segment is left.
+        """
         sampled_from = len(completion.token_ids) - len(completion.logprobs)
         completion.rescore(await self.dialect.score(self._server, segment, completion.token_ids, sampled_from))
 
@@ -266,7 +275,8 @@ class HttpEngine:
         """Wait until the server samples.
 
         Raises:
-            SetupError: the server ended by itself while it started, or was not ready within `generation.server.start_seconds`.
+            SetupError: the server ended by itself while it started, or was not ready within
+                `generation.server.start_seconds`.
             EngineUnavailable: it was killed.
         """
         async with self._starting:
@@ -294,7 +304,10 @@ class HttpEngine:
             logger.info("the server is ready", server=self.dialect.title, seconds=round(time.monotonic() - began, 1))
 
     def phase(self) -> str:
-        """Returns what the server is doing while it starts, with the last line of its output; empty once it is ready."""
+        """Returns what the server is doing while it starts, with the last line of its output.
+
+        Empty once it is ready.
+        """
         if self._ready:
             return ""
         line = "" if self._server.process is None else self._server.process.tail(1)[:PHASE_CHARACTERS]
@@ -330,7 +343,8 @@ class HttpEngine:
         """Verify the files while decoding continues, end or await all segments, load, and continue the completions.
 
         Raises:
-            EngineError: the folder is incomplete, the checksum differs, or the tensors do not fit the model; the old weights stay.
+            EngineError: the folder is incomplete, the checksum differs, or the tensors do not fit the model; the old
+                weights stay.
             EngineUnavailable: the server is gone, or refused verified weights, so that those it holds are unknown.
             SetupError: the server could not be started.
         """

@@ -1,4 +1,7 @@
-"""A vLLM or SGLang server as it is usually started: its model stays as it is, and it needs neither a plug-in nor the development mode."""
+"""A vLLM or SGLang server as it is usually started.
+
+Its model stays as it is, and it needs neither a plug-in nor the development mode.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,8 @@ class PlainServerEngine(HttpEngine):
         )
         super().__init__(dialect, model_folder, settings, place)
 
-    async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:  # noqa: ARG002 - the server has its weights
+    # The server has its weights
+    async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:  # noqa: ARG002
         """Wait until the server samples; it has its weights."""
         await self.until_ready()
         self.weight_version = weight_version

@@ -1,7 +1,8 @@
 """Runs a server as a child and ends it, with all its descendants, when this program's standard input closes.
 
-`python -m areal_actors.generation.servers.process_guard COMMAND...`: the parent holds the other end of standard input, so the server ends
-with its parent even if that is killed. The exit status is the server's. Shared memory that killed processes leave behind is removed.
+`python -m areal_actors.generation.servers.process_guard COMMAND...`: the parent holds the other end of standard input,
+so the server ends with its parent even if that is killed. The exit status is the server's. Shared memory that killed
+processes leave behind is removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The process that sends weights to one inference server: started when it is needed, and killed when a request is late."""
+"""The process that sends weights to one inference server.
+
+Started when it is needed, and killed when a request is late.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ Expected = TypeVar("Expected")
 
 
 class SenderProcess:
-    """See `areal_actors.weights.sender`. A process that failed is killed; the next request starts another, which holds nothing."""
+    """See `areal_actors.weights.sender`.
+
+    A process that failed is killed; the next request starts another, which holds nothing.
+    """
 
     def __init__(self, device: str, log: Path) -> None:
         self._device, self._log = device, log

@@ -127,7 +127,10 @@ class ServerCompletion:
         return self.routed is not None and self.routed < len(self.token_ids) - 1 and len(self.token_ids) > since
 
     def add_routes(self, chosen: bytes) -> None:
-        """Add the experts of the positions from `routed` on, int32 `[positions, blocks, top_k]`; those of dropped tokens are left out."""
+        """Add the experts of the positions from `routed` on, int32 `[positions, blocks, top_k]`.
+
+        Those of dropped tokens are left out.
+        """
         if self._shape is None or self.routed is None:
             return
         size = self._shape.position_bytes

@@ -87,7 +87,10 @@ class ServerProcess:
         return status < 0 or status > SIGNALLED
 
     def _poll(self) -> int | None:
-        """Returns the exit status, None while the server runs. A guard that was killed leaves processes of the server, which are killed."""
+        """Returns the exit status, None while the server runs.
+
+        A guard that was killed leaves processes of the server, which are killed.
+        """
         earlier, status = self._guard.returncode, self._guard.poll()
         if earlier is None and status is not None:
             with suppress(ProcessLookupError, PermissionError):

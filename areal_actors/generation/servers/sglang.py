@@ -173,7 +173,10 @@ class SGLang:
         return [logprob for logprob, _, _ in answer["meta_info"]["input_token_logprobs"][1:]]
 
     async def routes(self, server: ServerClient, segment: Segment, token_ids: Sequence[int]) -> bytes:
-        """See `ServerDialect.routes`: the prefix cache holds the experts with the keys and values of most of the tokens."""
+        """See `ServerDialect.routes`.
+
+        The prefix cache holds the experts with the keys and values of most of the tokens.
+        """
         body = {
             "rid": f"routes.{segment.request_id}",
             **_prompt(segment, token_ids),
@@ -197,8 +200,8 @@ class SGLang:
     async def load(self, server: ServerClient, folder: str, weight_version: int, seconds: float) -> None:
         """Load weights, and then drop the prefix cache."""
         # An order to end all requests may end one that arrives after the weights, so it is not given: none is running.
-        # The cache has an order of its own: SGLang answers the last token of a request before the request has left its batch, and at
-        # that moment it ends with an assertion if the order to load weights also drops the cache.
+        # The cache has an order of its own: SGLang answers the last token of a request before the request has left its
+        # batch, and at that moment it ends with an assertion if the order to load weights also drops the cache.
         body = {
             "model_path": folder,
             "weight_version": str(weight_version),
@@ -220,7 +223,10 @@ class SGLang:
             )
 
     async def load_adapter(self, server: ServerClient, folder: str, name: str, replaced: str, seconds: float) -> None:
-        """Load an adapter under a new name and unload the one that it replaces; each adapter has a prefix cache of its own."""
+        """Load an adapter under a new name and unload the one that it replaces.
+
+        Each adapter has a prefix cache of its own.
+        """
         steps = [("/unload_lora_adapter", {"lora_name": replaced})] if replaced else []
         for path, body in (*steps, ("/load_lora_adapter", {"lora_name": name, "lora_path": folder})):
             status, answer = await server.post(path, body, seconds=seconds)
@@ -283,8 +289,12 @@ class SGLang:
         _, _, report = str(answer.get("message", "")).partition(REPORT)
         return dict(msgspec.json.decode(report[: report.find("}") + 1])) if report else {}
 
-    async def release(self, server: ServerClient, seconds: float, *, keeps_weights: bool) -> None:  # noqa: ARG002 - a flag at its start
-        """Release the memory of KV cache and weights; the cache is dropped before, since SGLang ends where it is not idle."""
+    # A flag at its start
+    async def release(self, server: ServerClient, seconds: float, *, keeps_weights: bool) -> None:  # noqa: ARG002
+        """Release the memory of KV cache and weights.
+
+        The cache is dropped before, since SGLang ends where it is not idle.
+        """
         await self._drop_cache(server, seconds, "before an optimizer step")
         status, answer = await server.post("/release_memory_occupation", {"tags": RELEASED}, seconds=seconds)
         if status != OK:

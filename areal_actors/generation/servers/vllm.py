@@ -147,7 +147,8 @@ class VLLM:
         scored = answer["choices"][0]["prompt_logprobs"]
         return [scored[place][str(token_ids[place])]["logprob"] for place in range(start, len(token_ids))]
 
-    async def routes(self, server: ServerClient, segment: Segment, token_ids: Sequence[int]) -> bytes:  # noqa: ARG002 - it has none
+    # It has none
+    async def routes(self, server: ServerClient, segment: Segment, token_ids: Sequence[int]) -> bytes:  # noqa: ARG002
         """Raises EngineError: no request of the server reports experts."""
         raise EngineError(f"vLLM at {server.url} does not report the experts of {segment.request_id}")
 
@@ -171,7 +172,10 @@ class VLLM:
                 )
 
     async def load_adapter(self, server: ServerClient, folder: str, name: str, replaced: str, seconds: float) -> None:
-        """Load an adapter under a new name and unload the one that it replaces; each adapter has a prefix cache of its own."""
+        """Load an adapter under a new name and unload the one that it replaces.
+
+        Each adapter has a prefix cache of its own.
+        """
         steps = [("/v1/unload_lora_adapter", {"lora_name": replaced})] if replaced else []
         for path, body in (*steps, ("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})):
             status, answer = await server.post(path, body, seconds=seconds)
@@ -193,8 +197,13 @@ class VLLM:
         await self._order(server, "/pause?mode=abort", {}, seconds)
 
     async def receive(
-        self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float
-    ) -> Mapping[str, Any]:  # noqa: ARG002
+        self,
+        server: ServerClient,
+        group: str,
+        part: Part,
+        weight_version: int,  # noqa: ARG002 - vLLM keeps none
+        seconds: float,
+    ) -> Mapping[str, Any]:
         """Have the workers take a part that is broadcast to a group."""
         return await self._call(server, "areal_receive", {"group": group, **msgspec.structs.asdict(part)}, seconds)
 
@@ -208,7 +217,8 @@ class VLLM:
         """Have the workers take a part in shared memory."""
         return await self._call(server, "areal_map", {"handles": list(handles)}, seconds)
 
-    async def end_update(self, server: ServerClient, weight_version: int, seconds: float) -> None:  # noqa: ARG002 - vLLM keeps none
+    # VLLM keeps none
+    async def end_update(self, server: ServerClient, weight_version: int, seconds: float) -> None:  # noqa: ARG002
         """Drop the prefix cache and go on."""
         await self._order(server, "/reset_prefix_cache", {}, seconds)
         await self._order(server, "/resume", {}, seconds)
@@ -224,7 +234,8 @@ class VLLM:
     ) -> Mapping[str, Any]:
         """Returns the report of the first worker; every one has to succeed.
 
-        The workers have a time limit of their own. With that of vLLM the answer of a late worker would be taken for that of its next order.
+        The workers have a time limit of their own. With that of vLLM the answer of a late worker would be taken for
+        that of its next order.
         """
         answer = await self._order(server, "/collective_rpc", {"method": method, "kwargs": named}, seconds)
         reports = [report or {} for report in answer["results"]]
@@ -233,7 +244,10 @@ class VLLM:
         return dict(reports[0])
 
     async def release(self, server: ServerClient, seconds: float, *, keeps_weights: bool) -> None:
-        """Release the memory of KV cache and weights: level 1 keeps the weights in the host's memory, level 2 does not."""
+        """Release the memory of KV cache and weights.
+
+        Level 1 keeps the weights in the host's memory, level 2 does not.
+        """
         status, answer = await server.post(f"/sleep?level={1 if keeps_weights else 2}&mode=abort", {}, seconds=seconds)
         if status != OK:
             raise EngineError(
@@ -260,8 +274,9 @@ def _rank(rank: int) -> int:
 
 
 def _logprobs_mode(place: EnginePlace) -> str:
-    """Raw log-probabilities are those before everything, the temperature too; processed ones are those after everything.
+    """Raw log-probabilities are those before everything, the temperature too.
 
+    Processed ones are those after everything.
     At temperature 1 the raw ones are log_softmax(logits / temperature), whatever else alters the choice of tokens.
     """
     return "raw_logprobs" if place.temperature == 1.0 else "processed_logprobs"

@@ -1,9 +1,9 @@
 """Brings published weights to one inference server, over the channel that the recipe names.
 
-A version is a folder, whatever the channel. The others send what the folder holds from a process beside the worker (`weights/sender.py`):
-`broadcast` to a process group with the server, `tensors` as handles of shared memory, `delta` what changed against the copy that the
-server keeps, to the process group. The server reports the checksum of what arrived. A version that does not arrive that way is loaded from
-its folder; the trainer has no part in any of it.
+A version is a folder, whatever the channel. The others send what the folder holds from a process beside the worker
+(`weights/sender.py`): `broadcast` to a process group with the server, `tensors` as handles of shared memory, `delta`
+what changed against the copy that the server keeps, to the process group. The server reports the checksum of what
+arrived. A version that does not arrive that way is loaded from its folder; the trainer has no part in any of it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ class WeightChannel:
         prepared: PreparedVersion | WeightTransferFailed | None,
         replaced: str,
     ) -> str:
-        """Have the server load a version that `prepare` accepted; nothing is being sampled. Returns the name of its adapter, if it is one.
+        """Have the server load a version that `prepare` accepted; nothing is being sampled.
+
+        Returns the name of its adapter, if it is one.
 
         Args:
             location: the version.
@@ -120,10 +122,12 @@ class WeightChannel:
             replaced: name of the adapter that it replaces.
 
         Raises:
-            EngineUnavailable: the server is gone, did not take the version in time, or refused its folder: its weights are unknown.
+            EngineUnavailable: the server is gone, did not take the version in time, or refused its folder: its weights
+                are unknown.
         """
         if holds_adapter(location.folder):
-            # A name that this server has never had: one engine may load a version again, and another one at the same server.
+            # A name that this server has never had: one engine may load a version again, and another one at the same
+            # server.
             adapter = f"v{weight_version}.{self._life}.{next(self._numbers)}"
             await self._dialect.load_adapter(self._server, str(Path(location.folder)), adapter, replaced, LOAD_SECONDS)
             self.arrival = Arrival("adapter", location.checksum)
@@ -225,7 +229,10 @@ class WeightChannel:
         self._group = group.name
 
     def _drop_group(self) -> str:
-        """Forget the process group and return its name; the server sees that the sender is gone, and the next version opens another one."""
+        """Forget the process group and return its name.
+
+        The server sees that the sender is gone, and the next version opens another one.
+        """
         self._sender.kill()
         group, self._group = self._group, ""
         return group

@@ -42,7 +42,10 @@ class DecisionReader:
     """Reads while it is entered, in a thread of its own."""
 
     def __init__(self, run: str, folder: Path) -> None:
-        """`folder`: the run's folder, which may be on another host or in another container: only its address is read."""
+        """`folder`: the run's folder, which may be on another host or in another container.
+
+        Only its address is read.
+        """
         self.decisions: SimpleQueue[ScaleChange] = SimpleQueue()
         """Decisions that were not taken yet."""
         self._address = folder / "monitor.json"

@@ -1,4 +1,7 @@
-"""The certificate of a launched run: its hosts know the server by a fingerprint, so that it is made before the run starts."""
+"""The certificate of a launched run.
+
+Its hosts know the server by a fingerprint, so that it is made before the run starts.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ UNKNOWN = "FINGERPRINT"
 def with_certificate(plan: LaunchPlan, folder: Path, *, write: bool) -> LaunchPlan:
     """Returns a plan of which the hosts know the run's server, if it encrypts.
 
-    A certificate that the recipe does not name is made once, in `folder`: jobs that were submitted earlier know it, too. Without `write`
-    nothing is made.
+    A certificate that the recipe does not name is made once, in `folder`: jobs that were submitted earlier know it,
+    too. Without `write` nothing is made.
 
     Raises:
         SetupError: the certificate of the recipe cannot be used, or none can be written.

@@ -1,4 +1,7 @@
-"""`areal-actors launch RECIPE --follow` on a cluster: acts on the decisions of a run, beside it, until it is asked to end."""
+"""`areal-actors launch RECIPE --follow` on a cluster.
+
+Acts on the decisions of a run, beside it, until it is asked to end.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ class AddedHosts(Protocol):
 
 
 def follow_run(hosts: AddedHosts, stopped: threading.Event) -> int:
-    """Follow decisions until `stopped` is set, or SIGTERM or SIGINT; then the added hosts leave. Returns the exit status."""
+    """Follow decisions until `stopped` is set, or SIGTERM or SIGINT; then the added hosts leave.
+
+    Returns the exit status.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     hosts.follow(stopped)

@@ -29,7 +29,9 @@ MOST_BYTES = 900_000
 
 
 def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path, *, shown: bool = False) -> str:
-    """Returns the manifests of a plan, of which the recipe was read from `files` in `folder`; without keys if they are `shown`.
+    """Returns the manifests of a plan, of which the recipe was read from `files` in `folder`.
+
+    Without keys if they are `shown`.
 
     Raises:
         RecipeError: `[hosts]` names no image, or the run's name is too long.
@@ -87,7 +89,10 @@ def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path, *, shown: b
 
 
 def _contents(recipe: Recipe, files: Sequence[Path], folder: Path) -> Mapping[str, str]:
-    """Returns the recipe's files and those of its agent, by their path below the folder; the package's own are in the image."""
+    """Returns the recipe's files and those of its agent, by their path below the folder.
+
+    The package's own are in the image.
+    """
     agent = PortableRecipe(recipe, folder).files.values()
     paths = {
         path.absolute()
@@ -123,7 +128,10 @@ def _named_files(value: Any) -> Iterator[Path]:
 
 
 def _inside(file: Path, folder: Path) -> str:
-    """Returns how a container names a file: by its path below the folder, or as a recipe that comes with the package."""
+    """Returns how a container names a file.
+
+    By its path below the folder, or as a recipe that comes with the package.
+    """
     if _is_shipped(file, folder):
         return file.stem
     path = Path.cwd() / file

@@ -16,7 +16,8 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.values import Value
 
 ACCOUNT: Final = "AREAL_SERVICE_ACCOUNT"
-"""Variable in which the manifests name the folder with token, authority and namespace of the follower's service account."""
+"""Variable in which the manifests name the folder with token, authority and namespace of the follower's service
+account."""
 FOLLOWED: Final = "areal-actors/followed"
 """Annotation of a Job: when the last decision was made that its number of pods follows, in seconds since the epoch."""
 REQUEST_SECONDS: Final = 10.0
@@ -86,7 +87,10 @@ class JobRequestRefused(SetupError):
 
 
 class JobsApi:
-    """Requests with the service account in a folder. The kubelet renews its token there, so that each request reads it."""
+    """Requests with the service account in a folder.
+
+    The kubelet renews its token there, so that each request reads it.
+    """
 
     def __init__(self, host: str, port: int, account: Path) -> None:
         self._host, self._port, self._account = host, port, account

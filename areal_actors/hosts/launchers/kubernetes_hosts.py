@@ -1,7 +1,9 @@
-"""Pods that `[autoscale]` adds to a run on Kubernetes: one Job for each role, whose `parallelism` follows the decisions.
+"""Pods that `[autoscale]` adds to a run on Kubernetes.
 
-Kubernetes starts and ends the pods: of too many, first those that have not started, then the newest. What was followed is in the Job
-itself, number and time of the decision in one change, so that a follower that is started again goes on from there.
+One Job for each role, whose `parallelism` follows the decisions.
+Kubernetes starts and ends the pods: of too many, first those that have not started, then the newest. What was followed
+is in the Job itself, number and time of the decision in one change, so that a follower that is started again goes on
+from there.
 """
 
 from __future__ import annotations
@@ -129,7 +131,10 @@ class ScaledJobs:
         return True
 
     def _fold(self, role: _Role, job: KubernetesJob) -> None:
-        """Apply the decisions that the Job has not followed. There are never more pods than the bounds of `[autoscale]` leave."""
+        """Apply the decisions that the Job has not followed.
+
+        There are never more pods than the bounds of `[autoscale]` leave.
+        """
         if role.wanted is None:
             role.since = role.followed = job.decision_time()
             role.wanted = job.spec.parallelism if role.since else 0

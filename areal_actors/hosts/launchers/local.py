@@ -70,10 +70,11 @@ def local_commands(plan: LaunchPlan, cuda: CudaDevices) -> list[LocalCommand]:
 
 
 def launch_here(plan: LaunchPlan, commands: Sequence[LocalCommand], cuda: CudaDevices) -> int:
-    """Run the commands until the first of them, the run, has ended; returns its exit status. With `[autoscale]` there may be more workers.
+    """Run the commands until the first of them, the run, has ended; returns its exit status.
 
-    Ctrl-C and SIGTERM are for the run, which saves a checkpoint. Workers write their output to files beside the run's folder, and have
-    process groups of their own, so that Ctrl-C in the terminal leaves them to the run.
+    With `[autoscale]` there may be more workers.
+    Ctrl-C and SIGTERM are for the run, which saves a checkpoint. Workers write their output to files beside the run's
+    folder, and have process groups of their own, so that Ctrl-C in the terminal leaves them to the run.
     """
     token = secrets.token_hex(16)
     run, *joined = commands

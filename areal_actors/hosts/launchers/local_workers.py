@@ -1,4 +1,7 @@
-"""Workers that `[autoscale]` adds on this machine: an `areal-actors join` for each, with GPUs that no living process has."""
+"""Workers that `[autoscale]` adds on this machine.
+
+An `areal-actors join` for each, with GPUs that no living process has.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,10 @@ class LocalWorkers:
         return {name for name in names if (self.processes[name].poll() or 0) < 0}
 
     def _take_back(self) -> None:
-        """Free the GPUs of workers that have ended with all of their processes: an engine may outlive a killed `areal-actors join`."""
+        """Free the GPUs of workers that have ended with all of their processes.
+
+        An engine may outlive a killed `areal-actors join`.
+        """
         over = self.ended_of([*self._held])
         if over:
             living = _holders()

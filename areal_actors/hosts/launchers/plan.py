@@ -1,4 +1,7 @@
-"""The commands of a launch: one `areal-actors run`, and an `areal-actors join` for each joining host; every launcher adds its addresses."""
+"""The commands of a launch.
+
+One `areal-actors run`, and an `areal-actors join` for each joining host; every launcher adds its addresses.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,8 @@ class LaunchPlan(Value):
 def launch_plan(recipe: Recipe, words: Sequence[str], profile: str) -> LaunchPlan:
     """Returns the plan for a recipe that was read from these words of the command line, with this profile.
 
-    Every launch names the profile, because the machine that reads the recipe may have other devices than the run's host.
+    Every launch names the profile, because the machine that reads the recipe may have other devices than the run's
+    host.
     """
     hosts = recipe.hosts
     without = [f"actors.{role}.count=0" for role in hosts.joined_hosts() if role != "gateway"]
@@ -111,7 +115,10 @@ def launch_plan(recipe: Recipe, words: Sequence[str], profile: str) -> LaunchPla
 
 
 def _addable_places(recipe: Recipe) -> Iterator[Place]:
-    """Yields the hosts that decisions may add: each has what a worker of `[hosts.ROLE]` has, whether it lists hosts or none."""
+    """Yields the hosts that decisions may add.
+
+    Each has what a worker of `[hosts.ROLE]` has, whether it lists hosts or none.
+    """
     joined = recipe.hosts.joined_hosts()
     for role, bounds in recipe.autoscale.bounds().items():
         host: JoinedHosts = getattr(recipe.hosts, role)

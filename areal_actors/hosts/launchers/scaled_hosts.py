@@ -65,8 +65,9 @@ class ScaledHosts:
         since: float = 0.0,
         killed: Callable[[Sequence[str]], Collection[str]] = _none,
     ) -> None:
-        """`living`: hosts that an earlier one of these has left, with their roles; it has followed the decisions before `since`.
+        """`living`: hosts that an earlier one of these has left, with their roles.
 
+        It has followed the decisions before `since`.
         `killed` returns those of these hosts that were killed, and that nothing else replaces.
         """
         self._recipe, self._starter, self._killed = plan.recipe, starter, killed
@@ -127,7 +128,10 @@ class ScaledHosts:
                 self._written.pop(role, None)
 
     def _replace_killed(self) -> None:
-        """Have another host take the place of each that was killed: the run waits for the workers on which it has decided."""
+        """Have another host take the place of each that was killed.
+
+        The run waits for the workers on which it has decided.
+        """
         for name in self._killed([*self.hosts]):
             role, now = self.hosts.pop(name), time.monotonic()
             if len(self._deaths) == MAX_KILLED and now - self._deaths[0] < WINDOW_SECONDS:

@@ -45,7 +45,10 @@ class SlurmHosts:
         """Number of each job, by the name of its host."""
 
     def adopt(self) -> dict[str, str]:
-        """Take over the jobs that a killed follower of this run has submitted; returns the roles of their hosts, by name."""
+        """Take over the jobs that a killed follower of this run has submitted.
+
+        Returns the roles of their hosts, by name.
+        """
         name = re.compile(rf"areal-{re.escape(self._recipe.run)}-((?P<role>\w+)-added-(?P<number>\d+))")
         try:
             lines = [line.split() for line in _run("squeue", "--me", "--noheader", "--format=%A %j %k").splitlines()]

@@ -1,5 +1,6 @@
-"""Backends of a hand-written loop: gateway and engines in its own process, in separate processes, or on a joined server.
+"""Backends of a hand-written loop.
 
+Gateway and engines in its own process, in separate processes, or on a joined server.
 The rollout worker and the reward worker are always in the loop's process, because workflows are its objects (the reward
 function itself runs in a child); backends differ in the location of gateway and inference workers, and in the bus.
 """
@@ -75,7 +76,10 @@ def in_process(builders: Mapping[str, Builder] = TORCH_ACTORS) -> Backend:
 
 @asynccontextmanager
 async def processes(recipe: Recipe) -> AsyncIterator[ActorHost]:
-    """Backend with gateway and engines in separate processes on an embedded NATS server; each is restarted when it dies."""
+    """Backend with gateway and engines in separate processes on an embedded NATS server.
+
+    Each is restarted when it dies.
+    """
     recipe = serving_recipe(with_port(recipe))
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(_folder(recipe))
@@ -144,7 +148,9 @@ def joined_folder(folder: Path | str) -> Backend:
 
 
 async def _refuse_unfit(bus: Bus, where: str) -> None:
-    """Check that the run is served without a trainer, and joined by no other controller: they would take each other's work.
+    """Check that the run is served without a trainer, and joined by no other controller.
+
+    They would take each other's work.
 
     Raises:
         SetupError: the run cannot be joined; the message has the reason.

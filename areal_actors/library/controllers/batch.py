@@ -1,4 +1,7 @@
-"""A batch is metadata: references to the trajectories of a step in a run's log; tokens are fetched where they are used."""
+"""A batch is metadata.
+
+References to the trajectories of a step in a run's log; tokens are fetched where they are used.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The base of the rollout controllers: starts the actors, receives the outcomes of episodes, sends the next ones, and waits.
+"""The base of the rollout controllers.
 
-A hand-written loop replaces three actors of a run: the decisions of the staleness gate, the task source and the batcher are
-made here by the same code (`scheduler.py`). All other actors are those of a run.
+Starts the actors, receives the outcomes of episodes, sends the next ones, and waits.
+A hand-written loop replaces three actors of a run: the decisions of the staleness gate, the task source and the batcher
+are made here by the same code (`scheduler.py`). All other actors are those of a run.
 """
 
 from __future__ import annotations
@@ -72,14 +73,17 @@ CLOSED = "was closed"
 
 
 class Driver:
-    """Use it as an async context manager, or call `start` and `close`, in one event loop; methods may be awaited concurrently."""
+    """Use it as an async context manager, or call `start` and `close`, in one event loop.
+
+    Methods may be awaited concurrently.
+    """
 
     def __init__(self, recipe: Recipe, backend: Backend | None = None, *, root: Path = Path()) -> None:
         """Configure the controller; nothing starts yet.
 
         Args:
-            recipe: used are `[task]`, `[sampling]`, `[staleness_gate]`, `[batcher]`, `[generation]` and `[gateway]`, and of
-                the rest `algorithm.group_size`, `trainer.batch_size` and `evaluation.max_concurrent`.
+            recipe: used are `[task]`, `[sampling]`, `[staleness_gate]`, `[batcher]`, `[generation]` and `[gateway]`,
+                and of the rest `algorithm.group_size`, `trainer.batch_size` and `evaluation.max_concurrent`.
             backend: where gateway and engines run; by default in this process.
             root: folder to which paths of workflows are relative.
         """
@@ -237,7 +241,10 @@ class Driver:
     # ------------------------------------------------------------ pause and resume
 
     async def pause(self) -> None:
-        """Start no more training episodes or retries; running ones continue to their end, and evaluations still start."""
+        """Start no more training episodes or retries.
+
+        Running ones continue to their end, and evaluations still start.
+        """
         self.paused = True
 
     async def resume(self) -> None:

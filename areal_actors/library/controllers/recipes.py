@@ -14,8 +14,8 @@ from areal_actors.recipe.recipe import Recipe
 def recipe(*words: str | Path) -> Recipe:
     """Load recipe files with overrides such as `trainer.batch_size=4`, for this machine.
 
-    As on the command line (`areal-actors run base.toml overlay.toml trainer.batch_size=4`): later files override earlier ones, settings
-    override all. A word with `=` that names no file is a setting; a `Path` is always a file.
+    As on the command line (`areal-actors run base.toml overlay.toml trainer.batch_size=4`): later files override
+    earlier ones, settings override all. A word with `=` that names no file is a setting; a `Path` is always a file.
 
     Raises:
         RecipeError: no file is named, or the recipe is invalid; the message lists all errors.

@@ -61,8 +61,8 @@ class AsyncRolloutController(Driver):
 
         Raises:
             RolloutTimeout: they did not finish within `timeout` seconds; the message describes the state.
-            RolloutError: they cannot finish: nothing runs or waits, there are no weights, too many episodes failed in a row,
-                an actor failed, or the controller is closed.
+            RolloutError: they cannot finish: nothing runs or waits, there are no weights, too many episodes failed in a
+                row, an actor failed, or the controller is closed.
         """
         self._check_possible(f"wait({count})", count)
 
@@ -153,9 +153,9 @@ class AsyncRolloutController(Driver):
     ) -> Evaluation:
         """Run each of these tasks once with the present weights, concurrently with rollouts, without training on them.
 
-        Held-out episodes have separate slots, also in the processes of `subprocess` agents; while rollouts are running, at most
-        `evaluation.max_concurrent` of them. Arguments and errors as for `rollout_batch`; `greedy` takes the most
-        likely tokens.
+        Held-out episodes have separate slots, also in the processes of `subprocess` agents; while rollouts are running,
+        at most `evaluation.max_concurrent` of them. Arguments and errors as for `rollout_batch`; `greedy` takes the
+        most likely tokens.
         """
         name = f"evaluate of {len(tasks)} tasks"
         self._check_possible(name, 0)

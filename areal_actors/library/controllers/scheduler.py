@@ -1,7 +1,7 @@
 """Schedules groups from submission to batch: the state of a run's staleness gate, task source and batcher in one place.
 
-Uses their own code (`Ledger`, `BatchAssembler`); but tasks come from a hand-written loop, only submitted groups are admitted, and
-batches are formed on request, of any size.
+Uses their own code (`Ledger`, `BatchAssembler`); but tasks come from a hand-written loop, only submitted groups are
+admitted, and batches are formed on request, of any size.
 """
 
 from __future__ import annotations
@@ -137,7 +137,10 @@ class RolloutScheduler:
     # ------------------------------------------------------------ batches
 
     def oldest(self, count: int) -> RolloutBatch | None:
-        """Returns a batch of the oldest complete groups, None until there are enough; any number of batches per weight version."""
+        """Returns a batch of the oldest complete groups, None until there are enough.
+
+        Any number of batches per weight version.
+        """
         assembler = msgspec.structs.replace(self.assembler, batches_formed=0)
         bound, dynamic = self.recipe.staleness_gate.max_staleness, self.recipe.batcher.dynamic_batch
         groups = assembler.next_batch(count, max_staleness=bound, dynamic=dynamic)

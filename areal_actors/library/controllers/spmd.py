@@ -1,5 +1,6 @@
-"""SPMD loops under torchrun: every process runs the same script, rank 0 drives the rollouts, and all ranks train its batches.
+"""SPMD loops under torchrun.
 
+Every process runs the same script, rank 0 drives the rollouts, and all ranks train its batches.
 Only the batch, a list of references, is broadcast; each rank reads the trajectories from the log itself.
 """
 
@@ -47,7 +48,10 @@ def broadcast(batch: RolloutBatch | None) -> RolloutBatch:
 
 
 class LogReader:
-    """Reads trajectories from the log of a run on a NATS server, for a process without rollouts. Close it, or use a `with`."""
+    """Reads trajectories from the log of a run on a NATS server, for a process without rollouts.
+
+    Close it, or use a `with`.
+    """
 
     def __init__(self, url: str, run: str, *, token: str = "", blobs: Path | None = None) -> None:
         """Join the bus; arguments as for `joined`.

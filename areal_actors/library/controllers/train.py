@@ -120,11 +120,17 @@ class TrainController:
         return metrics | batch_metrics(sequences, batch.to_event()) if isinstance(batch, RolloutBatch) else metrics
 
     def eval_batch(self, batch: Data) -> dict[str, float]:
-        """Returns loss and metrics of a batch under the present weights, without an update; raises like `train_batch`."""
+        """Returns loss and metrics of a batch under the present weights, without an update.
+
+        Raises like `train_batch`.
+        """
         return self.engine.evaluate(self.sequences(batch))
 
     def forward(self, batch: Data) -> list[Tensor]:
-        """Returns float32 `[tokens of the sequence]` for each sequence's trained tokens: log-probabilities, or values of a scalar head."""
+        """Returns float32 `[tokens of the sequence]` for each sequence's trained tokens.
+
+        Log-probabilities, or values of a scalar head.
+        """
         sequences = self.sequences(batch)
         outputs = (
             self.engine.values(sequences) if self.recipe.algorithm.head == "value" else self.engine.logp(sequences)
@@ -132,7 +138,10 @@ class TrainController:
         return list(outputs.split_with_sizes([int(sequence.loss_mask[1:].sum()) for sequence in sequences]))
 
     def compute_logp(self, batch: Data) -> Tensor:
-        """Returns log-probabilities under the present weights, at the sampling temperature: float32 `[tokens]` on the CPU."""
+        """Returns log-probabilities under the present weights, at the sampling temperature.
+
+        float32 `[tokens]` on the CPU.
+        """
         return self.engine.logp(self.sequences(batch))
 
     def compute_values(self, batch: Data) -> Tensor:
@@ -165,7 +174,10 @@ class TrainController:
         return reported_metrics(self.engine.update(prepared))
 
     def step_lr_scheduler(self) -> float:
-        """Returns the learning rate of the next step. The schedule follows the steps taken; this call changes nothing."""
+        """Returns the learning rate of the next step.
+
+        The schedule follows the steps taken; this call changes nothing.
+        """
         return learning_rate(self.recipe.trainer.optimizer, self.weight_version, self.recipe.steps)
 
     def sequences(self, batch: Data) -> list[TrainingSequence]:

@@ -1,6 +1,7 @@
 """Arguments that are written one by one between delimiters: with attributes, with types, with elements inside.
 
-All of it is data that `learn_tags.py` cuts out of rendered calls. White space between delimiters is ignored; values keep theirs.
+All of it is data that `learn_tags.py` cuts out of rendered calls. White space between delimiters is ignored; values
+keep theirs.
 """
 
 from __future__ import annotations
@@ -240,7 +241,10 @@ def plain_value(text: str, types: frozenset[str]) -> str:
 
 
 def guess_value(text: str) -> str:
-    """Return an unquoted value of unknown type as JSON text: a number or constant as such, anything else as a string."""
+    """Return an unquoted value of unknown type as JSON text.
+
+    A number or constant as such, anything else as a string.
+    """
     value = text.strip()
     return CONSTANTS.get(value) or (value if NUMBER.fullmatch(value) else json.dumps(text, ensure_ascii=False))
 

@@ -1,4 +1,7 @@
-"""Interfaces of answer formats: a completion's text to reasoning, text and tool calls, and grammars that force a call."""
+"""Interfaces of answer formats.
+
+A completion's text to reasoning, text and tool calls, and grammars that force a call.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +59,16 @@ class Delta(Value):
 
 
 class StreamParser(ABC):
-    """Parses a completion while it is sampled; its deltas add up to what `AnswerFormat.parse` returns for the whole text."""
+    """Parses a completion while it is sampled.
+
+    Its deltas add up to what `AnswerFormat.parse` returns for the whole text.
+    """
 
     def __init__(self, declared: DeclaredTools, withheld: frozenset[str] = frozenset()) -> None:
-        """`withheld` are names of tools whose calls are text: the model has them in its prompt, and may not call them."""
+        """`withheld` are names of tools whose calls are text.
+
+        The model has them in its prompt, and may not call them.
+        """
         self._declared, self._withheld = declared, withheld
         self._pending = ""
         """Text that has not been emitted yet."""
@@ -112,7 +121,10 @@ class AnswerFormat(ABC):
         in_reasoning: bool = False,
         withheld: frozenset[str] = frozenset(),
     ) -> Answer:
-        """Parse a whole completion; with `in_reasoning` the prompt has already opened the reasoning. Calls of `withheld` tools are text."""
+        """Parse a whole completion; with `in_reasoning` the prompt has already opened the reasoning.
+
+        Calls of `withheld` tools are text.
+        """
         if not in_reasoning and self._is_plain(text, tools):
             return Answer(text=text)
         stream = self.stream(tools, in_reasoning=in_reasoning, withheld=withheld)

@@ -1,5 +1,6 @@
-"""Calls described by data: the delimiters around a section, its calls, their names and arguments, as learned from a chat template.
+"""Calls described by data.
 
+The delimiters around a section, its calls, their names and arguments, as learned from a chat template.
 White space between delimiters is ignored when calls are read, since models vary it; values keep theirs.
 """
 

@@ -62,7 +62,10 @@ def format_names() -> tuple[str, ...]:
 
 
 def detect_format(chat_template: str) -> str:
-    """Return the name of the format that a model with this template writes; `none` if the template does not support tools."""
+    """Return the name of the format that a model with this template writes.
+
+    `none` if the template does not support tools.
+    """
     for name, delimiters in TEMPLATE_DELIMITERS:
         if all(delimiter in chat_template for delimiter in delimiters):
             return name

@@ -1,5 +1,6 @@
-"""Delimiters around the parts of an answer: models that write their text, like their calls, in a channel or an element of its own.
+"""Delimiters around the parts of an answer.
 
+Models that write their text, like their calls, in a channel or an element of its own.
 A family is a row of `FRAMES`. Its delimiters are taken out of the text of answers; the chat template writes them again.
 """
 

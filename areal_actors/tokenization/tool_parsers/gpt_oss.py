@@ -1,8 +1,9 @@
-"""gpt-oss (harmony): messages on channels. Analysis is reasoning, final is text, commentary to a function is a tool call.
+"""gpt-oss (harmony): messages on channels.
 
-A completion is `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>`, or it ends with
-` to=functions.NAME<|channel|>commentary json<|message|>{…}<|call|>`. The token that ends the completion may be missing from its
-text. A line break separates two messages of the same kind.
+Analysis is reasoning, final is text, commentary to a function is a tool call.
+A completion is `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>`, or it
+ends with ` to=functions.NAME<|channel|>commentary json<|message|>{…}<|call|>`. The token that ends the completion may
+be missing from its text. A line break separates two messages of the same kind.
 """
 
 from __future__ import annotations
@@ -52,10 +53,12 @@ class GptOss(AnswerFormat):
         """Return a parser for a completion that is being sampled."""
         return HarmonyStreamParser(declared_tools(tools), withheld, in_reasoning=in_reasoning)
 
-    def _is_plain(self, text: str, tools: Sequence[ToolDefinition]) -> bool:  # noqa: ARG002 - messages have channels without tools too
+    # Messages have channels without tools too
+    def _is_plain(self, text: str, tools: Sequence[ToolDefinition]) -> bool:  # noqa: ARG002
         return "<|" not in text
 
-    def _grammar(self, grammar: Grammar, declared: DeclaredTools, *, parallel: bool, in_reasoning: bool) -> str:  # noqa: ARG002 - the models make no parallel calls
+    # The models make no parallel calls
+    def _grammar(self, grammar: Grammar, declared: DeclaredTools, *, parallel: bool, in_reasoning: bool) -> str:  # noqa: ARG002
         literal, delimiter = grammar.literal, grammar.delimiter
         head = f"{delimiter(CHANNEL)} {literal('commentary json')} {delimiter(MESSAGE)}"
         calls = [

@@ -1,8 +1,9 @@
 """Writes grammars that constrain a completion, in the Lark dialect of llguidance.
 
-A delimiter such as `<tool_call>` is plain text to one tokenizer and a single token to another, and llguidance has a different
-syntax for each. So a grammar has both: a rule with a delimiter is written for plain text, and the comment above it is the rule
-for a tokenizer in which the delimiter is a token. `resolve_delimiters` chooses, once the tokenizer is known.
+A delimiter such as `<tool_call>` is plain text to one tokenizer and a single token to another, and llguidance has a
+different syntax for each. So a grammar has both: a rule with a delimiter is written for plain text, and the comment
+above it is the rule for a tokenizer in which the delimiter is a token. `resolve_delimiters` chooses, once the tokenizer
+is known.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Any
 from areal_actors.core.values import Constraint
 
 CANONICAL_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
-"""JSON as chat templates render it, so that the next prompt renders a forced call as it was sampled; keywords that llguidance
-does not support are ignored."""
+"""JSON as chat templates render it, so that the next prompt renders a forced call as it was sampled; keywords that
+llguidance does not support are ignored."""
 WHITESPACE = r" |\n {0,32}"
-"""White space allowed between JSON tokens of a client's schema: any usual style, but bounded, or a model could repeat it forever."""
+"""White space allowed between JSON tokens of a client's schema: any usual style, but bounded, or a model could repeat
+it forever."""
 
 TOKEN_RULE = re.compile(r'^// token ("(?:[^"\\]|\\.)*"): (.*)\n.*$', re.MULTILINE)
 MARK = re.compile(r"\]<\][^\[\]<>\s]+\[>\[|<｜[^｜<>]+｜>|｜[^｜<>\s]+｜|<[^<>\s]+>|\[/?[A-Z_]+\]")
@@ -75,7 +77,10 @@ class Grammar:
         return f"{opening} {expression} {closing}".strip()
 
     def text(self, delimiter: str) -> str:
-        """Return an expression for a delimiter of several tokens: each part that may be a token as one, the rest as text."""
+        """Return an expression for a delimiter of several tokens.
+
+        Each part that may be a token as one, the rest as text.
+        """
         parts, at = [], 0
         for mark in MARK.finditer(delimiter):
             parts += [self.literal(delimiter[at : mark.start()])] if mark.start() > at else []
@@ -115,7 +120,10 @@ def escape_text(text: str) -> str:
 
 
 def resolve_delimiters(constraint: Constraint, token_id: Callable[[str], int | None]) -> Constraint:
-    """Return the constraint for one tokenizer: `token_id` returns the id of a delimiter that is one token, None if it is plain text."""
+    """Return the constraint for one tokenizer.
+
+    `token_id` returns the id of a delimiter that is one token, None if it is plain text.
+    """
 
     def choose_rule(rule: re.Match[str]) -> str:
         number = token_id(json.loads(rule[1]))

@@ -86,7 +86,10 @@ def expect(text: str, at: int, wanted: str) -> int:
 
 
 def _find_closing_bracket(text: str, at: int) -> int:
-    """Return the end of the object or list that begins here, by counting brackets; the JSON may be invalid in other ways."""
+    """Return the end of the object or list that begins here, by counting brackets.
+
+    The JSON may be invalid in other ways.
+    """
     depth = 0
     for match in STRUCTURE.finditer(text, at):
         character = text[match.start()]

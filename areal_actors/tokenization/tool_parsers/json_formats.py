@@ -1,4 +1,7 @@
-"""Formats that write a call's arguments as JSON: Hermes, Llama 3, Mistral, DeepSeek, and bare JSON for any other model."""
+"""Formats that write a call's arguments as JSON.
+
+Hermes, Llama 3, Mistral, DeepSeek, and bare JSON for any other model.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def call_body(
 
 
 def _starts_like_call(text: str, at: int, keys: CallKeys, otherwise: ParsedCalls) -> bool:
-    """True if the first key of the object is a key of a call; if its text is incomplete, the result at the end is `otherwise`."""
+    """True if the first key of the object is a key of a call.
+
+    If its text is incomplete, the result at the end is `otherwise`.
+    """
     key = FIRST_KEY.match(text, at)
     if at == len(text) or (key is None and PARTIAL_KEY.match(text, at)):
         raise IncompleteCall(otherwise)
@@ -95,7 +101,10 @@ GENERIC_KEYS = CallKeys(arguments=("arguments", "parameters"), others=("id", "ty
 
 
 def read_generic_json(text: str, at: int, declared: DeclaredTools) -> ParsedCalls:
-    """Parse one object or a list of them, as the whole answer or in a fence; JSON that is not a call is text, not an error."""
+    """Parse one object or a list of them, as the whole answer or in a fence.
+
+    JSON that is not a call is text, not an error.
+    """
     fenced = text.startswith(FENCE, at)
     start = skip_space(text, at + len(FENCE)) if fenced else at
     first = skip_space(text, start + 1) if text.startswith("[", start) else start

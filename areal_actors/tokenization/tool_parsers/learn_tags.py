@@ -1,4 +1,7 @@
-"""Learns how a chat template writes arguments between delimiters: with types, with CDATA, with elements for lists and objects."""
+"""Learns how a chat template writes arguments between delimiters.
+
+With types, with CDATA, with elements for lists and objects.
+"""
 
 from __future__ import annotations
 

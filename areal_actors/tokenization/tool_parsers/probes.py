@@ -128,7 +128,10 @@ class Probe:
         )
 
     def _start(self, whole: str) -> int:
-        """Return the position in a rendered conversation where the answer begins: where the prompt ends, or they differ."""
+        """Return the position in a rendered conversation where the answer begins.
+
+        Where the prompt ends, or they differ.
+        """
         user = USER["content"]
         asked, sent = self.prompt.find(user), whole.find(user)
         if asked < 0 or sent < 0:

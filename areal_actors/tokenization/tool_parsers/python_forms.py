@@ -1,4 +1,7 @@
-"""Python calls without delimiters of their own: `[name(key=value), …]` at the start of an answer, and lines in a fence."""
+"""Python calls without delimiters of their own.
+
+`[name(key=value), …]` at the start of an answer, and lines in a fence.
+"""
 
 from __future__ import annotations
 

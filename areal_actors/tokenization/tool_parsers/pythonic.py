@@ -1,4 +1,7 @@
-"""LFM2: a list of Python calls, `[name(key=value, …), …]`, between two delimiters; values are Python literals or JSON."""
+"""LFM2: a list of Python calls, `[name(key=value, …), …]`, between two delimiters.
+
+Values are Python literals or JSON.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,10 @@ def _parse_calls(text: str, position: int, *, as_lines: bool) -> list[ast.Call]:
 
 
 def _lines_as_list(text: str) -> ast.expr:
-    """Return the syntax tree of calls on separate lines as that of a list; raises ValueError if there are other statements."""
+    """Return the syntax tree of calls on separate lines as that of a list.
+
+    Raises ValueError if there are other statements.
+    """
     statements = ast.parse(text).body
     expressions = [statement.value for statement in statements if isinstance(statement, ast.Expr)]
     if len(expressions) < len(statements):

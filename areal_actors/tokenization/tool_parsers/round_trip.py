@@ -1,4 +1,7 @@
-"""Chooses a model's answer format, and tests it: known tool calls are rendered through the chat template and read back."""
+"""Chooses a model's answer format, and tests it.
+
+Known tool calls are rendered through the chat template and read back.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,10 @@ def _candidates(
 def _last_candidates(
     template: ChatTemplate, stops: Sequence[str], taken: ToolDialect, first: AnswerFormat
 ) -> Iterator[tuple[ToolDialect, AnswerFormat]]:
-    """Yield what is tested after the formats that the template renders: calls as it describes them, and JSON without delimiters."""
+    """Yield what is tested after the formats that the template renders.
+
+    Calls as it describes them, and JSON without delimiters.
+    """
     described, written = written_calls(template.source), None
     if described is not None:
         written = taken._replace(write_calls=described.write), format_of(LEARNED, template.source, described.syntax)

@@ -3,11 +3,12 @@
 A format adds its `CallSyntax`. Nothing is emitted before it is
 certain, so the deltas of a stream add up to exactly what `parse` returns for the whole text:
 
-- Reasoning opens at the very start (or in the prompt). Without its closing delimiter, all is reasoning. One line break inside
-  each delimiter is part of the delimiter, and up to two after the closing one. Where nothing follows the reasoning, a well-formed
-  call between a format's delimiters is a call inside of it too: models forget to close their reasoning before they act.
-- Line breaks before a call are part of the call, as many as the family's template writes (`CallSyntax.newlines`); those that it
-  writes at the start of an answer (`CallSyntax.leading_newlines`) are dropped. If only white space precedes or
+- Reasoning opens at the very start (or in the prompt). Without its closing delimiter, all is reasoning. One line break
+  inside each delimiter is part of the delimiter, and up to two after the closing one. Where nothing follows the
+  reasoning, a well-formed call between a format's delimiters is a call inside of it too: models forget to close their
+  reasoning before they act.
+- Line breaks before a call are part of the call, as many as the family's template writes (`CallSyntax.newlines`); those
+  that it writes at the start of an answer (`CallSyntax.leading_newlines`) are dropped. If only white space precedes or
   follows a call, it is dropped as well.
 - A call is emitted once it is complete and well-formed; until then it is held back. A malformed call stays text.
 """
@@ -184,7 +185,10 @@ class DelimitedStreamParser(StreamParser):
         return False
 
     def _read_call_in_reasoning(self, at: int, *, final: bool) -> bool:
-        """Emit the call of an answer that ends with its reasoning; what is no call is reasoning. False until the answer ends."""
+        """Emit the call of an answer that ends with its reasoning; what is no call is reasoning.
+
+        False until the answer ends.
+        """
         if not final:
             self._emit_reasoning(self._pending[: newlines_before(self._pending, at, self._syntax.newlines)])
             self._pending = self._pending[newlines_before(self._pending, at, self._syntax.newlines) :]
@@ -228,7 +232,10 @@ class DelimitedStreamParser(StreamParser):
         return True
 
     def _drop_frame(self, call: int) -> bool:
-        """Drop the first delimiter around text that stands before the position of a call (if there is one); false if there is none."""
+        """Drop the first delimiter around text that stands before the position of a call (if there is one).
+
+        False if there is none.
+        """
         places = [(place, -len(part)) for part in self._frame if (place := self._pending.find(part, self._scan)) >= 0]
         if not places or 0 <= call < min(places)[0]:
             return False
@@ -268,7 +275,10 @@ class DelimitedStreamParser(StreamParser):
         return block if withheld is None else ParsedCalls(block.end, (), withheld_call(withheld))
 
     def _malformed_block(self, at: int, error: MalformedCall, *, final: bool) -> ParsedCalls | None:
-        """Return a malformed call as text: all up to the closing delimiter, or the opening one alone if there is no closing one."""
+        """Return a malformed call as text.
+
+        All up to the closing delimiter, or the opening one alone if there is no closing one.
+        """
         problem = call_problem(error)
         match = self._openings.match(self._pending, at) if self._openings else None
         start = match.end() if match else at + 1

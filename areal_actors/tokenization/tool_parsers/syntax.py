@@ -85,8 +85,8 @@ class CallSyntax(NamedTuple):
     read: Callable[[str, int, DeclaredTools], ParsedCalls] = no_calls
     """Parses the call of declared tools that begins at a position, with an opening or a bare character.
 
-    It raises MalformedCall if this is not a call, and IncompleteCall if later text may change the result. It is called once the
-    closing delimiter has arrived, or the end of the text."""
+    It raises MalformedCall if this is not a call, and IncompleteCall if later text may change the result. It is called
+    once the closing delimiter has arrived, or the end of the text."""
     openings: tuple[str, ...] = ()
     """Delimiters that open calls anywhere in the text; none is a prefix of another."""
     bare: str = ""
@@ -106,7 +106,8 @@ class CallSyntax(NamedTuple):
     """All delimiters, if only the special tokens in these are part of the text."""
 
     body: Callable[[Grammar, str, Mapping[str, Any]], str] | None = None
-    """Adds grammar rules for a call of one tool (its name, the schema of its arguments), and returns their expression."""
+    """Adds grammar rules for a call of one tool (its name, the schema of its arguments), and returns their
+    expression."""
     around_call: tuple[str, str] = ("", "")
     """Delimiters before and after each call in the grammar."""
     around_calls: tuple[str, str] = ("", "")

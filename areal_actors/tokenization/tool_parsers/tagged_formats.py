@@ -1,7 +1,7 @@
 """Formats that write each argument between tags: GLM-4.5 and later; Qwen3-Coder, Qwen3.5 and Nemotron 3.
 
-Strings are plain text without escapes, so a value cannot contain the tag that ends it, nor `</tool_call>`: a call ends at the
-first one.
+Strings are plain text without escapes, so a value cannot contain the tag that ends it, nor `</tool_call>`: a call ends
+at the first one.
 """
 
 from __future__ import annotations
@@ -232,7 +232,10 @@ def value_grammar(
 
 
 def arguments_grammar(parameters: Mapping[str, Any], written: Callable[[str, object], str]) -> str:
-    """Join the expressions that `written` returns for names and schemas: required ones once, the others at most once."""
+    """Join the expressions that `written` returns for names and schemas.
+
+    Required ones once, the others at most once.
+    """
     required = parameters.get("required")
     needed = set(required) if isinstance(required, list) else set()
     expressions = {name: written(name, schema) for name, schema in argument_schemas(parameters).items()}

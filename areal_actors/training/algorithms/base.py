@@ -1,7 +1,7 @@
 """Base of algorithms: a table of the recipe that computes advantages from rewards and a loss from tokens.
 
-A *trained token* is a sampled token that the loss may use. Columns "per token" have one entry for each trained token and none
-for prompts, padding and masked tokens.
+A *trained token* is a sampled token that the loss may use. Columns "per token" have one entry for each trained token
+and none for prompts, padding and masked tokens.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ INITIAL = "initial"
 class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
     """All trained tokens of a step, ordered by sequence and position, and all calls of its sequences.
 
-    A *call* is a model call that is trained in one of the sequences. A *sample* counts once in the statistics of a group: an episode
-    with all of its calls, across sequences (see `TrainingSequence` and `SequenceCall`). Calls and samples without trained tokens are
-    included: their rewards count in the statistics.
+    A *call* is a model call that is trained in one of the sequences. A *sample* counts once in the statistics of a
+    group: an episode with all of its calls, across sequences (see `TrainingSequence` and `SequenceCall`). Calls and
+    samples without trained tokens are included: their rewards count in the statistics.
     """
 
     sequences: Tensor
@@ -60,14 +60,15 @@ class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
     weight_version: int
     """Version of the weights at the start of the step."""
     proximal: Tensor | None = None
-    """float32 `[tokens]`: log-probability under the weights at the start of the step. This and the columns below are set
-    only if the algorithm needs them."""
+    """float32 `[tokens]`: log-probability under the weights at the start of the step. This and the columns below are
+    set only if the algorithm needs them."""
     reference: Tensor | None = None
     """float32 `[tokens]`: log-probability under the reference model."""
     values: Tensor | None = None
     """float32 `[tokens]`: value predicted by the critic just before the token."""
     last_values: Tensor | None = None
-    """float32 `[sequences]`: critic's value after the last token of a sequence whose episode was truncated there; 0 for others."""
+    """float32 `[sequences]`: critic's value after the last token of a sequence whose episode was truncated there; 0 for
+    others."""
     teacher: Tensor | None = None
     """float32 `[tokens]`: log-probability under the teacher."""
     rescored: Tensor | None = None
@@ -88,7 +89,10 @@ class Advantages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """Trained (and kept) tokens of one micro-batch. Sequences are complete, in any order; tokens of a sequence are contiguous."""
+    """Trained (and kept) tokens of one micro-batch.
+
+    Sequences are complete, in any order; tokens of a sequence are contiguous.
+    """
 
     sequences: Tensor
     """int64 `[tokens]`: index of the token's sequence within the step."""
@@ -107,8 +111,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     proximal: Tensor
     """float32 `[tokens]`, no gradient: log-probability under the weights at the start of the step."""
     proximal_exact: bool = False
-    """True if `proximal` holds exactly these log-probabilities: recomputed, or from the forward pass of the first update of the step.
-    False if the algorithm skips that extra pass (`Algorithm.recomputes_proximal`)."""
+    """True if `proximal` holds exactly these log-probabilities: recomputed, or from the forward pass of the first
+    update of the step. False if the algorithm skips that extra pass (`Algorithm.recomputes_proximal`)."""
     reference: Tensor | None = None
     """float32 `[tokens]`; this and the columns below as in `StepTokens` and `Advantages`."""
     teacher: Tensor | None = None
@@ -133,8 +137,8 @@ class CriticSettings(Config):
     model: str = INITIAL
     """`initial` (the model that the run begins with), a folder, or a hub id: the backbone of a new scalar head."""
     lr: PositiveFloat = 8e-4
-    """Learning rate of the critic's own optimizer; the rest of `[trainer.optimizer]` applies to both. Unstated, 1e-5 with a pretrained
-    model."""
+    """Learning rate of the critic's own optimizer; the rest of `[trainer.optimizer]` applies to both. Unstated, 1e-5
+    with a pretrained model."""
     clip: NonNegativeFloat = 0.5
     """Maximum change of a value in one step; 0 means unbounded."""
 
@@ -172,7 +176,8 @@ class Algorithm(Config, tag_field="name"):
     """Base of all algorithms. A minimal one overrides `advantages` and `loss`."""
 
     head: ClassVar[Literal["tokens", "value"]] = "tokens"
-    """`value`: the model has a scalar head, and `loss` receives its values at the scored positions instead of log-probabilities."""
+    """`value`: the model has a scalar head, and `loss` receives its values at the scored positions instead of
+    log-probabilities."""
     whole_groups: ClassVar[bool] = False
     """True if the loss compares the sequences of a group, so that they must be in one micro-batch."""
     learns_from: ClassVar[Literal["episodes", "examples"]] = "episodes"
@@ -191,7 +196,8 @@ class Algorithm(Config, tag_field="name"):
     def recomputes_proximal(self) -> bool:
         """True if `loss` uses `Batch.proximal`; examples have none.
 
-        If False, the trainer skips the forward pass that several updates per step would cost, and fills the column arbitrarily.
+        If False, the trainer skips the forward pass that several updates per step would cost, and fills the column
+        arbitrarily.
         """
         return self.learns_from == "episodes"
 
@@ -235,7 +241,10 @@ class Algorithm(Config, tag_field="name"):
         return call_shares("token_mean", tokens, samples, length=1)
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """Returns token losses, given log-probabilities under the current weights: float32 `[tokens]` with gradient → `[tokens]`."""
+        """Returns token losses, given log-probabilities under the current weights.
+
+        float32 `[tokens]` with gradient → `[tokens]`.
+        """
         raise NotImplementedError
 
     def critic_loss(self, batch: Batch, values: Tensor) -> TokenLosses:

@@ -4,8 +4,8 @@ The importance weight is clipped instead of the update, so that every token keep
 
     J = E[ mean over tokens of sg(clip(u, lowest, highest)) A logp ]    u = exp(logp - behaviour)
 
-The weight itself corrects for staleness: the `correction` table has only the veto. The paper bounds it only from above and does not
-state the bound; 5 is the value of ScaleRL (arXiv:2510.13786).
+The weight itself corrects for staleness: the `correction` table has only the veto. The paper bounds it only from above
+and does not state the bound; 5 is the value of ScaleRL (arXiv:2510.13786).
 """
 
 from __future__ import annotations

@@ -11,13 +11,14 @@ The log-weight of a token is the sum of two terms:
     log w = (proximal - rescored) + (rescored - behaviour)
              staleness               engine mismatch
 
-`rescored` is the trainer's own log-probability under the weights that sampled the token. By default one weight corrects for both
-terms. With `[algorithm.correction.mismatch]` each has its own weight, and the loss is multiplied by both. If `rescored` is unknown
-(no copy of those weights), the mismatch of the token counts as staleness: its total weight is bounded as without that table.
+`rescored` is the trainer's own log-probability under the weights that sampled the token. By default one weight corrects
+for both terms. With `[algorithm.correction.mismatch]` each has its own weight, and the loss is multiplied by both. If
+`rescored` is unknown (no copy of those weights), the mismatch of the token counts as staleness: its total weight is
+bounded as without that table.
 
-With one minibatch per step the current weights are the proximal ones, so u is 1 and nothing is clipped: only the bounds of the
-weight limit a stale step. Algorithms whose own ratio already bounds stale tokens (cispo, m2po, sapo) have only the veto in this
-table.
+With one minibatch per step the current weights are the proximal ones, so u is 1 and nothing is clipped: only the bounds
+of the weight limit a stale step. Algorithms whose own ratio already bounds stale tokens (cispo, m2po, sapo) have only
+the veto in this table.
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ OUTSIDE: Mapping[ImportanceSampling, str] = {"truncate": "truncated", "mask": "m
 class Mismatch(Config):
     """`[algorithm.correction.mismatch]`: a separate importance weight for training-inference mismatch.
 
-    It costs a forward pass over the tokens of each older weight version of the step; the trainer must keep copies of those weights
-    (`trainer.older_weights`).
+    It costs a forward pass over the tokens of each older weight version of the step; the trainer must keep copies of
+    those weights (`trainer.older_weights`).
     """
 
     importance_sampling: ImportanceSampling = "off"
-    """As `correction.importance_sampling`, of exp(rescored - behaviour). `off`: one weight for mismatch and staleness together."""
+    """As `correction.importance_sampling`, of exp(rescored - behaviour). `off`: one weight for mismatch and staleness
+    together."""
     level: Level = "token"
     """As `correction.level`."""
     aggregation: Aggregation = "geometric"
@@ -67,16 +69,17 @@ class Correction(Veto):
     """Off-policy correction of the loss: importance weights per token or sequence, and the veto."""
 
     decoupled: bool = True
-    """True: ratio to the proximal weights, times the behaviour weight. False: plain PPO, ratio to the behaviour weights."""
+    """True: ratio to the proximal weights, times the behaviour weight. False: plain PPO, ratio to the behaviour
+    weights."""
     proximal: Literal["recomputed", "loglinear"] = "recomputed"
-    """`recomputed`: exact, by an extra forward pass if the step has several updates. `loglinear` skips that pass: interpolated
-    between behaviour and current log-probability in proportion to the weight versions; exact in the first update of a step,
-    whose own pass computes them."""
+    """`recomputed`: exact, by an extra forward pass if the step has several updates. `loglinear` skips that pass:
+    interpolated between behaviour and current log-probability in proportion to the weight versions; exact in the first
+    update of a step, whose own pass computes them."""
     importance_sampling: ImportanceSampling = "truncate"
-    """`truncate` (truncated importance sampling, TIS): weights beyond the bounds are set to the nearer bound. `mask` (MIS): such
-    tokens have weight 0 (but count in the divisor of the mean). `clip`: as in PPO, tokens beyond a bound in the direction of
-    their advantage have weight 0, and other weights are at most `highest`. `off`: the weight is 1, without correction for
-    staleness."""
+    """`truncate` (truncated importance sampling, TIS): weights beyond the bounds are set to the nearer bound. `mask`
+    (MIS): such tokens have weight 0 (but count in the divisor of the mean). `clip`: as in PPO, tokens beyond a bound in
+    the direction of their advantage have weight 0, and other weights are at most `highest`. `off`: the weight is 1,
+    without correction for staleness."""
     level: Level = "token"
     """One weight per token, or one per sequence, shared by its tokens."""
     aggregation: Aggregation = "geometric"
@@ -147,8 +150,8 @@ class Correction(Veto):
     def _loglinear(self, batch: Batch, behaviour: Tensor, logp: Tensor) -> Tensor:
         """Returns log-probabilities interpolated between behaviour (version b) and current weights (version v + 1).
 
-        The proximal weights are version v, at (v - b) / (v + 1 - b) between the two; tokens of version v keep their recorded
-        log-probability.
+        The proximal weights are version v, at (v - b) / (v + 1 - b) between the two; tokens of version v keep their
+        recorded log-probability.
         """
         age = (batch.weight_version - batch.versions).clamp(min=0).masked_fill(batch.versions < 0, 0).to(logp.dtype)
         return behaviour + age / (age + 1.0) * (logp - behaviour)

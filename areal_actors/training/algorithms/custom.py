@@ -26,10 +26,11 @@ class CustomAlgorithm(Algorithm, tag="custom", dict=True):
     """
 
     path: str
-    """`path.py:Class` or `package.module:Class` of a subclass of `Algorithm`, or of one of the others, beside the recipe or in the current
-    directory; or the name of one that another distribution brings (docs/parts.md)."""
+    """`path.py:Class` or `package.module:Class` of a subclass of `Algorithm`, or of one of the others, beside the
+    recipe or in the current directory; or the name of one that another distribution brings (docs/parts.md)."""
     options: dict[str, Any] = {}
-    """Settings of the class: its fields, nested tables included. `group_size` and `minibatches` stay in `[algorithm]`."""
+    """Settings of the class: its fields, nested tables included. `group_size` and `minibatches` stay in
+    `[algorithm]`."""
 
     @cached_property
     def loaded(self) -> Algorithm:

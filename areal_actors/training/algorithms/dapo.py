@@ -1,8 +1,8 @@
 """Decoupled clip and dynamic sampling policy optimization (DAPO; arXiv:2503.14476).
 
-GRPO's advantage, clip-higher (section 3.1, equation 10), the mean over all tokens (section 3.3, equation 12), and a penalty for
-overlong answers (section 3.4, equation 13). Dynamic sampling (section 3.2), which drops groups whose rewards are all equal, is
-done by the batcher: `[batcher] dynamic_sampling = true`.
+GRPO's advantage, clip-higher (section 3.1, equation 10), the mean over all tokens (section 3.3, equation 12), and a
+penalty for overlong answers (section 3.4, equation 13). Dynamic sampling (section 3.2), which drops groups whose
+rewards are all equal, is done by the batcher: `[batcher] dynamic_sampling = true`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ class Overlong(Config):
     """`[algorithm.overlong]`: soft overlong punishment (equation 13), applied before reward shaping."""
 
     longest: PositiveInt
-    """Maximum number of sampled tokens of an episode: the paper's L_max; `sampling.max_tokens` if an episode is one answer."""
+    """Maximum number of sampled tokens of an episode: the paper's L_max; `sampling.max_tokens` if an episode is one
+    answer."""
     buffer: PositiveInt
     """Number of tokens before `longest` over which the penalty grows from 0 to `factor`: the paper's L_cache."""
     factor: NonNegativeFloat = 1.0
     """Maximum penalty."""
 
     def penalties(self, step: StepTokens) -> Tensor:
-        """Returns the penalty of each sample: float64 `[samples]`, 0 to `factor`; `factor` if its last call was truncated."""
+        """Returns the penalty of each sample.
+
+        float64 `[samples]`, 0 to `factor`; `factor` if its last call was truncated.
+        """
         over = sum_by(step.sampled.to(step.rewards.dtype), step.samples) - (self.longest - self.buffer)
         return self.factor * (over / self.buffer).clamp(0.0, 1.0).masked_fill(is_truncated(step), 1.0)
 

@@ -1,12 +1,13 @@
 """On-policy distillation: reverse KL to a teacher on the student's own samples, alone or with rewards.
 
-The student samples, the teacher scores the same tokens, and the student minimizes the reverse divergence KL(student ‖ teacher)
-(on-policy distillation of arXiv:2306.13649; arXiv:2306.08543, equation 1), estimated token by token with d = logp - teacher:
+The student samples, the teacher scores the same tokens, and the student minimizes the reverse divergence KL(student ‖
+teacher) (on-policy distillation of arXiv:2306.13649; arXiv:2306.08543, equation 1), estimated token by token with d =
+logp - teacher:
 
     L = reward_weight · L_policy + teacher_weight · w · k(d)    k2 = d² / 2    k3 = exp(-d) - 1 + d
 
-The gradient of k2 is d ∇logp, the gradient of the divergence; the gradient of k1 (d itself) is ∇logp, which does not depend on the
-teacher. `w` corrects for staleness, as it does in L_policy, which is GRPO's loss.
+The gradient of k2 is d ∇logp, the gradient of the divergence; the gradient of k1 (d itself) is ∇logp, which does not
+depend on the teacher. `w` corrects for staleness, as it does in L_policy, which is GRPO's loss.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Dr. GRPO: GRPO done right (arXiv:2503.20783, section 3).
 
-Two terms bias GRPO: dividing by the group's standard deviation weights tasks by difficulty, and the mean over the tokens of a
-sequence penalizes long wrong answers too little. Both are removed: the advantage is the reward minus the group's mean, and the
-token losses of a sequence are summed and divided by a constant.
+Two terms bias GRPO: dividing by the group's standard deviation weights tasks by difficulty, and the mean over the
+tokens of a sequence penalizes long wrong answers too little. Both are removed: the advantage is the reward minus the
+group's mean, and the token losses of a sequence are summed and divided by a constant.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Returns and advantages along the tokens of each sequence: GAE (arXiv:1506.02438, equation 16).
 
-Trained tokens of a sequence are adjacent in these columns even if untrained ones lie between them in the sequence (a tool result, the
-next user message): gaps are skipped without discount. The reward of a call is assigned to its last trained token, so that it is
-never lost.
+Trained tokens of a sequence are adjacent in these columns even if untrained ones lie between them in the sequence (a
+tool result, the next user message): gaps are skipped without discount. The reward of a call is assigned to its last
+trained token, so that it is never lost.
 
-R(call) is already a return over calls. So the reward of a call's last trained token is R(call) minus R of the next call in the
-sequence that has trained tokens (R itself for the last call). These telescope: the undiscounted return of every token is the R of its
-call, whichever calls share its sequence.
+R(call) is already a return over calls. So the reward of a call's last trained token is R(call) minus R of the next call
+in the sequence that has trained tokens (R itself for the last call). These telescope: the undiscounted return of every
+token is the R of its call, whichever calls share its sequence.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def generalized_advantages(
         sequences: int64 `[tokens]`, sequence after sequence.
         discount: γ.
         gae_lambda: λ.
-        last_values: float64 `[sequences]`, after the last token of a truncated sequence; 0 for one that ended there, as all
-            do if not given.
+        last_values: float64 `[sequences]`, after the last token of a truncated sequence; 0 for one that ended there, as
+            all do if not given.
 
     Returns:
         float64 `[tokens]`.

@@ -4,10 +4,10 @@ A *sample* counts once in the statistics of a group: an episode, however many ca
 `task.baseline_over = "calls"` each call). The value of a sample is the mean of R over its calls; means and standard
 deviations are over the values of samples, and the advantage of a call is its own R relative to them.
 
-Groups may have any size: statistics are over the samples present, not over the configured size. The calls of a group of one
-sample have an advantage of exactly 0, and so has a call whose R equals the value that all samples of its group share. If
-advantages are divided by a standard deviation and all values of a group (or batch) are equal, all of its calls have exactly 0,
-even if their R differ within the samples.
+Groups may have any size: statistics are over the samples present, not over the configured size. The calls of a group of
+one sample have an advantage of exactly 0, and so has a call whose R equals the value that all samples of its group
+share. If advantages are divided by a standard deviation and all values of a group (or batch) are equal, all of its
+calls have exactly 0, even if their R differ within the samples.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def sum_by(values: Tensor, index: Tensor, size: int | None = None) -> Tensor:
 
 
 def mean_by(values: Tensor, index: Tensor, size: int | None = None) -> Tensor:
-    """Returns the mean of the values that share an index, 0 if there are none: `[n]`, `[n]` int64 → `[size]`, as `sum_by`."""
+    """Returns the mean of the values that share an index, 0 if there are none.
+
+    `[n]`, `[n]` int64 → `[size]`, as `sum_by`.
+    """
     return sum_by(values, index, size) / sum_by(values.new_ones(len(values)), index, size).clamp(min=1.0)
 
 
@@ -49,20 +52,27 @@ def exact_mean_by(values: Tensor, index: Tensor, size: int | None = None) -> Ten
 
 
 def last_by(index: Tensor) -> Tensor:
-    """Returns the position of the last entry of each index: int64 `[n]` → int64 `[size]`; every index up to the largest occurs."""
+    """Returns the position of the last entry of each index.
+
+    int64 `[n]` → int64 `[size]`; every index up to the largest occurs.
+    """
     size = int(index.max()) + 1 if len(index) else 0
     positions = index.new_ones(len(index)).cumsum(0) - 1
     return index.new_zeros(size).scatter_reduce(0, index, positions, "amax", include_self=False)
 
 
 def sample_values(rewards: Tensor, samples: Tensor, groups: Tensor) -> Tensor:
-    """Returns sample values, means of R over calls: float64 `[calls]`, int64 `[calls]`, int64 `[samples]` → `[samples]`."""
+    """Returns sample values, means of R over calls.
+
+    float64 `[calls]`, int64 `[calls]`, int64 `[samples]` → `[samples]`.
+    """
     return exact_mean_by(rewards, samples, len(groups))
 
 
 def has_signal(values: Tensor, groups: Tensor) -> Tensor:
-    """Returns True for samples of groups whose values differ by more than rounding: float64 `[n]`, int64 `[n]` → bool `[n]`.
+    """Returns True for samples of groups whose values differ by more than rounding.
 
+    float64 `[n]`, int64 `[n]` → bool `[n]`.
     Compares values instead of a variance: the variance of three times 0.1 is not exactly 0 in floating point.
     """
     empty = values.new_zeros(int(groups.max()) + 1)
@@ -111,8 +121,9 @@ def batch_normalized(rewards: Tensor, samples: Tensor, groups: Tensor, *, around
 
 
 def leave_one_out(rewards: Tensor, samples: Tensor, groups: Tensor) -> Tensor:
-    """Returns R of each call minus the mean value of the other samples of its group: as `sample_values` → float64 `[calls]`.
+    """Returns R of each call minus the mean value of the other samples of its group.
 
+    As `sample_values` → float64 `[calls]`.
     With n samples of mean m, the mean of the samples other than one of value v is m + (m - v) / (n - 1).
     """
     values = sample_values(rewards, samples, groups)
@@ -138,10 +149,12 @@ def std_of(values: Tensor) -> Tensor:
 
 
 def whiten(values: Tensor, samples: Tensor) -> Tensor:
-    """Returns values minus their mean, divided by their standard deviation: float64 `[tokens]`, samples int64 `[tokens]` → `[tokens]`.
+    """Returns values minus their mean, divided by their standard deviation.
 
-    Moments are means over samples of means over the tokens of a sample, the variance with n - 1 samples: if all tokens of a
-    sample have the same value, they are the mean and the standard deviation over samples. Values that are all equal give 0.
+    float64 `[tokens]`, samples int64 `[tokens]` → `[tokens]`.
+    Moments are means over samples of means over the tokens of a sample, the variance with n - 1 samples: if all tokens
+    of a sample have the same value, they are the mean and the standard deviation over samples. Values that are all
+    equal give 0.
     """
     if not bool((values != values[:1]).any()):
         return values.new_zeros(len(values))

@@ -1,10 +1,10 @@
 """Group relative policy optimization (GRPO; arXiv:2402.03300), with the decoupled PPO loss.
 
-Rewards are centered on the mean of their group and divided by its standard deviation (section 4.1.2). The loss is PPO's clipped
-surrogate (equation 3), corrected for staleness (`correction.py`).
+Rewards are centered on the mean of their group and divided by its standard deviation (section 4.1.2). The loss is PPO's
+clipped surrogate (equation 3), corrected for staleness (`correction.py`).
 
-Defaults that differ from the paper, as in common practice: the mean over all tokens of the step instead of over tokens then
-sequences (`loss_aggregation = "seq_mean"`), and no KL to a reference model (`kl.coefficient = 0.04`).
+Defaults that differ from the paper, as in common practice: the mean over all tokens of the step instead of over tokens
+then sequences (`loss_aggregation = "seq_mean"`), and no KL to a reference model (`kl.coefficient = 0.04`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Group sequence policy optimization (GSPO; arXiv:2507.18071, equations 5 to 7).
 
-Ratios are per sequence, like rewards: the geometric mean of the token ratios, clipped as a whole. All sequences have the same
-weight, whatever their length. The bounds are narrow because a mean moves little.
+Ratios are per sequence, like rewards: the geometric mean of the token ratios, clipped as a whole. All sequences have
+the same weight, whatever their length. The bounds are narrow because a mean moves little.
 """
 
 from __future__ import annotations

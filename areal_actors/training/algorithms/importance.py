@@ -1,9 +1,10 @@
 """Importance weights: from log-weights of tokens to bounded weights, per token or per sequence.
 
-Truncated importance sampling (TIS; arXiv:2505.24298 and arXiv:2104.06294 cap at a constant) sets a weight beyond its bounds to the
-nearer bound: biased, with bounded variance. Masked importance sampling (MIS; IcePop, arXiv:2510.18855, equation 4, masks on both
-sides) removes such tokens: the others keep their exact weight. The weight of a sequence is the product of its tokens' weights
-(exact, but its variance grows with the length) or their geometric mean (GSPO, arXiv:2507.18071, equation 7).
+Truncated importance sampling (TIS; arXiv:2505.24298 and arXiv:2104.06294 cap at a constant) sets a weight beyond its
+bounds to the nearer bound: biased, with bounded variance. Masked importance sampling (MIS; IcePop, arXiv:2510.18855,
+equation 4, masks on both sides) removes such tokens: the others keep their exact weight. The weight of a sequence is
+the product of its tokens' weights (exact, but its variance grows with the length) or their geometric mean (GSPO,
+arXiv:2507.18071, equation 7).
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ def importance_weights(
 def bound_weights(
     weights: Tensor, weighting: Literal["truncate", "mask", "clip"], lowest: float, highest: float, advantages: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns weights within their bounds (inclusive), and a mask of the tokens changed: `[tokens]` and bool `[tokens]`.
+    """Returns weights within their bounds (inclusive), and a mask of the tokens changed.
 
-    `clip` is PPO's rule (arXiv:1707.06347, equation 7) for a weight: a token with positive advantage that is already more than
-    `highest` times as likely as when it was sampled, and one with negative advantage below `lowest`, has gradient 0.
+    `[tokens]` and bool `[tokens]`.
+    `clip` is PPO's rule (arXiv:1707.06347, equation 7) for a weight: a token with positive advantage that is already
+    more than `highest` times as likely as when it was sampled, and one with negative advantage below `lowest`, has
+    gradient 0.
     """
     above, below = weights > highest, weights < lowest
     if weighting == "truncate":

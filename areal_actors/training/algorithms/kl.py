@@ -1,17 +1,17 @@
 """`[algorithm.kl]`: KL divergence from a reference model, as a loss term or as a penalty on the reward.
 
-With d = logp - reference, for tokens sampled by the current policy (Schulman, "Approximating KL divergence", 2020; k3 is
-equation 4 of arXiv:2402.03300):
+With d = logp - reference, for tokens sampled by the current policy (Schulman, "Approximating KL divergence", 2020; k3
+is equation 4 of arXiv:2402.03300):
 
     k1 = d    k2 = d² / 2    k3 = exp(-d) - 1 + d
 
-The mean of k1 and of k3 is the divergence itself. As a loss, k2 has the gradient of the divergence, k3 approximates it, and the
-gradient of k1 does not depend on the reference: k1 is rejected there.
+The mean of k1 and of k3 is the divergence itself. As a loss, k2 has the gradient of the divergence, k3 approximates it,
+and the gradient of k1 does not depend on the reference: k1 is rejected there.
 
 Tokens sampled by older weights are not samples of the current policy. `importance_weighted` multiplies the loss term by
-w = exp(logp - behaviour), so that its mean gradient is that of the divergence of the current policy for both estimators: k3 with
-the gradient through w (arXiv:2512.02556, section 3.1), because the mean of w k3 is the divergence; k2 with w held constant,
-because the gradient of k2 has the right mean.
+w = exp(logp - behaviour), so that its mean gradient is that of the divergence of the current policy for both
+estimators: k3 with the gradient through w (arXiv:2512.02556, section 3.1), because the mean of w k3 is the divergence;
+k2 with w held constant, because the gradient of k2 has the right mean.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Kl(Component):
     coefficient: NonNegativeFloat = 0.0
     """Penalty per nat; 0 switches KL off, and no reference is loaded."""
     apply_to: Literal["loss", "reward"] = "loss"
-    """`loss`: a loss term with gradient. `reward`: subtracted from the reward before advantages are computed, measured on the policy
-    that sampled the tokens."""
+    """`loss`: a loss term with gradient. `reward`: subtracted from the reward before advantages are computed, measured
+    on the policy that sampled the tokens."""
     estimator: Estimator = "k3"
     """`k1` is d, `k2` d² / 2, `k3` exp(-d) - 1 + d; the loss takes `k2` or `k3`."""
     reference: str = INITIAL
@@ -109,7 +109,10 @@ class Kl(Component):
         return {"reference_kl": float(penalties.mean()) / self.coefficient} if in_reward else {}
 
     def subtract_kl(self, step: StepTokens, rewards: Tensor) -> Tensor:
-        """Returns R of each call minus the penalties of all tokens of its sample: float64 `[calls]` → float64 `[calls]`."""
+        """Returns R of each call minus the penalties of all tokens of its sample.
+
+        float64 `[calls]` → float64 `[calls]`.
+        """
         return rewards - sum_by(self.kl_penalties(step), step.samples[step.calls], len(step.groups))[step.samples]
 
 

@@ -1,7 +1,7 @@
 """Lite PPO (arXiv:2508.08221): two tricks, no critic.
 
-Rewards are centered on the mean of their group and divided by the standard deviation of the whole batch, so that groups of nearly
-equal rewards are not amplified. The loss is the mean over tokens.
+Rewards are centered on the mean of their group and divided by the standard deviation of the whole batch, so that groups
+of nearly equal rewards are not amplified. The loss is the mean over tokens.
 """
 
 from __future__ import annotations

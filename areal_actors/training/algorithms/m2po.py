@@ -1,13 +1,14 @@
 """Second-moment trust policy optimization (M2PO; arXiv:2510.01161, section 5).
 
-Stale tokens are trained with their full ratio, except outliers: the tokens with the largest squares of log(proximal / behaviour) of
-the step are masked, as few as bring the mean of the others (equation 4) below the threshold (algorithm 1).
+Stale tokens are trained with their full ratio, except outliers: the tokens with the largest squares of log(proximal /
+behaviour) of the step are masked, as few as bring the mean of the others (equation 4) below the threshold (algorithm
+1).
 
     J = E[ mean over kept tokens of u A ]    u = exp(logp - behaviour)    equation 5
 
-The mask depends on the step, not on its micro-batches. The paper divides by all tokens, here the mean is over the kept ones. The
-paper (v2) masks only tokens that PPO could clip (u > 1 with A > 0, u < 1 with A < 0); here, as in AReaL, any. The mask itself bounds
-staleness: the `correction` table has only the veto. Vetoed tokens are masked first.
+The mask depends on the step, not on its micro-batches. The paper divides by all tokens, here the mean is over the kept
+ones. The paper (v2) masks only tokens that PPO could clip (u > 1 with A > 0, u < 1 with A < 0); here, as in AReaL, any.
+The mask itself bounds staleness: the `correction` table has only the veto. Vetoed tokens are masked first.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 
 
 def within_second_moment(squares: Tensor, threshold: float) -> Tensor:
-    """Returns the tokens to keep: as many as possible, smallest first, with a mean strictly below the threshold; at least one.
+    """Returns the tokens to keep.
+
+    As many as possible, smallest first, with a mean strictly below the threshold; at least one.
 
     Args:
         squares: float64 `[tokens]`, squared differences of log-probability.

@@ -1,15 +1,16 @@
 """Off-policy metrics of a step: divergences, importance weights, effective sample size.
 
-With d = log p - log q of tokens sampled by q (Schulman, "Approximating KL divergence", 2020), estimates of KL(q ‖ p) are
+With d = log p - log q of tokens sampled by q (Schulman, "Approximating KL divergence", 2020), estimates of KL(q ‖ p)
+are
 
     k1 = -d    k2 = d² / 2    k3 = exp(d) - 1 - d
 
-There are two pairs. Engine mismatch: q is recorded by the engine, p is the trainer under the same weight version. Staleness: q is the
-trainer under the version that sampled the token, p the trainer under the weights at the start of the step. Importance weights
-combine both, w = exp(proximal - behaviour), before clipping.
+There are two pairs. Engine mismatch: q is recorded by the engine, p is the trainer under the same weight version.
+Staleness: q is the trainer under the version that sampled the token, p the trainer under the weights at the start of
+the step. Importance weights combine both, w = exp(proximal - behaviour), before clipping.
 
-Tokens of catastrophic weight (`veto.VETO_THRESHOLD`) are excluded from means, because one of them would dominate; they are counted
-separately, and the largest and the smallest weight are over all tokens.
+Tokens of catastrophic weight (`veto.VETO_THRESHOLD`) are excluded from means, because one of them would dominate; they
+are counted separately, and the largest and the smallest weight are over all tokens.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def weight_metrics(sequences: Tensor, behaviour: Tensor, proximal: Tensor, resco
 
     Returns:
         `importance_weight_mean`, `_max` and `_min`; `effective_sample_size`, (Σw)² / (n Σw²), 1 for equal weights;
-        `chi2_token`, E[w²] - 1 over tokens, and `chi2_sequence`, over sequences, whose weight is the product of their token weights;
-        `staleness_kl_k1`, `_k2` and `_k3`, if `rescored` is known.
+        `chi2_token`, E[w²] - 1 over tokens, and `chi2_sequence`, over sequences, whose weight is the product of their
+        token weights; `staleness_kl_k1`, `_k2` and `_k3`, if `rescored` is known.
     """
     log_weights = proximal.double() - behaviour.double()
     finite = log_weights[~log_weights.isnan()]

@@ -1,8 +1,9 @@
-"""Common code of losses over preference pairs: a pair is a group of two sequences, chosen (reward 1) and rejected (reward 0).
+"""Common code of losses over preference pairs.
 
-Every token of a pair has the loss of the pair: with the weights of `call_shares("seq_mean", ...)` the tokens of a sequence count as one
-sequence (a sample of its own), and sequences are averaged, which is the mean over pairs. The sequences of a pair are in one micro-batch
-(`Algorithm.whole_groups`).
+A pair is a group of two sequences, chosen (reward 1) and rejected (reward 0).
+Every token of a pair has the loss of the pair: with the weights of `call_shares("seq_mean", ...)` the tokens of a
+sequence count as one sequence (a sample of its own), and sequences are averaged, which is the mean over pairs. The
+sequences of a pair are in one micro-batch (`Algorithm.whole_groups`).
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class PairAlgorithm(Algorithm):
 def sequence_weights(step: StepTokens) -> Advantages:
     """Returns weights that turn a mean over tokens into a mean over sequences: float32 `[tokens]`, 1 on average.
 
-    Losses over pairs have no advantages; they multiply their measures by these weights, since measures are reported as means
-    over tokens.
+    Losses over pairs have no advantages; they multiply their measures by these weights, since measures are reported as
+    means over tokens.
 
     Raises:
         EngineError: a pair does not have exactly one chosen and one rejected sequence with trained tokens.
@@ -72,7 +73,10 @@ def sequence_weights(step: StepTokens) -> Advantages:
 
 
 def pair_sums(column: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Returns sums over the chosen and over the rejected sequence, at every token of the pair: `[tokens]` → two float64 `[tokens]`."""
+    """Returns sums over the chosen and over the rejected sequence, at every token of the pair.
+
+    `[tokens]` → two float64 `[tokens]`.
+    """
     is_chosen = batch.rewards > CHOSEN
     column = column.double()
     chosen = sum_by(column.where(is_chosen, column.new_zeros(())), batch.groups)

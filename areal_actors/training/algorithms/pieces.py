@@ -1,7 +1,7 @@
 """Building blocks of policy losses: ratios, divergences, surrogates, and loss aggregation.
 
-All code uses tensor methods, so that a process that only reads the recipe never imports torch. A column "per token" has one
-entry for each trained token and no others: no masks are needed.
+All code uses tensor methods, so that a process that only reads the recipe never imports torch. A column "per token" has
+one entry for each trained token and no others: no masks are needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ LOG_RATIO_LIMIT = 20.0
 
 
 def ratio(logp: Tensor, reference: Tensor | float = 0.0) -> Tensor:
-    """Returns the probability ratio of current weights to the reference, or exp of log-weights: exp(logp - reference)."""
+    """Returns the probability ratio of current weights to the reference, or exp of log-weights.
+
+    exp(logp - reference).
+    """
     return (logp - reference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
@@ -43,18 +46,21 @@ def estimate(estimator: Estimator, difference: Tensor) -> Tensor:
 def clipped_surrogate(
     ratios: Tensor, advantages: Tensor, below: float, above: float | None = None, dual_clip: float | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns PPO's clipped surrogate as a loss: max(-A u, -A clip(u, 1 - below, 1 + above)) (arXiv:1707.06347, equation 7).
+    """Returns PPO's clipped surrogate as a loss.
+
+    max(-A u, -A clip(u, 1 - below, 1 + above)) (arXiv:1707.06347, equation 7).
 
     Args:
         ratios: u of each token, `[tokens]` with gradient.
         advantages: A of each token, `[tokens]`.
         below: lower clip.
         above: upper clip; `below` if not given.
-        dual_clip: upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729, equation 5).
+        dual_clip: upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729,
+            equation 5).
 
     Returns:
-        Losses `[tokens]`, and measures: `clip_frac`, tokens without gradient because the clipped term is the larger loss, and
-        `dual_clip_frac`, if bounded.
+        Losses `[tokens]`, and measures: `clip_frac`, tokens without gradient because the clipped term is the larger
+        loss, and `dual_clip_frac`, if bounded.
     """
     free = -advantages * ratios
     clipped = -advantages * ratios.clamp(1.0 - below, 1.0 + (below if above is None else above))
@@ -69,14 +75,14 @@ def clipped_surrogate(
 def call_shares(loss_aggregation: LossAggregation, tokens: Tensor, samples: Tensor, length: int) -> Tensor:
     """Returns the weight of each trained token of a call in the loss of the step.
 
-    Weights are computed before the step is split into micro-batches, and token losses are summed with them, so the loss and its
-    gradient do not depend on micro-batches, nor on the sequences of an episode.
+    Weights are computed before the step is split into micro-batches, and token losses are summed with them, so the loss
+    and its gradient do not depend on micro-batches, nor on the sequences of an episode.
 
     Args:
-        loss_aggregation: `token_mean`: mean over all trained tokens. `seq_mean`: mean over the trained tokens of each sample (an episode,
-            across sequences), then over the samples that have any. `constant`: sum over each sample divided by `length`, then mean
-            over all samples (arXiv:2503.20783), so that long answers are not discounted, and a fully masked sample does not
-            increase the weight of the others.
+        loss_aggregation: `token_mean`: mean over all trained tokens. `seq_mean`: mean over the trained tokens of each
+            sample (an episode, across sequences), then over the samples that have any. `constant`: sum over each sample
+            divided by `length`, then mean over all samples (arXiv:2503.20783), so that long answers are not discounted,
+            and a fully masked sample does not increase the weight of the others.
         tokens: float64 `[calls]`, number of trained tokens of each call of the update.
         samples: int64 `[calls]`, sample of each call.
         length: divisor of `constant`.

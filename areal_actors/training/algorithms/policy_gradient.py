@@ -60,7 +60,10 @@ class PolicyGradient(Algorithm):
         yield from super().problems()
 
     def compare(self, rewards: Tensor, samples: Tensor, groups: Tensor) -> Tensor:
-        """Returns advantages: float64 `[calls]`, int64 `[calls]`, int64 `[samples]` → float64 `[calls]`; see `groups.py`."""
+        """Returns advantages.
+
+        float64 `[calls]`, int64 `[calls]`, int64 `[samples]` → float64 `[calls]`; see `groups.py`.
+        """
         return group_normalized(rewards, samples, groups)
 
     def advantages(self, step: StepTokens) -> Advantages:
@@ -69,7 +72,10 @@ class PolicyGradient(Algorithm):
         return self.finalize(step, self.compare(rewards, step.samples, step.groups)[step.calls])
 
     def finalize(self, step: StepTokens, advantages: Tensor) -> Advantages:
-        """Returns token advantages, float64 `[tokens]`, in the precision of the step: normalized on request, then masked."""
+        """Returns token advantages, float64 `[tokens]`, in the precision of the step.
+
+        Normalized on request, then masked.
+        """
         tokens = whiten(advantages, step.samples[step.calls]) if self.normalize_advantages else advantages
         kept = self.shaping.loss_mask(step)
         masked = {} if kept is None or not len(kept) else {"truncated_masked_frac": float((~kept).double().mean())}
@@ -102,10 +108,12 @@ class ClippedPolicy(PolicyGradient):
     clip_higher: PositiveFloat | None = None
     """Upper bound of the ratio, minus 1 (arXiv:2503.14476, equation 10); `clip` if not set."""
     dual_clip: Annotated[float, msgspec.Meta(gt=1)] | None = None
-    """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
+    """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if
+    not set."""
     correction: Correction = Correction()
 
-    def ratios(self, batch: Batch, logp: Tensor, corrected: Corrected) -> Tensor:  # noqa: ARG002 - `Gspo` needs the sequences
+    # `Gspo` needs the sequences
+    def ratios(self, batch: Batch, logp: Tensor, corrected: Corrected) -> Tensor:  # noqa: ARG002
         """Returns the ratio of each token to its anchor: `[tokens]` with gradient."""
         return ratio(logp, corrected.anchor)
 

@@ -1,13 +1,13 @@
 """Proximal policy optimization with a critic (arXiv:1707.06347), advantages by GAE (arXiv:1506.02438, equation 16).
 
-A second model, the critic, predicts the return before each token; advantages compare the actual return with it. The policy loss is
-the clipped surrogate (equation 7), the critic loss the clipped squared error:
+A second model, the critic, predicts the return before each token; advantages compare the actual return with it. The
+policy loss is the clipped surrogate (equation 7), the critic loss the clipped squared error:
 
     L = ½ max((V - R)², (V_old + clip(V - V_old, ±clip) - R)²)    R = advantage + V_old, before normalisation
 
-γ is 1, as is usual for text (arXiv:2203.02155, appendix C.4), and λ that of the PPO paper. A truncated answer has a reward like
-any other and nothing comes after it, so its last value is 0; `bootstrap_truncated` uses the value that the critic predicts after
-its last token instead (arXiv:1506.02438, equation 11). `loss_aggregation` applies to both losses.
+γ is 1, as is usual for text (arXiv:2203.02155, appendix C.4), and λ that of the PPO paper. A truncated answer has a
+reward like any other and nothing comes after it, so its last value is 0; `bootstrap_truncated` uses the value that the
+critic predicts after its last token instead (arXiv:1506.02438, equation 11). `loss_aggregation` applies to both losses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """REINFORCE++ (arXiv:2501.03262): no critic, no groups, advantages normalised over the whole batch.
 
-The advantage of a token is R of its call minus the KL penalties from this token to the end of its sequence, normalized by the mean and
-the standard deviation of the step. The paper takes these over all tokens; here all episodes have the same weight, however many
-tokens they have. The loss is PPO's clipped surrogate.
+The advantage of a token is R of its call minus the KL penalties from this token to the end of its sequence, normalized
+by the mean and the standard deviation of the step. The paper takes these over all tokens; here all episodes have the
+same weight, however many tokens they have. The loss is PPO's clipped surrogate.
 
 `baseline = "group"` is REINFORCE++-baseline: the group mean is subtracted first, and KL is a loss term:
 `kl = { coefficient = 0.001, apply_to = "loss", estimator = "k2" }`.

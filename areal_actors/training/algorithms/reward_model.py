@@ -26,7 +26,10 @@ class RewardModel(PairAlgorithm, tag="reward_model"):
     """c: strength of the penalty that centers the scores of a pair on 0."""
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """Returns the loss of the pair at both scored positions; `logp` holds the scores, float32 `[sequences]` with gradient."""
+        """Returns the loss of the pair at both scored positions.
+
+        `logp` holds the scores, float32 `[sequences]` with gradient.
+        """
         chosen, rejected = pair_sums(logp, batch)
         losses = negative_log_sigmoid(chosen - rejected) + self.center_coefficient * (chosen + rejected).square()
         return pair_losses(losses, chosen, rejected, batch, "score")

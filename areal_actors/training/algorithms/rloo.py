@@ -4,8 +4,8 @@ The baseline of an episode is the mean reward of the others of its group. The lo
 
     J = E[ 1/k Σ_i (R_i - mean of the others) log π(y_i) ]
 
-The sum over a sequence's tokens is `loss_aggregation = "constant"` with length 1. Staleness weights multiply it; `clip` replaces it by
-PPO's clipped surrogate.
+The sum over a sequence's tokens is `loss_aggregation = "constant"` with length 1. Staleness weights multiply it; `clip`
+replaces it by PPO's clipped surrogate.
 """
 
 from __future__ import annotations

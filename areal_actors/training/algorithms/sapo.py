@@ -4,7 +4,8 @@ A soft gate instead of a hard clip: it closes as the ratio moves away from 1, fa
 
     J = E[ mean over sequences, then tokens, of f(u) A ]    f(u) = 4/τ · sigmoid(τ (u - 1))    u = exp(logp - behaviour)
 
-The ratio is to the weights that sampled the token, so the gate itself bounds staleness: the `correction` table has only the veto.
+The ratio is to the weights that sampled the token, so the gate itself bounds staleness: the `correction` table has only
+the veto.
 """
 
 from __future__ import annotations

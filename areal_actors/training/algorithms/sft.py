@@ -1,4 +1,7 @@
-"""Supervised fine-tuning: maximize the likelihood of the demonstrated tokens. Also used for the warm start of the embedded model."""
+"""Supervised fine-tuning: maximize the likelihood of the demonstrated tokens.
+
+Also used for the warm start of the embedded model.
+"""
 
 from __future__ import annotations
 

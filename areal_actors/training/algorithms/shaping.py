@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class Shaping(Config):
-    """`[algorithm.shaping]`: reward → (reward + bias) × scale, clamped to ±clip, before groups are compared; truncation mask."""
+    """`[algorithm.shaping]`.
+
+    Reward → (reward + bias) × scale, clamped to ±clip, before groups are compared; truncation mask.
+    """
 
     bias: float = 0.0
     """Added to the reward."""
@@ -22,8 +25,8 @@ class Shaping(Config):
     clip: PositiveFloat | None = None
     """Largest absolute value; unbounded if not set."""
     truncated: Literal["train", "mask"] = "train"
-    """`mask`: episodes whose last call was truncated are not trained, but their rewards count in the baselines of the others
-    (overlong filtering of arXiv:2503.14476, section 3.4). A truncated call before the last is trained."""
+    """`mask`: episodes whose last call was truncated are not trained, but their rewards count in the baselines of the
+    others (overlong filtering of arXiv:2503.14476, section 3.4). A truncated call before the last is trained."""
 
     def apply(self, rewards: Tensor) -> Tensor:
         """Returns shaped rewards: float64 `[calls]` → float64 `[calls]`."""

@@ -1,8 +1,9 @@
 """The veto: tokens with a catastrophic importance weight are not trained, whatever the correction.
 
-A log-probability that is wrong by many nats (a broken engine, a corrupted record, a token that the sampler could not have
-sampled) would have the largest weight: the cap under truncated importance sampling, and it would dominate the weight of its
-sequence. So it is masked before any mean, product or bound is computed. In verl: `rollout_token_veto_threshold`.
+A log-probability that is wrong by many nats (a broken engine, a corrupted record, a token that the sampler could not
+have sampled) would have the largest weight: the cap under truncated importance sampling, and it would dominate the
+weight of its sequence. So it is masked before any mean, product or bound is computed. In verl:
+`rollout_token_veto_threshold`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class Corrected(msgspec.Struct, frozen=True):
     """Anchors and weights of the tokens of a batch."""
 
     anchor: Tensor
-    """`[tokens]`, no gradient: log-probability in the denominator of ratios; for vetoed tokens the proximal one, so that their
-    ratio to the recorded one is never computed."""
+    """`[tokens]`, no gradient: log-probability in the denominator of ratios; for vetoed tokens the proximal one, so
+    that their ratio to the recorded one is never computed."""
     weight: Tensor | None
     """`[tokens]`, no gradient: importance weight of the loss; None means 1."""
     vetoed: Tensor | None
@@ -44,10 +45,11 @@ class Veto(Component):
     """`[algorithm.correction]` of an algorithm whose own ratio to the behaviour weights bounds off-policy tokens."""
 
     veto: Literal["token", "sequence", "off"] = "token"
-    """Tokens with a catastrophic weight are not trained: the `token` alone, or every token of its `sequence`. Masked tokens still
-    count in the divisor of the mean. `off` trains them like any other."""
+    """Tokens with a catastrophic weight are not trained: the `token` alone, or every token of its `sequence`. Masked
+    tokens still count in the divisor of the mean. `off` trains them like any other."""
     veto_threshold: Annotated[float, msgspec.Meta(gt=0, lt=1)] = VETO_THRESHOLD
-    """A weight proximal / behaviour below this, or above its reciprocal, is catastrophic; so is one that is not a number."""
+    """A weight proximal / behaviour below this, or above its reciprocal, is catastrophic; so is one that is not a
+    number."""
 
     @property
     def recomputes_proximal(self) -> bool:
@@ -55,7 +57,10 @@ class Veto(Component):
         return False
 
     def veto_mask(self, behaviour: Tensor, proximal: Tensor, sequences: Tensor) -> Tensor | None:
-        """Returns the tokens that are not trained: three columns `[tokens]` → bool `[tokens]`, or None if the veto is off."""
+        """Returns the tokens that are not trained.
+
+        Three columns `[tokens]` → bool `[tokens]`, or None if the veto is off.
+        """
         if self.veto == "off":
             return None
         catastrophic = is_catastrophic(proximal - behaviour, self.veto_threshold)

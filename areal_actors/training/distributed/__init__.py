@@ -1,1 +1,4 @@
-"""Training of one model on several processes: layout, computation of each rank, and control by the trainer's process."""
+"""Training of one model on several processes.
+
+Layout, computation of each rank, and control by the trainer's process.
+"""

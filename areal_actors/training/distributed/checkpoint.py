@@ -1,5 +1,6 @@
-"""A checkpoint of several ranks: torch's distributed checkpoint (DCP), which any number of ranks in any layout can read.
+"""A checkpoint of several ranks.
 
+Torch's distributed checkpoint (DCP), which any number of ranks in any layout can read.
 Besides the Hugging Face export, a folder contains `ranks/` with every rank's shards of the trained weights and of the
 optimizer state, and, written last, the file of `trainer_state` with the state common to all ranks. A single process can
 read it, and several ranks can read the checkpoint of a single process.
@@ -34,8 +35,8 @@ from areal_actors.weights.source_tensors import model_tensors
 
 PIECES = "ranks"
 TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False, flatten_optimizer_state_dict=True)
-"""Under an adapter the frozen base is loaded from the run's model. The flattened state has one name per entry and tensor, so that
-the state of a rank with only some tensors is a subset of the whole."""
+"""Under an adapter the frozen base is loaded from the run's model. The flattened state has one name per entry and
+tensor, so that the state of a rank with only some tensors is a subset of the whole."""
 WHOLE = StateDictOptions(full_state_dict=True, strict=False)
 
 
@@ -57,7 +58,9 @@ def is_in_pieces(state: Mapping[str, Any]) -> bool:
 
 
 def load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Restore the trained weights and the optimizer state, and return `rest`; call on every rank, or in a single process.
+    """Restore the trained weights and the optimizer state, and return `rest`.
+
+    Call on every rank, or in a single process.
 
     Raises:
         CheckpointError: something is missing, damaged or does not fit.
@@ -71,7 +74,10 @@ def load(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer)
 
 
 def without_copies(rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop the copies of older weights: they only serve a comparison, and each rank has shards of them in its own layout."""
+    """Drop the copies of older weights.
+
+    They only serve a comparison, and each rank has shards of them in its own layout.
+    """
     return {name: {} if _of_dictionaries(value) else value for name, value in rest.items()}
 
 

@@ -41,7 +41,10 @@ class MethodCall(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class BroadcastCall(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A `MethodCall` with sequences, which the first rank broadcasts to the others: so the trainer's process sends them once."""
+    """A `MethodCall` with sequences, which the first rank broadcasts to the others.
+
+    So the trainer's process sends them once.
+    """
 
     length: int
     """Bytes of the encoded call."""

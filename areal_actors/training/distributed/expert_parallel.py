@@ -1,8 +1,8 @@
 """Expert parallelism: the experts of a block are divided among the ranks that hold its tensor parts.
 
-Every rank has all tokens and the router, computes the tokens of its own experts, and the outputs are summed over the ranks: one
-all-reduce forward, one backward, and no exchange of tokens, whose order would depend on the routing. The experts are one tensor per
-matrix, `[experts, out, in]` (transformers), which is split in its first dimension.
+Every rank has all tokens and the router, computes the tokens of its own experts, and the outputs are summed over the
+ranks: one all-reduce forward, one backward, and no exchange of tokens, whose order would depend on the routing. The
+experts are one tensor per matrix, `[experts, out, in]` (transformers), which is split in its first dimension.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ EXPERTS = "experts"
 
 
 def expert_problem(config: Any, parts: int) -> str | None:
-    """Returns why a model's experts cannot be divided among this number of ranks; None if they can, or there are none."""
+    """Returns why a model's experts cannot be divided among this number of ranks.
+
+    None if they can, or there are none.
+    """
     experts = getattr(config, "num_experts", 0)
     if experts % parts:
         return f"the model has {experts} experts, which trainer.tensor_parallel = {parts} does not divide; lower it"
@@ -61,7 +64,10 @@ class OwnExperts:
         return getattr(self._module, name)
 
     def renumber(self, index: Tensor, part: int) -> Tensor:
-        """Numbers of the chosen experts among this rank's own; those of others are `num_experts`, which transformers leaves out."""
+        """Numbers of the chosen experts among this rank's own.
+
+        Those of others are `num_experts`, which transformers leaves out.
+        """
         own = index - part * self.num_experts
         return torch.where((own >= 0) & (own < self.num_experts), own, self.num_experts)
 

@@ -20,8 +20,8 @@ def clip(
 ) -> float:
     """Scale gradients to a global norm of at most `max_norm`; returns the global norm before, the same on every rank.
 
-    `torch.nn.utils.clip_grad_norm_` stacks norms, which fails for different meshes. Here each rank adds up the squares of its
-    own shards in float64, each divided by the number of ranks that hold a copy of it.
+    `torch.nn.utils.clip_grad_norm_` stacks norms, which fails for different meshes. Here each rank adds up the squares
+    of its own shards in float64, each divided by the number of ranks that hold a copy of it.
 
     Args:
         parameters: parameters of this rank.

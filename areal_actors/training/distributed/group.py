@@ -22,8 +22,8 @@ from areal_actors.training.settings import TrainerSettings
 class RankGroup:
     """Ranks in separate processes, each with a `TorchTrainer` of its part of the model.
 
-    If a rank fails, the call fails with an error that names it, and the whole group is ended. The next call restarts the group
-    with its initial weights: `load` a checkpoint to continue. `weight_version` is reset at once.
+    If a rank fails, the call fails with an error that names it, and the whole group is ended. The next call restarts
+    the group with its initial weights: `load` a checkpoint to continue. `weight_version` is reset at once.
     """
 
     def __init__(self, model_folder: str, algorithm: Algorithm, settings: TrainerSettings, **arguments: Any) -> None:

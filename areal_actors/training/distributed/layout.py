@@ -1,4 +1,7 @@
-"""Layout of ranks: a grid of pipeline stages, replicas, sequence and tensor parts. Without torch, for checks of recipes."""
+"""Layout of ranks: a grid of pipeline stages, replicas, sequence and tensor parts.
+
+Without torch, for checks of recipes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from areal_actors.training.settings import TrainerSettings
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """A grid of ranks, innermost dimension first: tensor parts (most communication), sequence parts, replicas, stages (least)."""
+    """A grid of ranks, innermost dimension first.
+
+    Tensor parts (most communication), sequence parts, replicas, stages (least).
+    """
 
     replicas: int
     """Data parallel: copies of the model with different micro-batches."""
@@ -42,7 +48,10 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 def layout_problem(settings: TrainerSettings) -> tuple[str, str] | None:
-    """Returns the invalid setting of `[trainer]` and a description of the problem with its remedy; None if the layout is valid."""
+    """Returns the invalid setting of `[trainer]` and a description of the problem with its remedy.
+
+    None if the layout is valid.
+    """
     ranks, tensor, sequence, pipeline = (
         settings.ranks,
         settings.tensor_parallel,

@@ -68,9 +68,11 @@ class Mesh:
         self.forward_group = grid.get_group(STAGES)
         """Ranks at the same coordinates in every stage."""
         self.backward_group, _ = dist.new_subgroups_by_enumeration(grid.mesh.flatten(1).T.tolist())  # type: ignore[no-untyped-call]
-        """A second group of the same ranks, so that gradients to the previous stage do not wait for activations to the next."""
+        """A second group of the same ranks, so that gradients to the previous stage do not wait for activations to the
+        next."""
         self.tensor: DeviceMesh = grid[TENSOR]
-        self.blocks: DeviceMesh = grid[REPLICAS, SEQUENCE]._flatten("blocks")  # noqa: SLF001 - as in torchtitan; there is no public way
+        # As in torchtitan; there is no public way
+        self.blocks: DeviceMesh = grid[REPLICAS, SEQUENCE]._flatten("blocks")  # noqa: SLF001
         """Ranks over which the weights of a block (of one tensor part) are sharded."""
         self.all: DeviceMesh = grid[REPLICAS, SEQUENCE, TENSOR]._flatten("all")  # noqa: SLF001
         """Ranks of this stage, over which embeddings, last norm and head are sharded."""

@@ -9,7 +9,8 @@ import msgspec
 from areal_actors.training.packing.tensors import MicroBatch
 
 ROOM = 1.1
-"""Micro-batches may exceed an even split by this factor: rows are not split, and a small excess would cost another round."""
+"""Micro-batches may exceed an even split by this factor: rows are not split, and a small excess would cost another
+round."""
 ROUNDS_PER_STAGE = 4
 """Minimum for a small pipeline bubble (Huang et al. 2019, GPipe, https://arxiv.org/abs/1811.06965, section 2.3)."""
 COLUMNS = ("positions", "labels", "token_index", "temperatures")
@@ -29,8 +30,8 @@ def budget(tokens: int, most: int, replicas: int, stages: int = 1) -> int:
 def distribute(sizes: list[int], replicas: int) -> list[list[int | None]]:
     """Indices of micro-batches for each replica, lists of equal length; None stands for a filler.
 
-    Replicas wait for each other in every block, so micro-batches of the same round should have similar size: from the largest
-    down, each round takes one per replica, and the replica with the fewest tokens so far gets the largest.
+    Replicas wait for each other in every block, so micro-batches of the same round should have similar size: from the
+    largest down, each round takes one per replica, and the replica with the fewest tokens so far gets the largest.
     """
     order = sorted(range(len(sizes)), key=lambda index: (-sizes[index], index))
     shares: list[list[int | None]] = [[] for _ in range(replicas)]

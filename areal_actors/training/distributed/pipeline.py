@@ -1,9 +1,9 @@
 """Pipeline parallelism with a one-forward-one-backward (1F1B) schedule of micro-batches.
 
 A stage sends hidden states to the next stage, and their gradient to the previous one; both are autograd functions, so a
-backward pass on any stage is the whole chain rule. A stage runs as many forward passes as there are stages after it before
-its first backward pass, and then alternates (Narayanan et al. 2019, PipeDream, https://arxiv.org/abs/1806.03377, section
-3.2, but weights change only at the end). All stages have all micro-batches, so shapes are not sent.
+backward pass on any stage is the whole chain rule. A stage runs as many forward passes as there are stages after it
+before its first backward pass, and then alternates (Narayanan et al. 2019, PipeDream, https://arxiv.org/abs/1806.03377,
+section 3.2, but weights change only at the end). All stages have all micro-batches, so shapes are not sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ Output = TypeVar("Output")
 def one_forward_one_backward(
     parts: Iterable[Part], ahead: int, forward: Callable[[Part], Output], backward: Callable[[Part, Output], None]
 ) -> None:
-    """Run all forward and backward passes, both in the order of the parts; at most `ahead` + 1 parts await their backward pass."""
+    """Run all forward and backward passes, both in the order of the parts.
+
+    At most `ahead` + 1 parts await their backward pass.
+    """
     begun: deque[tuple[Part, Output]] = deque()
     for part in parts:
         begun.append((part, forward(part)))
@@ -74,8 +77,8 @@ class Pipeline:
             named: further arguments of the forward.
 
         Returns:
-            Its output, with hidden states `[rows, positions, width]`: 0 on all stages but the last; their backward pass is this
-            stage's.
+            Its output, with hidden states `[rows, positions, width]`: 0 on all stages but the last; their backward pass
+            is this stage's.
         """
         # It requires a gradient, so that there is a backward pass even if no earlier parameter is trained.
         anchor = torch.zeros((), device=self._device, requires_grad=True)
@@ -153,7 +156,10 @@ class Pipeline:
         return int(total)
 
     def collect(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Collect the tensors of all stages by name on the first stage ({} elsewhere), on the CPU; tied names stay tied."""
+        """Collect the tensors of all stages by name on the first stage ({} elsewhere), on the CPU.
+
+        Tied names stay tied.
+        """
         first = {id(tensor): name for name, tensor in reversed(tensors.items())}
         described = [(name, first[id(tensor)], tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
         every: list[Any] = [None] * self.stages
@@ -194,7 +200,10 @@ class ReceiveActivations(torch.autograd.Function):
 
 
 class SendActivations(torch.autograd.Function):
-    """Sends hidden states to the next stage; the backward pass receives their gradient and ignores that of the returned zeros."""
+    """Sends hidden states to the next stage.
+
+    The backward pass receives their gradient and ignores that of the returned zeros.
+    """
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, hidden: Tensor, pipeline: Pipeline) -> Tensor:  # noqa: ARG004

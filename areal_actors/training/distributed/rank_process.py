@@ -44,7 +44,10 @@ LOST = 70
 
 
 def main(_: list[str]) -> None:
-    """Execute commands until the connection closes; everything that it needs is in the environment, as with torchrun."""
+    """Execute commands until the connection closes.
+
+    Everything that it needs is in the environment, as with torchrun.
+    """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rendezvous = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
     connection = _connect(os.environ["AREAL_RANKS_ADDRESS"])

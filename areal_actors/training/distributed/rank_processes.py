@@ -91,7 +91,9 @@ class RankProcesses:
         return [self._hellos[rank].pid for rank in range(self._ranks)]
 
     def call(self, command: Command, what: str, seconds: float) -> Done:
-        """Send a command to every rank and wait for all; returns the reply of the first. Sequences are sent to the first only.
+        """Send a command to every rank and wait for all; returns the reply of the first.
+
+        Sequences are sent to the first only.
 
         Raises:
             ArealError: all ranks raised the same error; or a rank failed, died or timed out, and all are `ended`.

@@ -1,8 +1,9 @@
-"""Sequence parallelism: each rank holds a shard of positions, and for attention all positions of its share of the heads.
+"""Sequence parallelism.
 
+Each rank holds a shard of positions, and for attention all positions of its share of the heads.
 Two all-to-all collectives around the attention convert one into the other (Jacobs et al. 2023, DeepSpeed-Ulysses,
-https://arxiv.org/abs/2309.14509, section 3). The inverse of an all-to-all is an all-to-all with the dimensions swapped, so
-the backward pass is exact.
+https://arxiv.org/abs/2309.14509, section 3). The inverse of an all-to-all is an all-to-all with the dimensions swapped,
+so the backward pass is exact.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from areal_actors.core.errors import EngineError, SetupError
 
 NAME = "areal_ulysses"
-"""Name of the attention function. transformers makes no masks for unknown names; a causal mask of a shard would be wrong."""
+"""Name of the attention function. transformers makes no masks for unknown names; a causal mask of a shard would be
+wrong."""
 POSITIONS, HEADS = 1, 2
 """Dimensions of `[rows, positions, heads, head_dim]`."""
 
@@ -62,8 +64,8 @@ def use_all_to_all(base_model: Any, group: ProcessGroup) -> None:
     """Make a model's attention cover all positions, for a share of the heads.
 
     Raises:
-        SetupError: the model has layers with a window, which needs masks from transformers, or layers other than attention, which
-            would compute each shard of positions by itself.
+        SetupError: the model has layers with a window, which needs masks from transformers, or layers other than
+            attention, which would compute each shard of positions by itself.
     """
     config = base_model.config
     kinds = set(getattr(config, "layer_types", None) or ())
@@ -73,7 +75,8 @@ def use_all_to_all(base_model: Any, group: ProcessGroup) -> None:
         raise SetupError(
             f"trainer.sequence_parallel: models with layers of kind {', '.join(unsupported)} are not supported; write 1"
         )
-    AttentionInterface.register(NAME, _with_all_to_all(ALL_ATTENTION_FUNCTIONS[config._attn_implementation], group))  # noqa: SLF001 - set below too
+    # Set below too
+    AttentionInterface.register(NAME, _with_all_to_all(ALL_ATTENTION_FUNCTIONS[config._attn_implementation], group))  # noqa: SLF001
     config._attn_implementation = NAME  # noqa: SLF001
 
 

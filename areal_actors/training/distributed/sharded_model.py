@@ -1,9 +1,9 @@
 """A Hugging Face model distributed over the ranks: pipeline stages, tensor and sequence parts, and sharded weights.
 
-Every rank of a replica's last stage has the hidden states of all positions after a forward pass, and so computes the same losses.
-Weights are sharded by `fully_shard` (FSDP2): a block's over the ranks of its tensor part, embeddings, last norm and head over all
-ranks of their stage. Gradients are averaged over the ranks of a sharding; scaling the loss by the number of replicas gives the
-sum over replicas in any layout.
+Every rank of a replica's last stage has the hidden states of all positions after a forward pass, and so computes the
+same losses. Weights are sharded by `fully_shard` (FSDP2): a block's over the ranks of its tensor part, embeddings, last
+norm and head over all ranks of their stage. Gradients are averaged over the ranks of a sharding; scaling the loss by
+the number of replicas gives the sum over replicas in any layout.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ def shard(model: Any, mesh: Mesh, dtype: torch.dtype, pipeline: Pipeline) -> Any
 
 
 def _non_persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Non-persistent buffers, such as rotary frequencies: computed from the configuration and lost on the meta device."""
+    """Non-persistent buffers, such as rotary frequencies.
+
+    Computed from the configuration and lost on the meta device.
+    """
     kept = set(model.state_dict())
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if name not in kept}
 
@@ -111,7 +114,8 @@ def _stage_forward(base: Any, pipeline: Pipeline, dtype: torch.dtype) -> Forward
 def _gather_before_forward(model: Any, base: Any, forward: Forward) -> None:
     """Gather the weights outside of blocks, head included, before each forward of the base model.
 
-    The trainer calls base model and head separately, but FSDP gathers the root's weights only in the forward of the whole model.
+    The trainer calls base model and head separately, but FSDP gathers the root's weights only in the forward of the
+    whole model.
     """
     model.gathered_forward = forward
     register_fsdp_forward_method(model, "gathered_forward")
@@ -121,8 +125,8 @@ def _gather_before_forward(model: Any, base: Any, forward: Forward) -> None:
         return model.gathered_forward(*arguments, **named)
 
     base.forward = fresh
-    # A separate class, so that code for the original class (the fused forward) does not match it; its module stays that of
-    # transformers, which converts tensors between model and checkpoint for its own models only.
+    # A separate class, so that code for the original class (the fused forward) does not match it; its module stays that
+    # of transformers, which converts tensors between model and checkpoint for its own models only.
     base.__class__ = type(f"Sharded{type(base).__name__}", (type(base),), {"__module__": type(base).__module__})
     model.__class__ = type(
         type(model).__name__, (type(model),), {"__module__": type(model).__module__, "named_parameters": _named_pieces}

@@ -1,15 +1,16 @@
-"""Tensor parallelism of the Llama architecture (Llama, Qwen2, Qwen3): attention heads and hidden units of each block are split.
+"""Tensor parallelism of the Llama architecture (Llama, Qwen2, Qwen3).
 
+Attention heads and hidden units of each block are split.
 In a mixture of experts (Qwen3-MoE) the experts of each block are divided among the ranks instead of its hidden units
 (`expert_parallel`).
 
-Matrices that produce heads and hidden units are split by column, those that consume them by row, so that a block needs two
-all-reduces (Shoeybi et al. 2019, Megatron-LM, https://arxiv.org/abs/1909.08053, section 3). Norms over single heads
-(Qwen3) have one weight for all heads: each rank's gradient is that of its own heads, and DTensor sums them. Embeddings and
-head are not split; `sharded_model` shards them.
+Matrices that produce heads and hidden units are split by column, those that consume them by row, so that a block needs
+two all-reduces (Shoeybi et al. 2019, Megatron-LM, https://arxiv.org/abs/1909.08053, section 3). Norms over single heads
+(Qwen3) have one weight for all heads: each rank's gradient is that of its own heads, and DTensor sums them. Embeddings
+and head are not split; `sharded_model` shards them.
 
-LoRA factors are split like their matrix: B by column if it is split by column, A by row if it is split by row. The other factor
-is replicated.
+LoRA factors are split like their matrix: B by column if it is split by column, A by row if it is split by row. The
+other factor is replicated.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class ReplicatedLinear(ParallelStyle):
 
 
 def _plan(block: Any) -> dict[str, ParallelStyle]:
-    # One conversion of a block's input for all its consumers: its gradient is then summed over the ranks once, not once for each.
+    # One conversion of a block's input for all its consumers: its gradient is then summed over the ranks once, not once
+    # for each.
     plan: dict[str, ParallelStyle] = {
         "self_attn": PrepareModuleInput(
             input_kwarg_layouts={"hidden_states": Replicate()},

@@ -16,7 +16,8 @@ FULL = 0.75
 SHORT = 16
 """Pieces of at most this many tokens are always padded together."""
 PIECE = 128
-"""Tokens per piece of a chain's causal self-attention: torch's kernels compute half of what a causal mask hides, and all below 512."""
+"""Tokens per piece of a chain's causal self-attention: torch's kernels compute half of what a causal mask hides, and
+all below 512."""
 
 
 class PaddedRanges(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +37,10 @@ class PaddedRanges(msgspec.Struct, frozen=True, kw_only=True):
     """int64: slots without a token."""
 
     def pad(self, column: Tensor, filling: float | None = None) -> Tensor:
-        """Entries `[all tokens, heads, size]` as `[rows, heads, width, size]`; empty slots hold `filling`, or arbitrary values."""
+        """Entries `[all tokens, heads, size]` as `[rows, heads, width, size]`.
+
+        Empty slots hold `filling`, or arbitrary values.
+        """
         if self.begin is not None:
             padded = column[self.begin : self.begin + len(self.tokens)]
         else:
@@ -62,15 +66,16 @@ class AttentionSpan(msgspec.Struct, frozen=True):
     context: tuple[tuple[int, int], ...]
     """Ranges of tokens."""
     window: int | None = None
-    """Tokens that a query attends to, itself included; None if all of the context is within it. The context then ends just before the
-    first query, and positions of both are adjacent."""
+    """Tokens that a query attends to, itself included; None if all of the context is within it. The context then ends
+    just before the first query, and positions of both are adjacent."""
 
 
 class AttentionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel calls that compute the attention."""
 
     buckets: tuple[tuple[PaddedRanges, PaddedRanges], ...]
-    """Pieces of chains with causal self-attention: their ranges among the queries and among the keys. Every query is in one."""
+    """Pieces of chains with causal self-attention: their ranges among the queries and among the keys. Every query is in
+    one."""
     spans: tuple[AttentionSpan, ...]
     """Attention of queries to tokens outside of their own piece."""
     whole: bool
@@ -106,8 +111,9 @@ def make_plan(
 
 
 def make_window_plan(families: Sequence[SharedPrefixGroup], window: int, device: torch.device) -> AttentionPlan:
-    """Plan the calls of layers in which a token attends to the last `window` tokens, itself included; all tokens are queries.
+    """Plan the calls of layers in which a token attends to the last `window` tokens, itself included.
 
+    All tokens are queries.
     A piece is shorter than the window, so that within it nothing is hidden but what follows.
     """
     size = max(1, min(PIECE, 2 * (window - 1) // 3))

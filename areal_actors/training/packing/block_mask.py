@@ -89,8 +89,9 @@ def _of_blocks(column: Indices, take: np.ufunc) -> Indices:
 
 
 def depth_first_intervals(groups: Sequence[SharedPrefixGroup], tokens: int) -> tuple[Indices, Indices]:
-    """Place of each token in a depth-first order of the tree, and the place after its last descendant: int64 `[tokens]` each.
+    """Place of each token in a depth-first order of the tree, and the place after its last descendant.
 
+    int64 `[tokens]` each.
     A chain's tokens are followed by what branches off it, the last branch first.
     """
     chains = sorted((len_before(group), chain, parent_of(group)) for group in groups for chain in group.chains)
@@ -145,7 +146,10 @@ def _overlaps(ranges: Iterable[tuple[int, int]], blocks: int) -> Indices:
 
 
 def _list_blocks(blocks: NDArray[np.bool_], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The chosen blocks of each row: how many, int32 `[1, 1, rows]`, and their numbers before all others, int32 `[1, 1, rows, columns]`."""
+    """The chosen blocks of each row.
+
+    How many, int32 `[1, 1, rows]`, and their numbers before all others, int32 `[1, 1, rows, columns]`.
+    """
     order = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
     counts = blocks.sum(1, dtype=np.int32)
     return torch.from_numpy(counts).to(device)[None, None], torch.from_numpy(order).to(device)[None, None]

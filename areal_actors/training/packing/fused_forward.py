@@ -46,11 +46,16 @@ class FusedForward:
             else True
         )
         whole = all(type(parameter) is torch.nn.Parameter for parameter in base_model.parameters())
-        hooks = base_model._forward_hooks or base_model._forward_pre_hooks or "forward" in vars(base_model)  # noqa: SLF001 - there is no public accessor
-        return is_supported_family and keeps and whole and not hooks and config._attn_implementation in ATTENTIONS  # noqa: SLF001 - it has no public name
+        # There is no public accessor
+        hooks = base_model._forward_hooks or base_model._forward_pre_hooks or "forward" in vars(base_model)  # noqa: SLF001
+        # It has no public name
+        return is_supported_family and keeps and whole and not hooks and config._attn_implementation in ATTENTIONS  # noqa: SLF001
 
     def __call__(self, token_ids: Tensor, chains: PackedTree) -> Tensor:
-        """Hidden states `[tokens, hidden]` of token ids `[tokens]`, with gradient; `[outputs, hidden]` if the chains have `outputs`."""
+        """Hidden states `[tokens, hidden]` of token ids `[tokens]`, with gradient.
+
+        `[outputs, hidden]` if the chains have `outputs`.
+        """
         model = self._model
         hidden = model.embed_tokens(token_ids)
         cos, sin = model.rotary_emb(hidden[None], chains.depths[None])

@@ -1,8 +1,8 @@
 """Last hidden states of the positions that score a selected token, in any layout of the micro-batch.
 
-Chains (see `prefix_tree`) are computed by the fused forward if it supports the model; else by the model's own forward with
-our attention installed through Hugging Face's `AttentionInterface`. Where a probe shows that neither gives the model's own
-hidden states and gradients, `resolve_sharing` allows only padded micro-batches.
+Chains (see `prefix_tree`) are computed by the fused forward if it supports the model; else by the model's own forward
+with our attention installed through Hugging Face's `AttentionInterface`. Where a probe shows that neither gives the
+model's own hidden states and gradients, `resolve_sharing` allows only padded micro-batches.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from areal_actors.vision.embedding import VisionInputs
 from areal_actors.vision.files import ImageFolder
 
 TOLERANCE = 1e-3
-"""Tolerance of the probe, relative to the largest entry: rounding stays far below it, a wrong attention mask far above."""
+"""Tolerance of the probe, relative to the largest entry: rounding stays far below it, a wrong attention mask far
+above."""
 PROBE_IDS = ((1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 4, 5, 0, 6, 3), (1, 2, 3, 4, 5, 7), (2, 0))
 """Three sequences with a common prefix, and one without."""
 PROBE_STARTS, PROBE_STEP = (0.5, 0.25, 0.75), 37
-"""Place of the first of these ids in the vocabulary, as a share of it, and the distance of the others. The lowest ids are special tokens in
-most models, and after a special token that no text contains, activations may be so large that rounding exceeds the tolerance."""
+"""Place of the first of these ids in the vocabulary, as a share of it, and the distance of the others. The lowest ids
+are special tokens in most models, and after a special token that no text contains, activations may be so large that
+rounding exceeds the tolerance."""
 PROBE_WEIGHTS = 4
 """Number of parameters whose gradient is compared: the first of the model, which depend on all layers after them."""
 
@@ -52,7 +54,8 @@ class HiddenStates:
         self._fused = FusedForward(base_model) if FusedForward.supports(base_model) else None
         self._vision: VisionInputs | None = None
         self.sharing_problem = "" if self._fused is not None else sharing_problem(base_model.config)
-        """The reason why the model does not support micro-batches with chains; found out by `shares_prefixes` at the latest."""
+        """The reason why the model does not support micro-batches with chains; found out by `shares_prefixes` at the
+        latest."""
         self.replays_routes = False
         """True if the blocks take the routes of a micro-batch; see `RoutingReplay`."""
 
@@ -75,7 +78,9 @@ class HiddenStates:
             return self._forward_chains(batch.token_ids[0], batch.chains, routes).index_select(0, positions)
 
     def compile(self) -> None:
-        """Compile the blocks. To be called after `resolve_sharing`, whose small inputs would be compiled for themselves.
+        """Compile the blocks.
+
+        To be called after `resolve_sharing`, whose small inputs would be compiled for themselves.
 
         Raises:
             SetupError: the model has no list of blocks, or `torch.compile` does not work here.
@@ -115,7 +120,10 @@ class HiddenStates:
             )
 
     def forward_ids(self, token_ids: Tensor, routes: Tensor | None = None) -> Tensor:
-        """Hidden states `[rows, width, hidden]` of token ids `[rows, width]`; padding is on the right and needs no mask."""
+        """Hidden states `[rows, width, hidden]` of token ids `[rows, width]`.
+
+        Padding is on the right and needs no mask.
+        """
         hidden: Tensor = self.base_model(
             input_ids=token_ids, use_cache=False, **_route_arguments(routes)
         ).last_hidden_state
@@ -141,7 +149,10 @@ class HiddenStates:
         return hidden
 
     def _forward_chains(self, token_ids: Tensor, chains: PackedTree, routes: Tensor | None = None) -> Tensor:
-        """`[tokens, hidden]` of token ids `[tokens]`; `[outputs, hidden]` if the chains have `outputs` and the forward is fused."""
+        """`[tokens, hidden]` of token ids `[tokens]`.
+
+        `[outputs, hidden]` if the chains have `outputs` and the forward is fused.
+        """
         if self._fused is not None:
             return self._fused(token_ids, chains)
         hidden: Tensor = self.base_model(

@@ -1,7 +1,7 @@
 """Our attention in models of Hugging Face: over chains if there are any, else the model's own.
 
-A model passes everything that its attention depends on to the attention function (window, sinks, caps), so that the same function
-serves all of its layers. What this one does not compute is refused with the reason.
+A model passes everything that its attention depends on to the attention function (window, sinks, caps), so that the
+same function serves all of its layers. What this one does not compute is refused with the reason.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ def install_attention(base_model: Any) -> None:
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention function for Hugging Face models: `[rows, heads, tokens, head_dim]` → `[rows, tokens, heads, head_dim]`."""
+    """Attention function for Hugging Face models.
+
+    `[rows, heads, tokens, head_dim]` → `[rows, tokens, heads, head_dim]`.
+    """
     chains, window, sinks = options.pop("chains", None), options.get("sliding_window"), options.get("s_aux")
     if chains is None:
         return _own_attention(module, query, key, value, attention_mask, options)

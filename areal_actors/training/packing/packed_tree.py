@@ -14,11 +14,13 @@ from areal_actors.training.packing.block_mask import block_mask
 from areal_actors.training.packing.prefix_tree import PrefixTree
 
 GAP = 24
-"""Minimum run of adjacent tokens without output that the last block skips; a shorter one costs less than an additional call."""
+"""Minimum run of adjacent tokens without output that the last block skips; a shorter one costs less than an additional
+call."""
 MIN_SKIPPED_SHARE = 0.1
 """Minimum share of tokens that the last block must skip for this to pay."""
 PLANNED_DEVICES = ("cpu",)
-"""Devices whose attention is planned as calls of torch's kernels; the others compute it in one call, with a block mask."""
+"""Devices whose attention is planned as calls of torch's kernels; the others compute it in one call, with a block
+mask."""
 
 
 class OutputPositions(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,9 @@
 """Prefix tree of token sequences, so that each shared prefix is computed once.
 
-Sequences become chains: the longest sequence is one chain; every other chain starts where its sequence diverges from a longer
-one, and takes the tokens before as its context. So a group's prompt is in one chain, sequences that contain each other are
-one chain, and a conversation tree has as many chains as leaves. Causal attention gives a shared token the same hidden
-state in all of its sequences, so the result is the same function of the weights.
+Sequences become chains: the longest sequence is one chain; every other chain starts where its sequence diverges from a
+longer one, and takes the tokens before as its context. So a group's prompt is in one chain, sequences that contain each
+other are one chain, and a conversation tree has as many chains as leaves. Causal attention gives a shared token the
+same hidden state in all of its sequences, so the result is the same function of the weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_FORK_TOKENS = 4
-"""Minimum of common tokens before a fork; sequences that diverge from a chain within this many tokens do so at the first such position."""
+"""Minimum of common tokens before a fork; sequences that diverge from a chain within this many tokens do so at the
+first such position."""
 
 Ids = NDArray[np.int64]
 
@@ -61,7 +62,10 @@ def shared_tokens(sequences: Sequence[Ids]) -> int:
 
 
 def lexicographic_order(sequences: Sequence[Ids]) -> list[int]:
-    """Returns their indices in lexicographic order: the longest prefix shared with any other sequence is shared with a neighbour."""
+    """Returns their indices in lexicographic order.
+
+    The longest prefix shared with any other sequence is shared with a neighbour.
+    """
     return sorted(range(len(sequences)), key=lambda index: sequences[index].astype(">i8").tobytes())
 
 
@@ -120,7 +124,10 @@ def join_trees(trees: Sequence[PrefixTree]) -> PrefixTree:
 
 
 def _forks(sequences: Sequence[Ids]) -> dict[int, tuple[int, int]]:
-    """By sequence, longest first: (depth, donor) where it diverges from an earlier one; (0, itself) if it shares no prefix."""
+    """By sequence, longest first.
+
+    (depth, donor) where it diverges from an earlier one; (0, itself) if it shares no prefix.
+    """
     forks: dict[int, tuple[int, int]] = {}
     ranks = {index: rank for rank, index in enumerate(lexicographic_order(sequences))}
     earlier: list[tuple[int, int]] = []  # by rank: the sequence with the longest common prefix is a neighbour

@@ -1,7 +1,8 @@
-"""Scores of the selected tokens: log-probabilities at the sampling temperature with entropies, or values of a scalar head.
+"""Scores of the selected tokens.
 
-The head, which is most of a small model's compute, is applied to the hidden states of the selected positions only. Weights keep
-their dtype; the model runs in the scorer's.
+Log-probabilities at the sampling temperature with entropies, or values of a scalar head.
+The head, which is most of a small model's compute, is applied to the hidden states of the selected positions only.
+Weights keep their dtype; the model runs in the scorer's.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class ValueScorer(torch.nn.Module):
 
 
 def set_up(scorers: Iterable[TokenScorer | ValueScorer], wanted: Sharing, *, compiles: bool) -> Sharing:
-    """Returns the `sharing` of models that take the same micro-batches, and compiles their blocks if wanted; each may occur repeatedly.
+    """Returns the `sharing` of models that take the same micro-batches, and compiles their blocks if wanted.
+
+    Each may occur repeatedly.
 
     Raises:
         EngineError: `wanted` requires prefix sharing, and a model does not support it.

@@ -37,13 +37,17 @@ TokenSelector = Callable[[TrainingSequence], NDArray[np.bool_]]
 Sharing = Literal["auto", "on", "off"]
 """Compute the shared prefixes of a group once: on a CPU, always, or never."""
 SHARING_DEVICES = ("cpu",)
-"""Devices with chains under `auto`: a CPU computes them faster than padding even without common prefixes; elsewhere nothing is measured."""
+"""Devices with chains under `auto`: a CPU computes them faster than padding even without common prefixes; elsewhere
+nothing is measured."""
 MIN_COMMON_PREFIX = 64
 """Minimum common prefix of two groups to be joined, in tokens; with fewer, the additional call costs what they save."""
 
 
 class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Some rows of a step; columns per selected token, row after row. `token_index` finds the step's other columns (`StepTokens`)."""
+    """Some rows of a step; columns per selected token, row after row.
+
+    `token_index` finds the step's other columns (`StepTokens`).
+    """
 
     token_ids: Tensor
     """int64 `[rows, width]`, padded with 0 on the right; int64 `[1, tokens]` with chains."""
@@ -52,15 +56,18 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     labels: Tensor
     """int64 `[tokens]`: the token itself."""
     token_index: Tensor
-    """int64 `[tokens]`: index of the token among the selected tokens of all rows, row after row, position after position."""
+    """int64 `[tokens]`: index of the token among the selected tokens of all rows, row after row, position after
+    position."""
     temperatures: Tensor | None = None
-    """float32 `[tokens]`: divisors of the logits that score the tokens, NaN for the recipe's temperature; None if all have it."""
+    """float32 `[tokens]`: divisors of the logits that score the tokens, NaN for the recipe's temperature; None if all
+    have it."""
     sequence_tokens: int
     """Tokens of the rows up to the last scoring position: the number computed without sharing or padding."""
     chains: PackedTree | None = None
     """Attention layout of packed `token_ids`; None if padded."""
     routes: Tensor | None = None
-    """int16 `[rows, width, layers, top_k]`: experts of each of `token_ids`, -1 where the router chooses; None if it always does."""
+    """int16 `[rows, width, layers, top_k]`: experts of each of `token_ids`, -1 where the router chooses; None if it
+    always does."""
     images: tuple[ImageRef, ...] = ()
     """Images of the only row of this micro-batch; empty for rows without."""
     image_folder: str = ""
@@ -91,7 +98,8 @@ def make_micro_batches(
     """Cut rows into micro-batches, each of at most `budget` computed tokens.
 
     Padded rows are sorted, longest first, to minimize padding. Rows without a selected token are left out. A row longer
-    than the budget gets a micro-batch of its own, and so does a row with images: equal tokens may stand for different images.
+    than the budget gets a micro-batch of its own, and so does a row with images: equal tokens may stand for different
+    images.
 
     Args:
         rows: all rows of the step.
@@ -100,9 +108,10 @@ def make_micro_batches(
         device: device of the tensors.
         selected: selects the tokens to score.
         whole_groups: keep the rows of a group in one micro-batch; a group over the budget gets one of its own.
-        sharing: compute the shared prefixes of a group once, and a long common prefix of several groups (a system prompt) once
-            per micro-batch. `HiddenStates.resolve_sharing` gives what the model supports.
-        routes: mixtures of experts of the model, to replay the rows' routes. A prefix is then shared as far as its routes are the same.
+        sharing: compute the shared prefixes of a group once, and a long common prefix of several groups (a system
+            prompt) once per micro-batch. `HiddenStates.resolve_sharing` gives what the model supports.
+        routes: mixtures of experts of the model, to replay the rows' routes. A prefix is then shared as far as its
+            routes are the same.
 
     Raises:
         EngineError: `whole_groups` is set, and a row has images.
@@ -142,8 +151,8 @@ def make_micro_batches(
 def first_fit_decreasing(weights: Sequence[int], budget: int) -> list[list[int]]:
     """Returns item indices in parts of at most `budget` each; items above the budget have a part of their own.
 
-    Bin packing: items from the heaviest on, each into the first part with room: at most 11/9 of the minimum number of parts,
-    plus 6/9 (Dósa 2007, https://doi.org/10.1007/978-3-540-74450-4_1).
+    Bin packing: items from the heaviest on, each into the first part with room: at most 11/9 of the minimum number of
+    parts, plus 6/9 (Dósa 2007, https://doi.org/10.1007/978-3-540-74450-4_1).
     """
     parts: list[list[int]] = []
     room: list[int] = []
@@ -199,7 +208,10 @@ class _MicroBatchBuilder:
             yield from self.split_to_budget(group[len(group) // 2 :], budget)
 
     def build_trees(self, groups: Sequence[list[int]], budget: int) -> tuple[list[list[int]], list[PrefixTree]]:
-        """Join groups with a common prefix (a system prompt) while they are within the budget; returns them and a tree for each."""
+        """Join groups with a common prefix (a system prompt) while they are within the budget.
+
+        Returns them and a tree for each.
+        """
         alone = [build_prefix_tree([self.keys(index) for index in group]) for group in groups]
         joined: list[list[int]] = []
         room = before = 0
@@ -217,7 +229,8 @@ class _MicroBatchBuilder:
         for numbers in joined:
             part = [index for number in numbers for index in groups[number]]
             tree = build_prefix_tree([self.keys(index) for index in part]) if len(numbers) > 1 else alone[numbers[0]]
-            # Forks are aligned and may lie a few tokens before the common prefix ends, so the tree may exceed the estimate.
+            # Forks are aligned and may lie a few tokens before the common prefix ends, so the tree may exceed the
+            # estimate.
             fits = len(numbers) == 1 or len(tree.token_ids) <= budget
             trees += [(part, tree)] if fits else [(groups[number], alone[number]) for number in numbers]
         return [part for part, _ in trees], [tree for _, tree in trees]

@@ -1,9 +1,10 @@
 """Log-probabilities and entropies of tokens from hidden states, without materializing the logits of all tokens.
 
 Logits are one float32 per token and vocabulary entry: 4,096 tokens with 150,000 entries take 2.4 GB, and their gradient
-as much again. Here they exist for one chunk of tokens at a time. The probabilities of chunks that fit into a limit are saved;
-those of the others are recomputed in the backward pass. With a frozen head (LoRA) nothing is saved: the gradient of each
-log-probability by its hidden state needs no later layer, and is computed from the chunk's probabilities in the forward pass.
+as much again. Here they exist for one chunk of tokens at a time. The probabilities of chunks that fit into a limit are
+saved; those of the others are recomputed in the backward pass. With a frozen head (LoRA) nothing is saved: the gradient
+of each log-probability by its hidden state needs no later layer, and is computed from the chunk's probabilities in the
+forward pass.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 LOGITS = {"cpu": 2**22, "cuda": 2**27}
-"""Approximate number of logits per chunk: 16 MiB, which fit a CPU's cache; 512 MiB, with which a GPU spends its time on products of
-matrices rather than on adding the gradients of chunks to that of the head."""
+"""Approximate number of logits per chunk: 16 MiB, which fit a CPU's cache; 512 MiB, with which a GPU spends its time on
+products of matrices rather than on adding the gradients of chunks to that of the head."""
 SAVED = {"cpu": 2**24, "cuda": 2**27}
 """Maximum of probabilities saved for the backward pass: 64 MiB, 512 MiB."""
 TOKENS = 256
@@ -67,7 +68,10 @@ def token_scores(
 
 
 def _divisors(temperature: float | Tensor, size: int) -> Iterable[float | Tensor]:
-    """Divisors of the logits `[tokens, vocabulary]`, one for each chunk of `size` tokens; without an end if it is one number."""
+    """Divisors of the logits `[tokens, vocabulary]`, one for each chunk of `size` tokens.
+
+    Without an end if it is one number.
+    """
     return (
         torch.split(temperature.unsqueeze(1), size)
         if isinstance(temperature, Tensor)
@@ -89,7 +93,10 @@ def _plain(head: Any) -> bool:
 
 
 class _LinearScores(torch.autograd.Function):
-    """With z the logits over temperature and p their softmax: log p of the label, whose gradient by z is onehot(label) - p."""
+    """With z the logits over temperature and p their softmax.
+
+    Log p of the label, whose gradient by z is onehot(label) - p.
+    """
 
     @staticmethod
     def forward(
@@ -147,7 +154,10 @@ class _LinearScores(torch.autograd.Function):
 
 
 class _FrozenHeadScores(torch.autograd.Function):
-    """As `_LinearScores`; the gradient of each log-probability by its hidden state is computed with it, and all that is saved."""
+    """As `_LinearScores`.
+
+    The gradient of each log-probability by its hidden state is computed with it, and all that is saved.
+    """
 
     @staticmethod
     def forward(
@@ -189,7 +199,10 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _softmax(logits: Tensor, labels: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
-    """Scores of the labels, and of all entries e^z up to a factor per token, with their sums `[tokens, 1]`; overwrites the logits."""
+    """Scores of the labels, and of all entries e^z up to a factor per token, with their sums `[tokens, 1]`.
+
+    Overwrites the logits.
+    """
     logits.sub_(logits.amax(-1, keepdim=True))
     picked = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
     powers = logits.exp()

@@ -1,9 +1,10 @@
-"""Attention over chains of tokens that share contexts (see `prefix_tree`): each key and value is computed and kept once.
+"""Attention over chains of tokens that share contexts (see `prefix_tree`).
 
-On a CPU a chain attends to itself, causally, and to its context, in one call for all chains of a group; both results are merged by
-their log-sum-exps (Dao et al. 2022, FlashAttention, https://arxiv.org/abs/2205.14135, section 3.1). The backward pass
-of each is the attention kernel's own, given the merged output and log-sum-exp. Elsewhere flex_attention computes all chains in one
-call, with a block mask (`block_mask`). Neither keeps a score matrix.
+Each key and value is computed and kept once.
+On a CPU a chain attends to itself, causally, and to its context, in one call for all chains of a group; both results
+are merged by their log-sum-exps (Dao et al. 2022, FlashAttention, https://arxiv.org/abs/2205.14135, section 3.1). The
+backward pass of each is the attention kernel's own, given the merged output and log-sum-exp. Elsewhere flex_attention
+computes all chains in one call, with a block mask (`block_mask`). Neither keeps a score matrix.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from areal_actors.training.packing.attention_plan import AttentionPlan, AttentionSpan
 from areal_actors.training.packing.packed_tree import OutputPositions, PackedTree
 
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - the public function does not return the log-sum-exp
+# The public function does not return the log-sum-exp
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
 
 
@@ -163,7 +165,10 @@ def _masked_attention(
 
 @cache
 def _compiled_kernel() -> Callable[..., Any]:
-    """flex_attention as a kernel that skips hidden blocks; compiled when it is called first, and once more for other lengths."""
+    """flex_attention as a kernel that skips hidden blocks.
+
+    Compiled when it is called first, and once more for other lengths.
+    """
     return torch.compile(flex_attention)
 
 

@@ -1,4 +1,5 @@
-"""On the path of an interpreter, it and those that it starts find none of the packages that extras bring, as in a base install."""
+"""On the path of an interpreter, it and those that it starts find none of the packages that extras bring, as in a base
+install."""
 
 import os
 from importlib.machinery import PathFinder

@@ -1,8 +1,8 @@
 """Worker extension of a vLLM server; see `--worker-extension-cls`. Nothing of this project is imported.
 
-vLLM packs the output matrix for its CPU kernels. Where that matrix is tied to the embedding, loading weights replaces the embedding
-and leaves the packed copy as it was. Methods that take weights in parts answer with a report, or with an `error`: an exception would be
-an answer without its cause.
+vLLM packs the output matrix for its CPU kernels. Where that matrix is tied to the embedding, loading weights replaces
+the embedding and leaves the packed copy as it was. Methods that take weights in parts answer with a report, or with an
+`error`: an exception would be an answer without its cause.
 """
 
 import base64
@@ -51,10 +51,12 @@ class Reload:
 
     def areal_map(self: Any, handles: list[str]) -> dict[str, Any]:
         """Take a part in shared memory; each process has a handle of its own."""
-        return _answer(lambda: self._areal_take(pickle.loads(base64.b64decode(handles[self.rank]))))  # noqa: S301 - as trusted as the orders that change weights
+        # As trusted as the orders that change weights
+        return _answer(lambda: self._areal_take(pickle.loads(base64.b64decode(handles[self.rank]))))  # noqa: S301
 
     def _areal_state(self: Any) -> dict[str, Any]:
-        # The changed tensors alone would leave the other parts of a fused layer empty: vLLM makes the tensors of a layer anew.
+        # The changed tensors alone would leave the other parts of a fused layer empty: vLLM makes the tensors of a
+        # layer anew.
         state: dict[str, Any] = self.__dict__.setdefault(
             "areal_state", {"groups": {}, "received": ReceivedWeights(loads_all=True), "loading": False}
         )

@@ -1,8 +1,9 @@
 """Weights that arrive at a server in parts: their checksum, and the copy to which deltas are applied.
 
-Nothing of this project is imported. The first tensor of each part, `areal.control`, is JSON as bytes: the number of the part and of all
-parts, and what they hold. Tensors arrive in the order of their names. Those of a delta replace whole tensors, or (`NAME#at`, `NAME#to`)
-single values of a tensor; they reach the model only after the checksum of the whole copy has been found right.
+Nothing of this project is imported. The first tensor of each part, `areal.control`, is JSON as bytes: the number of the
+part and of all parts, and what they hold. Tensors arrive in the order of their names. Those of a delta replace whole
+tensors, or (`NAME#at`, `NAME#to`) single values of a tensor; they reach the model only after the checksum of the whole
+copy has been found right.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class ReceivedWeights:
         """Returns the tensors of a part that the model has to load now.
 
         Raises:
-            ValueError: the part has no control tensor, a delta has another base than the copy, or the checksum is wrong.
+            ValueError: the part has no control tensor, a delta has another base than the copy, or the checksum is
+                wrong.
         """
         name, encoded = weights[0]
         if name != CONTROL:

@@ -1,8 +1,9 @@
 """Starts an SGLang server whose adapters can be unloaded after requests were aborted.
 
-Run as a program by the interpreter of the server's environment; nothing of this project is imported. SGLang 0.5.20 counts the requests
-of each adapter and unloads it when there are none left, but does not count down for a request that is aborted while it waits in the
-queue: unloading its adapter then never ends, and neither does loading the next. Versions that count down themselves are left as they are.
+Run as a program by the interpreter of the server's environment; nothing of this project is imported. SGLang 0.5.20
+counts the requests of each adapter and unloads it when there are none left, but does not count down for a request that
+is aborted while it waits in the queue: unloading its adapter then never ends, and neither does loading the next.
+Versions that count down themselves are left as they are.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
 """Starts an SGLang server on a machine without a GPU, with packages from PyPI only.
 
-Run as a program by the interpreter of the server's environment; nothing of this project is imported. SGLang has a platform for
-CPUs that needs a compiled `sgl_kernel`, which is not on PyPI. This program registers a platform that takes SGLang's native torch
-path instead, and stand-ins for imports of GPU libraries that this path never calls; page-locked memory, which adapters ask for and which
-only a GPU's driver gives, is ordinary memory. SGLang spawns its scheduler as a new
-interpreter that imports this file again, so all of it happens at import. The methods of the platform are SGLang's.
+Run as a program by the interpreter of the server's environment; nothing of this project is imported. SGLang has a
+platform for CPUs that needs a compiled `sgl_kernel`, which is not on PyPI. This program registers a platform that takes
+SGLang's native torch path instead, and stand-ins for imports of GPU libraries that this path never calls; page-locked
+memory, which adapters ask for and which only a GPU's driver gives, is ordinary memory. SGLang spawns its scheduler as a
+new interpreter that imports this file again, so all of it happens at import. The methods of the platform are SGLang's.
 """
 
 import functools
@@ -38,7 +38,10 @@ class _Absent:
 
 
 class _AbsentModule(types.ModuleType):
-    """Stands for a module of an absent library; a call of it is a decorator that changes nothing, such as `triton.jit`."""
+    """Stands for a module of an absent library.
+
+    A call of it is a decorator that changes nothing, such as `triton.jit`.
+    """
 
     __path__: list[str] = []
 
@@ -88,7 +91,8 @@ class _AbsentFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 if importlib.util.find_spec("triton") is None:
     sys.meta_path.insert(0, _AbsentFinder())
-# PyPI's torchvision is linked to CUDA: on a torch for CPUs its operators are missing, and it cannot be imported without them.
+# PyPI's torchvision is linked to CUDA: on a torch for CPUs its operators are missing, and it cannot be imported without
+# them.
 _torchvision = torch.library.Library("torchvision", "DEF")
 for _operator in ("nms", "qnms"):
     _torchvision.define(f"{_operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -96,7 +100,8 @@ for _operator in ("nms", "qnms"):
 
 def _without_pinning(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(make)
-    def make_tensor(*values: Any, pin_memory: bool = False, **settings: Any) -> torch.Tensor:  # noqa: ARG001 - there is none
+    # There is none
+    def make_tensor(*values: Any, pin_memory: bool = False, **settings: Any) -> torch.Tensor:  # noqa: ARG001
         return make(*values, **settings)
 
     return make_tensor

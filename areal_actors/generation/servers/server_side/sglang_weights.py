@@ -1,7 +1,8 @@
 """Starts an SGLang server that reports the checksum of weights which it receives over a process group or as tensors.
 
-Run as a program by the interpreter of the server's environment; nothing of this project is imported. SGLang 0.5.20 answers such orders
-without what arrived, ends when tensors have wrong shapes, and waits 30 minutes for a sender that is gone. Here each is an answer.
+Run as a program by the interpreter of the server's environment; nothing of this project is imported. SGLang 0.5.20
+answers such orders without what arrived, ends when tensors have wrong shapes, and waits 30 minutes for a sender that is
+gone. Here each is an answer.
 """
 
 import dataclasses
@@ -20,7 +21,10 @@ SECONDS = "AREAL_WEIGHTS_SECONDS"
 
 
 def receive() -> None:
-    """Report and verify weights, if any are sent; for the processes of the scheduler, which import the main module again."""
+    """Report and verify weights, if any are sent.
+
+    For the processes of the scheduler, which import the main module again.
+    """
     if SECONDS not in os.environ:
         return
     from sglang.srt.model_executor.model_runner_components import weight_updater
