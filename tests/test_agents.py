@@ -144,7 +144,7 @@ def path_through_the_encyclopedia(question):
 
 
 USES_OUR_SANDBOX = {"coding_agent.py", "mcp_tools.py", "python_tools.py"}
-LONGEST = {"coding_agent.py": 180}
+LONGEST = {"coding_agent.py": 200}
 """Lines of an agent that is longer than a page: this one has the settings of a program, its reward and its tasks beside
 it."""
 

@@ -34,8 +34,9 @@ SOON = ("qwen3_5", "gpt_oss", "deepseek_v3")
 TRAINED = [
     name if name in SOON else pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED if name not in REFUSED
 ]
-EXACT = 1e-5
-"""Bound for gradients, relative to the largest entry of their tensor: rounding of float32 in another order."""
+EXACT = 5e-5
+"""Bound for gradients, relative to the largest entry of their tensor: rounding of float32 in another order, which
+depends on the processor (1.6e-5 was seen)."""
 
 
 @pytest.fixture(scope="module")
