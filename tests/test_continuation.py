@@ -397,8 +397,9 @@ def test_a_stored_turn_is_enough_to_repeat_its_answer():
 def test_calls_may_end_with_another_stop_token_than_answers():
     """Functionary and Llama end them so; the model's JSON differs from the template's."""
     template = """{% for message in messages %}<|start|>{{ message.role }}
-{{ message.content }}{% for call in message.tool_calls or () %}<call>{"name": "{{ call.function.name }}", "arguments": {{ \
-call.function.arguments | tojson }}}</call>{% endfor %}{{ '<|eom_id|>' if message.tool_calls else '<|eot_id|>' }}{% endfor %}
+{{ message.content }}{% for call in message.tool_calls or () %}<call>{"name": "{{ call.function.name }}", \
+"arguments": {{ call.function.arguments | tojson }}}</call>{% endfor %}\
+{{ '<|eom_id|>' if message.tool_calls else '<|eot_id|>' }}{% endfor %}
 {%- if add_generation_prompt %}<|start|>assistant
 {% endif %}{% if tools %}{% endif %}""".replace("\\\n", "")
     chat = family(template)
@@ -418,9 +419,11 @@ call.function.arguments | tojson }}}</call>{% endfor %}{{ '<|eom_id|>' if messag
 
 def test_a_template_that_numbers_the_calls_of_a_conversation_is_rendered_whole():
     template = """{% set ids = namespace(all=[]) %}{% for message in messages %}{{ message.role }}:{{ message.content }}
-{%- for call in message.tool_calls or () %}{% if call.id not in ids.all %}{% set ids.all = ids.all + [call.id] %}{% endif %}<call>{{
-ids.all.index(call.id) }} {{ call.function.name }} {{ call.function.arguments | tojson }}</call>{% endfor %}
-{%- if message.role == "tool" %}{% for id in ids.all %}{% if id == message.tool_call_id %}<of {{ loop.index }}>{% endif %}{% endfor %}
+{%- for call in message.tool_calls or () -%}
+{% if call.id not in ids.all %}{% set ids.all = ids.all + [call.id] %}{% endif -%}
+<call>{{ ids.all.index(call.id) }} {{ call.function.name }} {{ call.function.arguments | tojson }}</call>{% endfor %}
+{%- if message.role == "tool" %}{% for id in ids.all %}{% if id == message.tool_call_id -%}
+<of {{ loop.index }}>{% endif %}{% endfor %}
 {%- endif %}
 {{- "\\n" }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}{% if tools %}{% endif %}"""
     continuations = Continuations(family(template))

@@ -142,7 +142,8 @@ async def test_an_agent_that_hangs_is_killed_with_all_it_has_started(tmp_path):
     body = """
         group = subprocess.Popen(["sleep", "1000"])
         session = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-        orphan = subprocess.run(["sh", "-c", "setsid sleep 1000 >/dev/null & echo $!"], stdout=-1).stdout.decode().strip()
+        shell = subprocess.run(["sh", "-c", "setsid sleep 1000 >/dev/null & echo $!"], stdout=-1)
+        orphan = shell.stdout.decode().strip()
         print(os.getpid(), group.pid, session.pid, orphan, flush=True)
         open("begun", "w").close()
         time.sleep(1000)

@@ -123,7 +123,7 @@ def measure_decode(measurement: Measurement, base_bytes: int) -> DecodeCalibrati
 
 
 def _decode_seconds(model: Any, measurement: Measurement, sequences: list[int]) -> tuple[dict[int, float], float]:
-    """Seconds of a decode step in the middle of the context, by number of sequences, and of the prefill of one prompt."""
+    """Seconds of a decode step in mid-context, by number of sequences, and of the prefill of one prompt."""
     kind = FusedDecoder if FusedDecoder.fits(model) else ModelDecoder
     decoder: SlotDecoder = kind(model, max(sequences), measurement.context, batch_invariant=measurement.batch_invariant)
     vocabulary = int(model.config.vocab_size)

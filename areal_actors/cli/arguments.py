@@ -54,8 +54,8 @@ OPTIONS_BESIDE_SETTINGS = (
 """Options of the commands that take a recipe; any other is a setting."""
 
 _SETTINGS_HELP = """\
-RECIPE is a TOML file, or the name of a recipe that comes with the package; later files override earlier ones. KEY=VALUE, or
---KEY VALUE, overrides all files; the value is TOML or a bare word:
+RECIPE is a TOML file, or the name of a recipe that comes with the package; later files override earlier ones.
+KEY=VALUE, or --KEY VALUE, overrides all files; the value is TOML or a bare word:
 
     {command} {verb} gsm8k_grpo
     {command} {verb} recipes/gsm8k_grpo.toml my_changes.toml staleness_gate.max_staleness=4 --profile embedded

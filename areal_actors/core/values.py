@@ -327,7 +327,10 @@ class WeightsLocation(Value):
     """Hugging Face folder with configuration, tokenizer and chat template."""
 
     def relative_to(self, root: PurePath) -> WeightsLocation:
-        """Returns the location for an event, with paths in the run's folder `root` relative to it, so that the folder can be moved."""
+        """Returns the location for an event, with paths in the run's folder `root` relative to it.
+
+        So the folder can be moved.
+        """
         return msgspec.structs.replace(self, folder=_within(self.folder, root), model=_within(self.model, root))
 
     def resolve(self, root: PurePath) -> WeightsLocation:

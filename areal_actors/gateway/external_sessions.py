@@ -405,7 +405,7 @@ class ExternalSessions:
             slots.capacity.grant(event.first_group, event.groups)
 
     async def session_started(self, event: SessionStarted, context: Context) -> None:
-        """Fold the event; sessions that this process started itself are known already, those that gateway 0 started for it open now."""
+        """Fold the event; sessions of this process are known already, those that gateway 0 started for it open now."""
         self.logged.start(event, context.now)
         if event.work.episode not in self.slots.started and not self.registry.is_finished(event.work.episode):
             self.slots.start(event, context.now)
@@ -439,7 +439,7 @@ class ExternalSessions:
         self.caught_up = True
 
     async def gateway_gone(self, event: ActorFailed, context: Context) -> AsyncIterator[EpisodeAbandoned]:
-        """Abandon the sessions of another gateway as soon as it is lost, so that their replacements find their groups."""
+        """Abandon the sessions of another gateway as soon as it is lost, so that replacements find their groups."""
         kind, _, number = event.actor.rpartition("-")
         if context.replayed or not self.caught_up or self.share.number or kind != GATEWAY or not number.isdecimal():
             return

@@ -1,4 +1,7 @@
-"""Intake of images: a request's images become files beside the log, at the size at which the model sees them, and references."""
+"""Intake of images: a request's images become files beside the log, and references.
+
+The files have the size at which the model sees the images.
+"""
 
 from __future__ import annotations
 

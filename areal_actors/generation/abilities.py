@@ -104,7 +104,7 @@ def missing_ability_error(ability: str, title: str) -> RequestError:
 
 
 def no_routes_error(engine: str) -> str:
-    """Returns the error for `trainer.routing_replay = "on"` with an engine that does not report the experts of each position."""
+    """Returns the error for `trainer.routing_replay = "on"` with an engine that does not report experts."""
     return f'trainer.routing_replay = "on": the engine {engine} reports no experts; {UNROUTED_REMEDY}'
 
 

@@ -154,11 +154,11 @@ class InferenceWorker(Actor):
 
     @on
     async def engine_mismatch(self, event: EngineMismatch, context: Context) -> Emits[LoadReport]:
-        """Close the engine, create another, and load the current weights from their published location, checksum included.
+        """Close the engine, create another, and load the current weights, with their checksum, as published.
 
-        Completions in flight end here without a last part; the gateway receives the same event and continues them on other
-        workers. If the weights were removed meanwhile, the next ones are loaded. If the new engine fails to start or load, the
-        worker fails and the supervisor restarts it.
+        Completions in flight end here without a last part; the gateway receives the same event and continues them on
+        other workers. If the weights were removed meanwhile, the next ones are loaded. If the new engine fails to start
+        or load, the worker fails and the supervisor restarts it.
         """
         if not event.recycle or event.worker not in ("", self.name) or self.engine is None or self.location is None:
             return
@@ -189,7 +189,7 @@ class InferenceWorker(Actor):
 
     @on
     async def engine_lost(self, event: EngineLost, context: Context) -> Emits[LoadReport]:
-        """Start or reach the server again and load the current weights, unless a load of new ones has done so already."""
+        """Start or reach the server again and load the current weights, unless new ones have been loaded already."""
         if event.worker != self.name or self.location is None:
             return
         if self.engine is not None and self.engine is not self.lost:
@@ -201,7 +201,7 @@ class InferenceWorker(Actor):
                 yield message
 
     def _report_loaded(self, location: WeightsLocation) -> Iterator[LoadReport]:
-        """Yields the report of the loaded weights, and why an inference server was given their folder instead of what the recipe names."""
+        """Yields the report of the loaded weights, and the reason if a server was given their folder instead."""
         loaded = WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=location.checksum)
         arrival: Arrival | None = getattr(self.engine, "arrival", None)
         if arrival is None:

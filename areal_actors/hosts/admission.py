@@ -261,7 +261,7 @@ class Joining:
             self._start(self._take_over(number))
 
     async def _take_over(self, number: int) -> None:
-        """Serve a gateway on the run's own host, unless another host does so soon, or its agents could not reach it here."""
+        """Serve a gateway on the run's own host, unless another soon does or its agents could not reach it here."""
         await asyncio.sleep(TAKE_OVER_SECONDS)
         if self.ended is not None:
             return

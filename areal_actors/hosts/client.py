@@ -367,7 +367,7 @@ class JoinedHost:
             ) from error
 
     def _shared_memory(self, share: str) -> Path:
-        """Returns the folder for weight versions, shared by all workers of this run on this host, and removed with the last of them."""
+        """Returns the folder for weight versions, shared by this host's workers and removed with the last of them."""
         if self._weights is None:
             root = SHARED_MEMORY if is_writable(SHARED_MEMORY) else self.folder.path
             self._weights = root / f"areal-joined-{self.options.address.run}-{share}"

@@ -264,7 +264,10 @@ class ObjectServer:
 
 
 async def _send(path: Path) -> web.FileResponse:
-    """Returns the response with a file. aiohttp reports each file that it cannot open as missing, also for want of descriptors."""
+    """Returns the response with a file.
+
+    aiohttp reports each file that it cannot open as missing, also for want of descriptors.
+    """
     try:
         await asyncio.to_thread(lambda: path.open("rb").close())
     except FileNotFoundError:

@@ -195,7 +195,7 @@ class MemoryReleased(Reply):
 
 
 class ReleaseMemory(Request[MemoryReleased]):
-    """Release the memory of KV cache and weights until the next weights are published, for the trainer on the same device."""
+    """Release the memory of KV cache and weights until the next weights, for the trainer on the same device."""
 
     subject: ClassVar[str] = "memory.release"
     reply: ClassVar[type[Reply]] = MemoryReleased

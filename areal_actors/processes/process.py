@@ -400,7 +400,7 @@ def _error_text(error: BaseException) -> str:
 
 
 def read_address() -> ServerAddress:
-    """Read the bus address and credentials from the first line of standard input, so that no file, argument or variable has them."""
+    """Read the bus address and credentials from standard input: no file, argument or variable has them."""
     line = bytearray()
     while byte := os.read(0, 1):
         if byte == b"\n":

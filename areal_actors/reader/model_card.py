@@ -64,7 +64,8 @@ tokenizer = AutoTokenizer.from_pretrained("{repo}")
 
 ## Recipe
 
-`{COMMAND} run recipe.toml` repeats the run, with the files of agent and reward that it names. All settings, defaults included:
+`{COMMAND} run recipe.toml` repeats the run, with the files of agent and reward that it names. \
+All settings, defaults included:
 
 ```toml
 {recipe}

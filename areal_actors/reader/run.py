@@ -1,4 +1,7 @@
-"""`open_run`: a live, finished or exported run as tables of steps, evaluations, episodes, interactions, tokens and events."""
+"""`open_run`: a live, finished or exported run as tables.
+
+There are tables of steps, evaluations, episodes, interactions, tokens and events.
+"""
 
 from __future__ import annotations
 

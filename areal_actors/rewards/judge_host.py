@@ -151,7 +151,7 @@ class _JudgeProcess:
             raise HostLost(is_named=False) from error
 
     def leaks(self, result: ScoreResult) -> bool:
-        """True for a score that does not end, and once the process has grown so much since its first score that it is to be replaced."""
+        """True for a score that does not end, and once the process has grown so much that it is to be replaced."""
         if result.ends:
             return True
         self._first_memory = self._first_memory or result.memory_bytes

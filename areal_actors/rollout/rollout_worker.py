@@ -201,7 +201,7 @@ class RolloutWorker(Actor):
 
     @asynccontextmanager
     async def _enforce_limit(self, limit: asyncio.Timeout, session: str, context: Context) -> AsyncIterator[None]:
-        """End the limit after `timeout_seconds`, not counting the time in which calls of the session wait for their first token."""
+        """End the limit after `timeout_seconds`, without the time in which calls wait for their first token."""
         loop = asyncio.get_running_loop()
         checks: list[asyncio.Task[None]] = []
         timer = loop.call_later(

@@ -246,7 +246,7 @@ class LoneGateway:
         return FAILED
 
     async def _keep_open(self) -> None:
-        """Open the session of the fixed key again whenever a session has ended, as one does that was unused for ten minutes."""
+        """Open the session of the fixed key again whenever one has ended, as after ten minutes without use."""
         async with self.bus.events(EpisodeAbandoned, TrajectoryExported, consumer=NAME, history="new") as ended:
             async for delivery in ended:
                 await delivery.acknowledge()

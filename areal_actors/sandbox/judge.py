@@ -1,7 +1,8 @@
-"""The tests' side: executes a task's statements, whose names of the program stand for objects in the program's own process.
+"""The tests' side: executes a task's statements.
 
-Imported by `guest.py` in a process of its own. It believes nothing that the program's process sends except as data: what is equal, less, or
-contained is decided here, by values; an object of the program never sees what it is compared with.
+Their names of the program stand for objects in the program's own process. Imported by `guest.py` in a process of its
+own. It believes nothing that the program's process sends except as data: what is equal, less, or contained is decided
+here, by values; an object of the program never sees what it is compared with.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Leases:
 
 @dataclass
 class Liveness:
-    """A fold over heartbeats by process id, so that an old heartbeat does not count for a replacement of the same name."""
+    """A fold over heartbeats by process id: an old heartbeat does not count for a replacement."""
 
     settings: WatchdogSettings
     expected: Callable[[str], Collection[str]]

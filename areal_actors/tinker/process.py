@@ -185,7 +185,7 @@ def model_names(options: TinkerOptions, folder: str) -> tuple[str, ...]:
 
 
 def link_name(name: str, folder: str, state: Path) -> None:
-    """Make `STATE/NAME` a link to the model, so that programs that run in the state folder find its tokenizer by its name."""
+    """Make `STATE/NAME` a link to the model: programs in the state folder find its tokenizer by its name."""
     link = state / name
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)

@@ -389,7 +389,8 @@ class TinkerService:
         model = self.model(request.model_id)
         session = self.sessions[request.model_id.partition(":")[0]]
         number = model.order.number(request.seq_id)
-        sampler_id = f"{session.session_id}:sample:{request.sampling_session_seq_id if request.sampling_session_seq_id is not None else uuid4()}"
+        sampler = request.sampling_session_seq_id
+        sampler_id = f"{session.session_id}:sample:{uuid4() if sampler is None else sampler}"
         folder = self._temporary / uuid4().hex
 
         async def save() -> Result:

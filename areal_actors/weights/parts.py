@@ -49,7 +49,9 @@ def delta(base: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator
 
 
 def parts_of(weights: Iterable[Named], control: Mapping[str, Any], part_bytes: int) -> list[list[Named]]:
-    """Returns tensors in parts of about this size, each with `control`, its number and their number as its first tensor.
+    """Returns tensors in parts of about this size, each with `control` and its number as its first tensor.
+
+    The first tensor has the number of parts, too.
 
     Args:
         weights: in the order in which they are sent.

@@ -188,7 +188,7 @@ class NatsWorkQueue:
 
 
 class LeasedItems:
-    """Items that a worker has leased, by sequence in the work queue's stream, and the last ones that it acknowledged."""
+    """Items that a worker has leased, by sequence in the queue's stream, and those it acknowledged last."""
 
     def __init__(self) -> None:
         self.reply_subjects: dict[int, str] = {}

@@ -1,7 +1,7 @@
-"""Recordings: a run's log, or the messages of one actor (a tape), in one portable file, compressed if its name ends in `.xz` or `.gz`.
+"""Recordings: a run's log, or the messages of one actor (a tape), in one portable file.
 
-A file is a sequence of frames, each a length (4 bytes, big-endian) and that many bytes of msgpack. The first frame is a
-`Header`; the others are envelopes in a log and entries in a tape.
+It is compressed if its name ends in `.xz` or `.gz`. A file is a sequence of frames, each a length (4 bytes, big-endian)
+and that many bytes of msgpack. The first frame is a `Header`; the others are envelopes in a log and entries in a tape.
 """
 
 from __future__ import annotations

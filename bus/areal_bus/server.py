@@ -241,7 +241,7 @@ def find_binary() -> str:
 
 
 def max_connections() -> int:
-    """Returns the number of connections that a server of this machine accepts, below the descriptors that it may have."""
+    """Returns the number of connections that a server here accepts, below its limit of descriptors."""
     limit = highest_descriptor_limit()
     return limit - min(_STORE_DESCRIPTORS, limit // 2)
 

@@ -145,7 +145,10 @@ def monitor_permissions(run: str) -> Permissions:
 
 
 def owner_account(password: str) -> dict[str, Any]:
-    """Returns the `accounts` of a server with one user with all permissions, to read a store that was written under users."""
+    """Returns the `accounts` of a server with one user with all permissions.
+
+    It reads a store that was written under users.
+    """
     return {ACCOUNT: {"jetstream": "enabled", "users": [{"user": OWNER, "password": password}]}}
 
 

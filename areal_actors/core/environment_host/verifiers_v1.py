@@ -89,7 +89,7 @@ def _put_programs_on_path() -> None:
 
 
 def _make_importable(folder: Path) -> None:
-    """Add a folder to the module path of this process and of those that the environment starts, such as tool servers."""
+    """Add a folder to the module path of this process and of its children, such as tool servers."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]

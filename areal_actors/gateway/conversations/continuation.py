@@ -109,7 +109,7 @@ class Continuations:
         return msgspec.structs.replace(request, messages=tuple(messages))
 
     def is_local(self, features: frozenset[str]) -> bool:
-        """True if the template renders new messages independently of earlier ones, in conversations with these features."""
+        """True if the template renders new messages independently of earlier ones, given these features."""
         return self._local.get(features, False)
 
     def after(self, opened: str, conversation: AnsweredConversation, new: Sequence[MessageDict]) -> str | None:

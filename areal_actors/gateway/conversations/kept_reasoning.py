@@ -90,9 +90,10 @@ class KeptReasoning:
         kwargs: Mapping[str, Any],
         stops: Sequence[str],
     ) -> str | None:
-        """Return the end of an answer's turn and the new messages, rendered with the answer's kind and a text that marks its end.
+        """Return the end of an answer's turn and the new messages.
 
-        Calls that the template does not end as it ends other answers have to end with one of `stops`.
+        They are rendered after an answer of the same kind with a text that marks its end. Calls that the template does
+        not end as it ends other answers have to end with one of `stops`.
         """
         plain = {"role": "assistant", "content": SENTINEL}
         if not answer.get("tool_calls"):

@@ -252,7 +252,7 @@ class HttpEngine:
         self._segments[running] = None
 
     def _leave(self, running: RunningSegment) -> None:
-        """Forget a segment; one that has not ended is ended at the server, which would go on for a client that has left."""
+        """Forget a segment, and end it at the server if it has not ended: a server would go on without its client."""
         del self._segments[running]
         if not self._segments:
             self._busy.stop()
@@ -314,7 +314,9 @@ class HttpEngine:
         return f"{self.dialect.title} at {self._server.url} is starting{': ' if line else ''}{line}"
 
     async def _try_out(self) -> None:
-        """Sample one token: a server may report that it is ready and end at its first request, for example of an unsupported model.
+        """Sample one token, since a server may report that it is ready and end at its first request.
+
+        An unsupported model is an example.
 
         Raises:
             SetupError: no token was sampled.

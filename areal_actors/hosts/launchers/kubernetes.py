@@ -1,6 +1,7 @@
-"""Kubernetes: manifests of core kinds only, a Job for the run and one for each role of its workers, and of those that decisions may add.
+"""Kubernetes: manifests of core kinds only.
 
-The recipe and the files of its agent are in a ConfigMap; the workers get them from the run, as everywhere.
+There is a Job for the run, one for each role of its workers, and one for each role that decisions may add. The recipe
+and the files of its agent are in a ConfigMap; the workers get them from the run, as everywhere.
 """
 
 from __future__ import annotations

@@ -153,7 +153,9 @@ class TrainController:
         return self.engine.values(self.sequences(batch))
 
     def compute_advantages_and_returns(self, batch: Data) -> Prepared:
-        """Returns `advantages.tokens`, `advantages.returns` and the other update inputs of a batch under the present weights.
+        """Returns `advantages.tokens`, `advantages.returns` and the other update inputs of a batch.
+
+        They are computed under the present weights.
 
         Raises:
             EngineError: as for `train_batch`; or the ranks are driven from here, and do not return prepared data.

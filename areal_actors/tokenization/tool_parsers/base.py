@@ -185,7 +185,10 @@ class AnswerFormat(ABC):
 
     @abstractmethod
     def _grammar(self, grammar: Grammar, declared: DeclaredTools, *, parallel: bool, in_reasoning: bool) -> str:
-        """Return an expression for optional reasoning (its rest, if the prompt has opened it), then one call, or more if `parallel`."""
+        """Return an expression for optional reasoning, then one call, or more if `parallel`.
+
+        If the prompt has opened the reasoning, the expression begins with its rest.
+        """
 
 
 def declared_tools(tools: Sequence[ToolDefinition]) -> dict[str, Mapping[str, Any]]:

@@ -1,4 +1,7 @@
-"""Renders known tool calls through a chat template, and cuts out the text that a model would have to generate for them."""
+"""Renders known tool calls through a chat template.
+
+The text that a model would have to generate for them is cut out.
+"""
 
 from __future__ import annotations
 

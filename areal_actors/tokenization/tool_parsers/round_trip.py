@@ -136,7 +136,10 @@ def _last_candidates(
 
 
 def _is_left_to_text(problem: str, first: AnswerFormat, described: WrittenCalls) -> bool:
-    """True if the template renders no calls, or those in the described syntax without escapes, so that only plain ones are read back."""
+    """True if only plain calls are read back.
+
+    The template renders none, or renders them in the described syntax without escapes.
+    """
     same = isinstance(first, DelimitedFormat) and first.syntax == described.syntax
     return problem.endswith(NO_CALLS) or (same and not problem)
 

@@ -103,7 +103,9 @@ QWEN_CODER_TAGS = Tags(
 
 
 def unopened_text(text: str, at: int) -> tuple[str, int]:
-    """Return a function whose opening delimiter the model left out, and the position after it and its closing delimiter, if there is one.
+    """Return a function whose opening delimiter the model left out, and the position after it.
+
+    The position is behind the closing delimiter, if there is one.
 
     Raises:
         IncompleteCall: the function does not end.
