@@ -85,7 +85,7 @@ async def run_server(
     device = cast(Literal["auto", "cpu", "cuda"], options.device)
     sampler = ModelSampler(folder, device, options.threads)
     service = TinkerService(names, folder, state, temporary, sampler, device, options.threads)
-    sweep = asyncio.create_task(service.sweep())
+    sweep = asyncio.create_task(service.sessions.sweep())
     access = TinkerAccess(options.host)
     runner = TinkerRoutes(service, access).runner()
     try:

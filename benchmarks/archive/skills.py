@@ -49,8 +49,8 @@ Write the final result on a line of its own, behind four hash signs, without uni
 example of a well-formed last line would be: #### 42
 
 # Background
-The company was founded in 1987 and employs 64 people at 3 sites. Deliveries leave the main warehouse at 7:30 and 15:00. \
-Orders above 250 euros travel free of charge; below that amount a flat fee of 4.90 applies. Returns are \
+The company was founded in 1987 and employs 64 people at 3 sites. Deliveries leave the main warehouse at 7:30 and \
+15:00. Orders above 250 euros travel free of charge; below that amount a flat fee of 4.90 applies. Returns are \
 accepted within 30 days.
 """
 PROMPTS = {"no system prompt": "", "short system prompt": SHORT, "long system prompt": LONG}
