@@ -27,8 +27,8 @@ from support.bus_cases import (
 
 from areal_bus.errors import ClaimLost, LogUnavailable, MessageTooLarge, ServerUnavailable
 from areal_bus.nats import NatsBus
-from areal_bus.nats_connection import check_server_version
 from areal_bus.server import EmbeddedServer
+from areal_bus.server_version import check_server_version
 
 
 @pytest.fixture

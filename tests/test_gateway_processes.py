@@ -19,8 +19,9 @@ from areal_actors.messages import (
     TrajectoryExported,
     recorded_calls,
 )
+from areal_actors.processes.cpu_actors import CPU_ACTORS
 from areal_actors.processes.fold_actors import BuildContext
-from areal_actors.processes.process import CPU_ACTORS, actors_of_process
+from areal_actors.processes.process import actors_of_process
 from areal_actors.recipe.load import load
 from areal_actors.recipe.plan import plan
 from areal_actors.supervision.nats_server import with_port

@@ -44,7 +44,8 @@ from areal_actors.supervision.nats_server import RunServer
 from areal_bus.base import Bus, Delivery, Stamp
 from areal_bus.errors import BusError
 from areal_bus.message import Event, Reply, Request
-from areal_bus.server import EVERY_INTERFACE, max_connections
+from areal_bus.server import EVERY_INTERFACE
+from areal_bus.server_config import max_connections
 from areal_bus.users import without_credentials
 
 SENDER = "supervisor"

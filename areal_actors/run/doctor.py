@@ -38,8 +38,8 @@ from areal_actors.supervision.disk_watch import refuse_full_disk
 from areal_actors.supervision.process_limits import limit_problems
 from areal_actors.weights.folders import SHARED_MEMORY
 from areal_bus.errors import ServerUnavailable
-from areal_bus.nats_connection import check_server_version
 from areal_bus.server import find_binary, resolve_server
+from areal_bus.server_version import check_server_version
 
 BUS = "areal-bus"
 TENSOR_PACKAGES = ("torch", "transformers")

@@ -54,7 +54,8 @@ from areal_bus.errors import BusError
 from areal_bus.message import Event, Message
 from areal_bus.nats import NatsBus
 from areal_bus.permissions import Listener, permissions_of
-from areal_bus.server import LOOPBACK, resolve_server
+from areal_bus.server import resolve_server
+from areal_bus.server_config import LOOPBACK
 from areal_bus.server_keeper import RestartSettings, ServerKeeper
 from areal_bus.tls import SCHEME, Certificate
 from areal_bus.users import MONITOR, BusUsers, Permissions, without_credentials

@@ -21,8 +21,9 @@ from nats.aio.msg import Msg
 from areal_bus.claims import Blobs
 from areal_bus.errors import LogUnavailable, NoReply, ServerUnavailable
 from areal_bus.message import Event, Message, Work
+from areal_bus.nats_client import status
 from areal_bus.nats_cluster import is_passing, lacks_leader, message_of
-from areal_bus.nats_connection import Connection, status
+from areal_bus.nats_connection import Connection
 from areal_bus.nats_inbox import Reconnected
 from areal_bus.retry_time import RetryTime
 from areal_bus.subjects import log_stream, subject_of, values_bucket, work_stream
