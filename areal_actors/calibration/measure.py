@@ -1,9 +1,8 @@
 """Measures generation or training on this machine with a model of random weights.
 
-`main(["decode" | "train", RESULT, MEASUREMENT])`.
-The model has the shape of the real one, with as many of its layers as are needed to exceed the caches, and the engine's
-and the trainer's own code runs on it. Times of all layers follow from those of two models with different numbers of
-layers.
+Call it as `main(["decode" | "train", RESULT, MEASUREMENT])`. The model has the shape of the real one, with as many of
+its layers as are needed to exceed the caches, and the engine's and the trainer's own code runs on it. Times of all
+layers follow from those of two models with different numbers of layers.
 """
 
 from __future__ import annotations

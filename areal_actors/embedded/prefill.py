@@ -1,6 +1,6 @@
 """Prefill: computes the keys and values of tokens that slots hold, in batches.
 
-Of a row with a cached prefix only the rest.
+Of a row with a cached prefix it computes only the rest.
 """
 
 from __future__ import annotations

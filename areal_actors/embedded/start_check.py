@@ -172,8 +172,5 @@ def _logprobs(logits: Tensor) -> Tensor:
 
 
 def _expected_difference(expected: Tensor, computed: Tensor) -> Tensor:
-    """Difference of log-probabilities `[positions, vocabulary]` of a token that is sampled from the first.
-
-    `[positions]`.
-    """
+    """Difference `[positions]` of log-probabilities `[positions, vocabulary]` of a token sampled from the first."""
     return (expected.exp() * (computed - expected).abs()).sum(-1)

@@ -68,9 +68,9 @@ class ExternalSessions:
         acceptance: Acceptance | None,
         share: GatewayShare,
     ) -> None:
-        """`calls` of the gateway.
+        """`calls` and `share` are those of the gateway.
 
-        `acceptance` decides which ended sessions are trained, without it all are; `share` of this gateway.
+        `acceptance` decides which ended sessions are trained; without it all are.
         """
         self.share = share
         self.config = config
@@ -186,10 +186,7 @@ class ExternalSessions:
         return None
 
     def _open_elsewhere(self, request: StartSession) -> str:
-        """An unfinished session with the key of a request, neither here nor where it is to start.
-
-        Empty if there is none.
-        """
+        """An unfinished session with the key of a request, neither here nor where it is to start; empty for none."""
         digest, shares = (
             self.registry.digest(request.api_key),
             (self.share, GatewayShare(number=request.gateway, count=self.share.count)),

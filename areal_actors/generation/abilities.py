@@ -70,7 +70,7 @@ NEAREST = 3
 def ability_rows() -> list[tuple[str, ...]]:
     """Returns the table of abilities.
 
-    A row of column titles, then one row for each ability, with `yes` or `no` for each engine.
+    A row of column titles comes first, then one row for each ability, with `yes` or `no` for each engine.
     """
     able = {engine: engine_abilities(engine) for engine in ENGINE_ABILITIES}
     abilities = sorted({ability for has in able.values() for ability in has})

@@ -50,7 +50,7 @@ REFUSABLE_FIELDS = sorted({ability.partition(":")[0] for ability in SAMPLING_ABI
 class TokenChunk(Value):
     """The next tokens of a completion.
 
-    At least one, except for the last chunk of a completion that already has some.
+    There is at least one, except in the last chunk of a completion that already has some.
     """
 
     columns: TokenColumns

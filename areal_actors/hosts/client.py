@@ -183,7 +183,7 @@ class JoinedHost:
     async def _look(self) -> None:
         """Wait a moment for the end of a worker.
 
-        Renew the leases of the others, and have spares join where they can.
+        Then renew the leases of the others, and have spares join where they can.
         """
         waits = [member.ended for member in self.members.values()]
         if waits:

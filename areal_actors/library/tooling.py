@@ -85,7 +85,7 @@ class ToolingEnv:
     ) -> None:
         """Add the tools of an MCP server.
 
-        A URL (streamable HTTP), or a command to start here and connect to over stdio.
+        `server` is a URL (streamable HTTP), or a command to start here and connect to over stdio.
 
         Args:
             server: `http://…/mcp`, or the program and its arguments.

@@ -384,7 +384,7 @@ class InteractionRecorded(Event):
 
 
 class InteractionsRecorded(MonitorEvent):
-    """Model calls were completed, of episodes that go on or ended without a trajectory.
+    """Model calls of episodes that go on, or ended without a trajectory, were completed.
 
     An exported trajectory brings its own.
     """

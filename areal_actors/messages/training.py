@@ -243,7 +243,7 @@ class CheckpointDamaged(Event):
 class StepDiffered(Event):
     """A repeated step gave other weights than the log has, where that is possible.
 
-    On a GPU, or under other settings.
+    It is on a GPU, or under other settings.
     """
 
     subject: ClassVar[str] = "step.differed"

@@ -1,6 +1,6 @@
 """Converts a GGUF file to a Hugging Face folder.
 
-Read and dequantized by transformers, checked, and moved into place when it is whole.
+transformers reads and dequantizes it; the folder is checked, and moved into place when it is whole.
 """
 
 from __future__ import annotations

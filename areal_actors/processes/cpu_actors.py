@@ -56,9 +56,9 @@ def _checkpointer(context: BuildContext) -> Actor:
 
 
 def _session_manager(context: BuildContext) -> Actor:
-    """Capacity for external agents is granted by the gate in an online run, and fixed when a model is only served.
+    """Returns the session manager, with capacity for external agents in an online or served run only.
 
-    Otherwise none.
+    The gate grants it in an online run; it is fixed when a model is only served.
     """
     recipe, group_size = context.recipe, context.recipe.algorithm.group_size
     share = GatewayShare(number=int(context.instance.rpartition("-")[2]), count=recipe.actors.session_manager.count)

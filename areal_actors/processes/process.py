@@ -128,7 +128,7 @@ def serve_actors(builders: Mapping[str, Builder], arguments: list[str]) -> None:
 def _may_pass(error: BaseException) -> bool:
     """True for an error that the next start need not meet, though this one did.
 
-    Of the bus, or for want of descriptors or processes.
+    It is of the bus, or for want of descriptors or processes.
     """
     return isinstance(error, BusError | SpawnFailed) or (isinstance(error, OSError) and error.errno in SCARCE)
 

@@ -1,6 +1,6 @@
 """A gateway of another host.
 
-Its settings there, the keys of its sessions, its snapshots, and its tokenizer, pulled without the weights.
+It has settings there, the keys of its sessions, its snapshots, and its tokenizer, pulled without the weights.
 """
 
 from __future__ import annotations

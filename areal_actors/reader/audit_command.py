@@ -1,6 +1,6 @@
 """`areal-actors audit`.
 
-Folds the log of a live, finished or exported run; with `--recompute` its weights are recomputed.
+It folds the log of a live, finished or exported run; with `--recompute` its weights are recomputed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Cards of what a run pushes to a model hub.
 
-What was trained on what, with which result, how to load it, and how to repeat it.
+They name the model, the data and the result, and how to load the model and repeat the run.
 """
 
 from __future__ import annotations

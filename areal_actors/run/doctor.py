@@ -1,7 +1,6 @@
-"""`areal-actors doctor`.
+"""`areal-actors doctor`: the state of this machine, and what a run with the embedded defaults lacks here.
 
-The state of this machine, and what a run with the embedded defaults lacks here, each with its remedy.
-It starts no run and does not import torch.
+Each problem has its remedy. It starts no run and does not import torch.
 """
 
 from __future__ import annotations

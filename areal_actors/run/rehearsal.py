@@ -87,9 +87,9 @@ class Played(msgspec.Struct, frozen=True):
 
 
 def rehearse(recipe: Recipe) -> Generator[str, None, list[Played]]:
-    """Yields lines about a task that was played.
+    """Yields lines about a task that was played; returns the episodes.
 
-    Once with the task's own `answer`, once with another text; returns the episodes.
+    It is played once with the task's own `answer`, once with another text.
 
     Raises:
         SetupError: both episodes failed; the message has the reason.

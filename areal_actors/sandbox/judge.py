@@ -200,9 +200,9 @@ class _Program(ModuleType):
 
 
 def run_checks(channel: Channel, checks: Sequence[str]) -> bool:
-    """Execute the statements in turn.
+    """Execute the statements in turn; returns True if none raised.
 
-    True if none raised, and the program's process has answered properly all the time.
+    The program's process has to have answered properly all the time.
     """
     judge = Judge(channel)
     codes = [compile(check, "check.py", "exec") for check in checks]

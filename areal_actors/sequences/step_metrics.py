@@ -74,7 +74,7 @@ def batch_metrics(sequences: Sequence[TrainingSequence], batch: BatchFormed) -> 
 def _unread_call_shares(sequences: Sequence[TrainingSequence]) -> dict[str, float]:
     """Shares of the trained calls in which a tool call did not reach the agent as one.
 
-    Of all causes, and by the name of each.
+    There is a share of all causes, and one by the name of each.
     """
     problems = [call.call_problem for sequence in sequences for call in calls_of(sequence)]
     counts = Counter(filter(None, problems))

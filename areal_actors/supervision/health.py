@@ -1,7 +1,7 @@
 """Watches the processes of a run.
 
-Kills processes that are stuck, reports a run without progress, and ends a run that cannot go on.
-The decisions are pure code in `liveness` and `watchdog`; this module has the real clock, the bus and the supervisor.
+It kills processes that are stuck, reports a run without progress, and ends a run that cannot go on. The decisions are
+pure code in `liveness` and `watchdog`; this module has the real clock, the bus and the supervisor.
 """
 
 from __future__ import annotations

@@ -213,10 +213,7 @@ class ChatTokenizer:
 
     @cached_property
     def leading_ids(self) -> tuple[int, ...]:
-        """Ids that the tokenizer puts before every text that is no template's, such as its BOS.
-
-        Empty if it puts none.
-        """
+        """Ids that the tokenizer puts before every text that is no template's, such as its BOS; may be empty."""
         plain, whole = (list(self.tokenizer.encode("a", add_special_tokens=added).ids) for added in (False, True))
         places = (place for place in range(len(whole)) if plain and whole[place : place + len(plain)] == plain)
         return tuple(whole[: next(places, 0)])

@@ -12,9 +12,9 @@ from areal_actors.core.durable_files import read_json
 
 
 def chat_template_of(folder: Path, config: Mapping[str, Any]) -> str:
-    """Chat template of a folder.
+    """Chat template of a folder; empty if there is none.
 
-    Its own file, or the configuration's entry (the default of several); empty if there is none.
+    It is in its own file, or in the configuration's entry (the default of several).
     """
     path = folder / "chat_template.jinja"
     if path.is_file():

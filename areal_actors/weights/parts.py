@@ -1,7 +1,7 @@
 """Weights in parts, as they are sent to inference servers.
 
-Whole, or what changed against the version that the server holds.
-The receiving side is `generation/servers/server_side/areal_weights.py`.
+They are whole, or what changed against the version that the server holds. The receiving side is
+`generation/servers/server_side/areal_weights.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Named = tuple[str, Tensor]
 def delta(base: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[Named]:
     """Yields what changed in tensors of equal names, types and shapes.
 
-    Values with their places, or whole tensors if that is less.
+    That is values with their places, or whole tensors if that is less.
 
     Raises:
         ValueError: names, types or shapes differ.

@@ -81,9 +81,9 @@ def write_tensors(
 
 
 def _write_header(file: BinaryIO, tensors: Mapping[str, tuple[Tensor, torch.dtype]]) -> dict[str, TensorPlace]:
-    """Write the header of a file.
+    """Write the header of a file; returns the places of its tensors.
 
-    Returns the places of its tensors, those with the largest elements first, so that each is aligned.
+    Those with the largest elements come first, so that each is aligned.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     ends: dict[str, int] = {}

@@ -162,7 +162,7 @@ class Streams:
     async def api(self, verb: str, body: Json) -> Json:
         """Send a JetStream API request.
 
-        Retried while the server is unavailable or has just started, or a cluster elects a leader.
+        It is retried while the server is unavailable or has just started, or a cluster elects a leader.
 
         Raises:
             ApiError: the server rejects the request.

@@ -1,6 +1,6 @@
 """An embedded nats-server.
 
-A child process that ends with its parent, on the loopback interface unless it is given another address.
+It is a child process that ends with its parent, on the loopback interface unless it is given another address.
 """
 
 from __future__ import annotations

@@ -173,8 +173,8 @@ def servers_of(url: str) -> list[str]:
 def credentials_of(url: str) -> dict[str, Any]:
     """Returns the credentials in a URL as options of the client.
 
-    `user` and `password`, or `token`; empty if there are none.
-    As options they hold for servers that a cluster announces, too.
+    They are `user` and `password`, or `token`; empty if there are none. As options they hold for servers that a cluster
+    announces, too.
     """
     parts = urlsplit(url)
     if parts.password is not None:

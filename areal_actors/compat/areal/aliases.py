@@ -1,6 +1,6 @@
 """Makes `import areal` work.
 
-Modules with AReaL's names whose members are those of this package, loaded when they are used.
+Modules with AReaL's names have the members of this package, loaded when they are used.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ def _reward(trace: vf.Trace) -> float:
 def _metrics(traces: list[vf.Trace]) -> dict[str, float]:
     """Named rewards, without their weights, and metrics.
 
-    Of several agents as `AGENT/NAME`, means over the agent's traces.
+    Those of several agents are named `AGENT/NAME` and are means over the agent's traces.
     """
     by_name: dict[str, list[float]] = defaultdict(list)
     several = len({trace.agent.name for trace in traces}) > 1

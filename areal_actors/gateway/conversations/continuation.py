@@ -1,9 +1,9 @@
-"""Incremental chat templates.
+"""Incremental chat templates: the text that a template appends after an answer.
 
-The text that a template appends after an answer, the end of its turn and the new messages.
-Rendering a whole conversation costs more with every turn. Most templates render the last messages independently of
-earlier ones, so a short placeholder history gives the same text. Each template is tested for that when it is loaded,
-and long conversations are rendered in full from time to time as a check.
+That is the end of its turn and the new messages. Rendering a whole conversation costs more with every turn. Most
+templates render the last messages independently of earlier ones, so a short placeholder history gives the same text.
+Each template is tested for that when it is loaded, and long conversations are rendered in full from time to time as a
+check.
 """
 
 from __future__ import annotations

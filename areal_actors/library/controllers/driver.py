@@ -1,8 +1,8 @@
 """The base of the rollout controllers.
 
-Starts the actors, receives the outcomes of episodes, sends the next ones, and waits.
-A hand-written loop replaces three actors of a run: the decisions of the staleness gate, the task source and the batcher
-are made here by the same code (`scheduler.py`). All other actors are those of a run.
+It starts the actors, receives the outcomes of episodes, sends the next ones, and waits. A hand-written loop replaces
+three actors of a run: the decisions of the staleness gate, the task source and the batcher are made here by the same
+code (`scheduler.py`). All other actors are those of a run.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ CLOSED = "was closed"
 
 
 class Driver:
-    """Use it as an async context manager, or `start` and `close` it, in one event loop; methods may run concurrently."""
+    """Use it as an async context manager, or `start` and `close` it, in one event loop; calls may run concurrently."""
 
     def __init__(self, recipe: Recipe, backend: Backend | None = None, *, root: Path = Path()) -> None:
         """Configure the controller; nothing starts yet.

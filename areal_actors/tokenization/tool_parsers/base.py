@@ -1,6 +1,6 @@
 """Interfaces of answer formats.
 
-A completion's text to reasoning, text and tool calls, and grammars that force a call.
+They turn a completion's text into reasoning, text and tool calls, and make grammars that force a call.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Grammar:
     def text(self, delimiter: str) -> str:
         """Return an expression for a delimiter of several tokens.
 
-        Each part that may be a token as one, the rest as text.
+        Each part that may be a token is one, the rest is text.
         """
         parts, at = [], 0
         for mark in MARK.finditer(delimiter):

@@ -1,6 +1,6 @@
 """Formats that write a call's arguments as JSON.
 
-Hermes, Llama 3, Mistral, DeepSeek, and bare JSON for any other model.
+They are Hermes, Llama 3, Mistral, DeepSeek, and bare JSON for any other model.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class Probe:
     def _start(self, whole: str) -> int:
         """Return the position in a rendered conversation where the answer begins.
 
-        Where the prompt ends, or they differ.
+        That is where the prompt ends, or where they differ.
         """
         user = USER["content"]
         asked, sent = self.prompt.find(user), whole.find(user)

@@ -121,7 +121,7 @@ def _last_candidates(
 ) -> Iterator[tuple[ToolDialect, AnswerFormat]]:
     """Yield what is tested after the formats that the template renders.
 
-    Calls as it describes them, and JSON without delimiters.
+    That is calls as it describes them, and JSON without delimiters.
     """
     described, written = written_calls(template.source), None
     if described is not None:

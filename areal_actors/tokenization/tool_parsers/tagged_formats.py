@@ -236,7 +236,7 @@ def value_grammar(
 def arguments_grammar(parameters: Mapping[str, Any], written: Callable[[str, object], str]) -> str:
     """Join the expressions that `written` returns for names and schemas.
 
-    Required ones once, the others at most once.
+    Required ones come once, the others at most once.
     """
     required = parameters.get("required")
     needed = set(required) if isinstance(required, list) else set()
