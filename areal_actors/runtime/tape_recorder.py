@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from areal_bus.base import Envelope, Stamp
 from areal_bus.message import Message
-from areal_bus.recorded import EntryKind, Tape, TapeEntry
+
+if TYPE_CHECKING:
+    from areal_bus.recorded import EntryKind, Tape
 
 
 class TapeRecorder:
@@ -24,8 +28,7 @@ class TapeRecorder:
     ) -> None:
         """Write an entry on the tape, if there is one."""
         if self.tape:
-            kinds = {"error": type(error).__name__, "text": str(error)} if error else {}
-            self.tape.write(TapeEntry(kind=kind, cause=cause, time=time, envelope=envelope, **kinds))
+            self.tape.note(kind, cause, time, envelope, error)
 
     def note_message(self, kind: EntryKind, cause: str, time: float, message: Message, stamp: Stamp) -> None:
         """Write an entry with a message on the tape, if there is one."""

@@ -191,6 +191,13 @@ class Tape:
         """Add an entry."""
         _write(self._file, entry)
 
+    def note(
+        self, kind: EntryKind, cause: str, time: float, envelope: Envelope | None, error: Exception | None
+    ) -> None:
+        """Add an entry of an event in the handling of the message `cause`, with the error that ended a request."""
+        kinds = {"error": type(error).__name__, "text": str(error)} if error else {}
+        self.write(TapeEntry(kind=kind, cause=cause, time=time, envelope=envelope, **kinds))
+
     def close(self) -> None:
         """End the tape."""
         self._file.close()
