@@ -43,7 +43,7 @@ class CountdownAgent:
 
 
 def reward(task: Mapping[str, Any], output: str) -> float:
-    """1 for an expression of exactly the task's `numbers` that reaches its `target`, a little for one that does not, else 0."""
+    """1 for an expression of exactly the task's `numbers` that reaches its `target`, a little for any other, else 0."""
     written = re.findall(r"<answer>(.*?)</answer>", output, re.DOTALL)
     if not written or len(written[-1]) > LONGEST_EXPRESSION:
         return 0.0

@@ -18,7 +18,7 @@ class MultiTurnAgent:
         self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
 
     async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
-        """Ask until the answer is right or the turns are used up, and return the last one, which the reward function scores.
+        """Ask until the answer is right or the turns are used up, and return the last answer, which is scored.
 
         With `task.turn_discount` in the recipe, part of that reward reaches the earlier turns.
         """

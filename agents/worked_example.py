@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 
 
 class WorkedExampleAgent:
-    """One call; the fields `example_question` and `example_answer` of the task are an earlier turn of the conversation."""
+    """One call, after an earlier turn from the task's fields `example_question` and `example_answer`."""
 
     def __init__(self) -> None:
         self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)

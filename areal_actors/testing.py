@@ -83,7 +83,7 @@ def replayed_tape(recording: str | Path, actor: Actor, *, instance: str = "", se
 
 
 def rescored(recording: str | Path, reward: Reward) -> list[Rescored]:
-    """Returns every scored episode of a recorded log with its reward, and the one that `reward(task, output)` gives now.
+    """Returns every scored episode of a recorded log with its reward and the one that `reward` gives now.
 
     An exception of the reward function is in the `error` of the score.
 

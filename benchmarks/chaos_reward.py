@@ -1,4 +1,7 @@
-"""A reward that differs between the answers of a group, so that every step changes the weights of an untrained model."""
+"""A reward that differs between the answers of a group.
+
+So every step changes the weights of an untrained model.
+"""
 
 from __future__ import annotations
 

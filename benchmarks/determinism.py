@@ -1,11 +1,12 @@
-"""Reproducibility: how many episodes and versions of two synchronous runs with one seed are bitwise identical, idle and under load.
+"""Reproducibility: the episodes and versions of two synchronous runs with one seed that are bitwise identical.
 
     python benchmarks/determinism.py [--recipes gsm8k_grpo multi_turn] [--steps 20] [--seed 0] [--loops 3] [SETTING ...]
 
-Each recipe is run three times with `staleness_gate.max_staleness = 0`: twice alone, and once beside busy loops on every core.
-The logs of the second and third are compared with that of the first: every exported trajectory (token ids, log-probabilities,
-versions, rewards), the rows of every step, the checksum of every version of the weights, every evaluation. Ends with status 1
-unless all are the same. Further settings apply to all three; `staleness_gate.max_staleness=2` shows the effect of timing.
+Each recipe is run three times, idle and under load, with `staleness_gate.max_staleness = 0`: twice alone, and once
+beside busy loops on every core. The logs of the second and third are compared with that of the first: every exported
+trajectory (token ids, log-probabilities, versions, rewards), the rows of every step, the checksum of every version of
+the weights, every evaluation. Ends with status 1 unless all are the same. Further settings apply to all three;
+`staleness_gate.max_staleness=2` shows the effect of timing.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Figures:
 
 
 def make_folder(folder: Path, head_dim: int = 16, positions: int = 512, **shape: int) -> str:
-    """A Hugging Face folder of a random model, of 0.14 M parameters without another `shape`, that never ends by itself."""
+    """A Hugging Face folder of a random model that never ends by itself, of 0.14 M parameters by default."""
     torch.manual_seed(0)
     usual = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head_dim}

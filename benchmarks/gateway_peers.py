@@ -2,7 +2,11 @@
 
 LiteLLM's and SGLang's router, before a server that answers immediately.
 They need an interpreter of their own:
-`uv venv .environments/peers && uv pip install --python .environments/peers/bin/python -r benchmarks/environments/peers.txt`. Both forward requests: neither has token ids, a tokenizer, sessions or a record.
+
+    uv venv .environments/peers
+    uv pip install --python .environments/peers/bin/python -r benchmarks/environments/peers.txt
+
+Both forward requests: neither has token ids, a tokenizer, sessions or a record.
 """
 
 from __future__ import annotations

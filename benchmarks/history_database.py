@@ -117,7 +117,7 @@ def ask(url: str, path: str) -> Any:
 
 
 def page_seconds(folder: Path, last: int, checkout: Path = ROOT) -> float:
-    """Returns the CPU seconds of `areal-actors view` until it has answered with all rows of a log with this many events."""
+    """Returns the CPU seconds of `areal-actors view` until it has sent all rows of a log with this many events."""
     before = children_seconds()
     command = [sys.executable, "-m", "areal_actors", "view", NAME, "--folder", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}

@@ -170,7 +170,10 @@ async def measure_system(concurrency: int, calls: int, steps: int, folder: Path)
 
 
 async def count_reached(bus: NatsBus, kind: type[Event], least: int) -> int:
-    """Wait until the log has this number of events of a kind, by asking the server, which costs less than reading them; returns it."""
+    """Wait until the log has this number of events of a kind; returns it.
+
+    The server is asked, which costs less than reading them.
+    """
     subject, count = bus.streams.prefix + kind.subject, 0
     while True:
         with suppress(LogUnavailable):  # a machine under full load answers late

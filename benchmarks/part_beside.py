@@ -53,9 +53,10 @@ class Beside(Scene):
 
     def command(self, *words: str) -> subprocess.Popen[bytes]:
         """Start a command of `areal` on the run's folder."""
+        folder = ["--folder", str(self.run.folder.parent)]
         with (self.run.folder.parent / f"{words[0]}.txt").open("ab") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", "areal_actors", words[0], RUN, *words[1:], "--folder", str(self.run.folder.parent)],
+                [sys.executable, "-m", "areal_actors", words[0], RUN, *words[1:], *folder],
                 cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
 
@@ -112,7 +113,7 @@ class Beside(Scene):
         return lacking
 
     async def tracked(self) -> tuple[int, int]:
-        """Returns the points that the tracker lacks, and those that it has twice, after the command that the run names."""
+        """Returns the numbers of points that the tracker lacks, and has twice, after the run's command."""
         if self.again is not None:
             await asyncio.to_thread(self.again.wait)
         await asyncio.to_thread(self.command("track", "--to", TRACKER, "--python", str(PYTHON)).wait)

@@ -235,10 +235,14 @@ def shared_names() -> set[str]:
     return {path.name for path in SHARED_MEMORY.glob(f"*areal*{RUN}*")}
 
 
+COMMAND_PARTS = ("areal", "host", "launched", "added", "page", "tinker")
+"""First words of the parts that are commands: one that is killed cannot remove its temporary files."""
+
+
 def _files_left(folder: Path, before: set[str], outcome: Outcome) -> list[str]:
-    """Returns temporary files and shared memory that are left, beside those of killed commands, which cannot remove them."""
-    killed = sum(one.fault.kind == "kill" and one.fault.part.split()[0] in ("areal", "host", "launched", "added", "page", "tinker")
-                 for one in outcome.effects)  # fmt: skip
+    """Returns temporary files and shared memory that are left, beside those of killed commands."""
+    kills = [one.fault.part.split()[0] for one in outcome.effects if one.fault.kind == "kill"]
+    killed = sum(part in COMMAND_PARTS for part in kills)
     left = [
         name
         for place in (folder / "tmp", folder / "other" / "tmp")
@@ -266,7 +270,8 @@ def rows(outcomes: Sequence[Outcome]) -> list[list[object]]:
         [
             part, kind, len(some), sum(one.fault.went_on for one in some), max(one.standstill for one in some),
             sum(len(one.reports.right) for one in some), sum(len(one.reports.wrong) for one in some),
-            sum(one.unreported for one in some), sum(one.fault.lost for one in some), sum(one.fault.twice for one in some),
+            sum(one.unreported for one in some),
+            sum(one.fault.lost for one in some), sum(one.fault.twice for one in some),
         ]
         for (part, kind), some in sorted(groups.items())
     ]  # fmt: skip

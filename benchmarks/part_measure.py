@@ -41,7 +41,10 @@ class Effect(msgspec.Struct):
 
 
 def names_the_cause(sentence: str, names: Sequence[str]) -> bool:
-    """Returns True if a report of a stall names one of these actors, or what it serves, as silent, missing, starting or waited for."""
+    """Returns True if a report of a stall names one of these actors, or what it serves.
+
+    It names it as silent, missing, starting or waited for.
+    """
     for name in names:
         if name == SUPERVISOR and "the supervisor's own process was paused" in sentence:
             return True

@@ -220,7 +220,7 @@ def curve_of(file: Path) -> list[float]:
 
 @contextmanager
 def peak_memory() -> Iterator[list[int]]:
-    """Sample the bytes of private memory of all processes below this one, and of shared memory, while the block runs."""
+    """Sample, while the block runs, the bytes of private memory of all descendants, and of shared memory."""
     samples = list[int]()
     over = threading.Event()
 

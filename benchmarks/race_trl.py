@@ -1,17 +1,18 @@
-"""Seconds of `areal-actors run` and of TRL's GRPOTrainer until the main recipe's task is learnt, from the same embedded model.
+"""Seconds of `areal-actors run` and of TRL's GRPOTrainer until the main recipe's task is learnt.
 
     python -m venv .environments/trl                                                           # once
     .environments/trl/bin/python -m pip install -r benchmarks/environments/trl.txt             # once
     python benchmarks/race_trl.py [--seeds 0 1 2] [--trl .environments/trl/bin/python] [--target 0.8] [--steps 40]
 
-Both sides get the same Hugging Face folder, the same tasks in the same order, the same reward, group size, batch, learning rate and
-limit of tokens, and may use the whole machine; they run in turn, a seed after the other. Neither evaluates while it trains: both save
-their weights every `--every` steps, and afterwards one function of this program measures greedy accuracy of the saved weights on the
-recipe's 200 held-out problems, outside of the time. The target is reached at the first saved step with that accuracy.
+Both sides get the same Hugging Face folder of the embedded model, the same tasks in the same order, the same reward,
+group size, batch, learning rate and limit of tokens, and may use the whole machine; they run in turn, a seed after the
+other. Neither evaluates while it trains: both save their weights every `--every` steps, and afterwards one function of
+this program measures greedy accuracy of the saved weights on the recipe's 200 held-out problems, outside of the time.
+The target is reached at the first saved step with that accuracy.
 
-Wall and CPU seconds, of all processes of a side together, are counted from the start of its command and from the start of its
-training: the first grant of capacity of ours, `on_train_begin` of TRL's. `--threads` are torch's in TRL; ours has the recipe's, one a
-process. `--quick` measures ours only, and needs no TRL.
+Wall and CPU seconds, of all processes of a side together, are counted from the start of its command and from the start
+of its training: the first grant of capacity of ours, `on_train_begin` of TRL's. `--threads` are torch's in TRL; ours
+has the recipe's, one a process. `--quick` measures ours only, and needs no TRL.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Plays small runs of the embedded model whose learning signal is broken, and healthy ones, and counts the findings of the lint of a run.
+"""Plays small runs with a broken and with a healthy learning signal, and counts the findings of the lint.
 
     python benchmarks/run_lint.py [NAME ...] [--quick] [--no-history] [--folder FOLDER] [SETTING ...]
 
-Each run of `lint_cases.py` takes two steps in this process (`lint_play.py`). A broken one passes if a finding names it, a healthy one if
-there are no findings. Further findings about a broken run are listed: one cause may show in several ways. NAME is part of a run's name.
-Results are kept in FOLDER, if it is named, and a run that has one there is not played again.
+Each run of `lint_cases.py` takes two steps in this process (`lint_play.py`). A broken one passes if a finding names it,
+a healthy one if there are no findings. Further findings about a broken run are listed: one cause may show in several
+ways. NAME is part of a run's name. Results are kept in FOLDER, if it is named, and a run that has one there is not
+played again.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
-"""A run at scale: 1,000 workers and 10,000 episodes in flight over a real nats-server and the real actors, and the walls of a larger one.
+"""A run at scale: 1,000 workers and 10,000 episodes in flight over a real nats-server and the real actors.
 
     python benchmarks/scale.py [--parts run lengths streams folds pull model] [--gateways 1 2 4]
 
-Model and gradient are the only parts that are not real: engines sleep for as long as an answer takes, optimizer steps for as long as they
-take. The trainer takes `--rate` episodes per second, and an answer as many seconds as have `--in-flight` episodes in flight (Little's law);
-a batch and a half more may wait for it. Starved is the share of time in which the trainer has no batch: because groups are missing, or
-because control has not formed it yet. It counts seconds, so that other processes on the machine add to it; `others' CPU` is their share.
+Model and gradient are the only parts that are not real: engines sleep for as long as an answer takes, optimizer steps
+for as long as they take. The trainer takes `--rate` episodes per second, and an answer as many seconds as have
+`--in-flight` episodes in flight (Little's law); a batch and a half more may wait for it. Starved is the share of time
+in which the trainer has no batch: because groups are missing, or because control has not formed it yet. It counts
+seconds, so that other processes on the machine add to it; `others' CPU` is their share.
 
-`lengths` repeats a small run with short and long answers, for the cost of a token. `streams` writes messages of the run's sizes to one
-stream and to four. `folds` is the CPU time of an event in the folds, by the number of groups in flight. `pull` is the cost of sending
-weights over HTTP. `model` computes from all of these what each process of a run on 256 training and 744 generating GPUs takes.
+`lengths` repeats a small run with short and long answers, for the cost of a token. `streams` writes messages of the
+run's sizes to one stream and to four. `folds` is the CPU time of an event in the folds, by the number of groups in
+flight. `pull` is the cost of sending weights over HTTP. `model` looks for the walls of a larger run: it computes from
+all of these what each process of a run on 256 training and 744 generating GPUs takes.
 """
 
 from __future__ import annotations

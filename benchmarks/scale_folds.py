@@ -30,7 +30,7 @@ Ending = tuple[int, int]
 
 
 class Endings:
-    """Ends of random episodes of the groups in flight, each replaced by a new group once all of its episodes have ended."""
+    """Ends of random episodes of the groups in flight; a new group replaces one whose episodes have all ended."""
 
     def __init__(self, groups: int) -> None:
         self.dice = random.Random(0)

@@ -1,6 +1,7 @@
-"""A model on paper: what a run on many GPUs asks of each process, from measured figures, and where each of them is at its end.
+"""A model on paper: the load of each process of a run on many GPUs, from measured figures, and its limits.
 
-Everything but `Cluster` is measured by `scale.py`. A process in Python has one core; nats-server has as many as its host.
+Everything but `Cluster` is measured by `scale.py`. A process in Python has one core; nats-server has as many as its
+host.
 """
 
 from __future__ import annotations
@@ -129,7 +130,10 @@ def costs(
     streams: list[Any],
     rest: Mapping[str, Any],
 ) -> Costs:
-    """From the figures of the large run, of two runs with answers of different length, and of one stream without and with readers."""
+    """Costs from the figures of the large run and of smaller ones.
+
+    Two runs have answers of different length, one stream is measured with and without readers.
+    """
     tokens = long["tokens"] - short["tokens"]
     alone = next(case for case in streams if case["streams"] == 1 and case["consumers"] == 0)
     read = next(case for case in streams if case["streams"] == 1 and case["consumers"] > 0)

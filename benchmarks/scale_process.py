@@ -31,8 +31,9 @@ from areal_actors.generation.engine import TokenChunk
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.scripted import ScriptedEngine
 from areal_actors.messages import EventLoopBlocked
+from areal_actors.processes.cpu_actors import CPU_ACTORS
 from areal_actors.processes.fold_actors import BuildContext
-from areal_actors.processes.process import CPU_ACTORS, GARBAGE_THRESHOLDS, end_with_parent, read_address, serve_actors
+from areal_actors.processes.process import GARBAGE_THRESHOLDS, end_with_parent, read_address, serve_actors
 from areal_actors.rollout.agent_runner import AgentResult
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.runtime.actor import Actor

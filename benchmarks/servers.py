@@ -1,12 +1,12 @@
-"""Tokens per second and weight updates of the embedded engine, SGLang and vLLM, through the same interface, side by side.
+"""Tokens per second and weight updates of the embedded engine, SGLang and vLLM, through the same interface.
 
     python benchmarks/servers.py [--engines transformers sglang vllm] [--shape small] [--tokens 64] [--repeats 3]
 
-The engines live at the same time, runs of them and of `generate` alternate, and the fastest of each counts: compare the columns, which
-share the machine. Servers run in processes of their own, with one thread for the model, as the embedded engine has. `update` is from the
-order to load new weights to the first token that they sampled, while as many completions run. Servers need their environments
-(`just environments sglang vllm`); an engine without one is left out. The weights are random: `small` is the shape of benchmarks/engine.py,
-`135M` that of SmolLM2.
+The engines live at the same time, runs of them and of `generate` alternate, and the fastest of each counts: compare the
+columns, which share the machine. Servers run in processes of their own, with one thread for the model, as the embedded
+engine has. `update` is from the order to load new weights to the first token that they sampled, while as many
+completions run. Servers need their environments (`just environments sglang vllm`); an engine without one is left out.
+The weights are random: `small` is the shape of benchmarks/engine.py, `135M` that of SmolLM2.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def available(names: list[str], report: Callable[[str], None]) -> list[str]:
 async def started(
     name: str, folder: str, location: WeightsLocation, adapter_rank: int = 0, weights: Channel = "folder"
 ) -> tuple[GenerationEngine, float]:
-    """Return an engine with weights, which are adapters if they have a rank, and the seconds until it had sampled a token."""
+    """Return an engine with weights, adapters if they have a rank, and the seconds to its first token."""
     # The model has no end-of-sequence token, so that all completions have the same length; grammars need one.
     options = {"grammar-backend": "none"} if name == "sglang" else {}
     server = ServerSettings(weights=weights, weights_seconds=WEIGHTS_SECONDS)
@@ -85,7 +85,10 @@ async def first_token(engine: GenerationEngine) -> None:
 
 
 async def update_seconds(engine: GenerationEngine, location: WeightsLocation, together: int) -> float:
-    """Return the seconds from the order to load weights, while completions run, to a token of the new weights, and end them."""
+    """Return the seconds from the order to load weights, while completions run, to a token of the new weights.
+
+    The completions are ended then.
+    """
     prompts = np.random.default_rng(1).integers(0, VOCABULARY, (together, PROMPT)).tolist()
     running = asyncio.create_task(engine_seconds(engine, prompts, [CONTEXT - PROMPT] * together))
     await asyncio.sleep(0.05)

@@ -53,7 +53,8 @@ from areal_bus.memory import MemoryBus
 
 sys.path.append(str(ROOT / "tests"))
 from support.samples import TOOLS_TEMPLATE, letters
-from support.simulation import Tasks, VirtualTimeLoop
+from support.simulation import VirtualTimeLoop
+from support.toy_parts import Tasks
 
 LONGEST_SECONDS = 1e6
 """Virtual seconds after which a run counts as stuck."""

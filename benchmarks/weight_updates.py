@@ -132,7 +132,7 @@ def as_published(model: torch.nn.Module, kind: torch.dtype) -> dict[str, torch.T
 
 
 def delta_shares(lr: float) -> dict[str, float]:
-    """Return the share of bytes of a delta, and of changed tensors sent whole, after a step with this learning rate, by dtype."""
+    """Return the shares of a delta's bytes, and of tensors sent whole, after a step of this rate, by dtype."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = make_folder(Path(temporary), HEAD, **shape_of(SHARE_MEGABYTES))
         trained = Trained(folder, 0, torch.float32, lr)

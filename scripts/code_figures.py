@@ -17,9 +17,10 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("areal_actors", "bus")
 COLUMNS = 120
 IRREGULAR = frozenset({
-    "begun", "bound", "broken", "brought", "built", "caught", "chosen", "drawn", "driven", "fallen", "forgotten", "found", "frozen",
-    "given", "gone", "grown", "held", "hidden", "kept", "known", "laid", "left", "lent", "lost", "made", "meant", "met", "paid",
-    "seen", "sent", "shown", "sold", "spent", "spoken", "stolen", "taken", "taught", "thought", "thrown", "worn", "written",
+    "begun", "bound", "broken", "brought", "built", "caught", "chosen", "drawn", "driven", "fallen", "forgotten",
+    "found", "frozen", "given", "gone", "grown", "held", "hidden", "kept", "known", "laid", "left", "lent", "lost",
+    "made", "meant", "met", "paid", "seen", "sent", "shown", "sold", "spent", "spoken", "stolen", "taken", "taught",
+    "thought", "thrown", "worn", "written",
 })  # fmt: skip
 """Participles without `-ed` that are no verbs in the imperative as well (`read`, `cut`, `put`)."""
 VERBS = frozenset({"embed", "feed", "need", "seed", "shed", "shred", "speed", "exceed", "proceed", "succeed"})

@@ -79,14 +79,15 @@ COMMON_FIELDS = {
 """Meaning of fields by name, where the field has no docstring of its own."""
 HEAD = """# Messages
 
-All messages on the bus, with sender, receivers and fields. A monitor receives all but replies, which go to the caller only; it
-subscribes to `areal.<run>.<subject>`, for example
-`areal.gsm8k-grpo.trajectory.>`; address, user and password are in the `monitor.json` of the run's folder
-([security.md](security.md)). `areal-actors monitor RUN 'trajectory.>'` prints messages.
+All messages on the bus, with sender, receivers and fields. A monitor receives all but replies, which go to the caller
+only; it subscribes to `areal.<run>.<subject>`, for example `areal.gsm8k-grpo.trajectory.>`; address, user and password
+are in the `monitor.json` of the run's folder ([security.md](security.md)). `areal-actors monitor RUN 'trajectory.>'`
+prints messages.
 
-Each message is an envelope in msgpack, compressed if it begins with the byte `C1` ([monitoring.md](monitoring.md#a-monitor-with-nats-py));
-its `body` is the message in msgpack, or in the file that `claim` names. Fields are by name, unknown ones are ignored.
-[asyncapi.json](asyncapi.json) has the same as an AsyncAPI 3.0 document, for code generators and viewers.
+Each message is an envelope in msgpack, compressed if it begins with the byte `C1`
+([monitoring.md](monitoring.md#a-monitor-with-nats-py)); its `body` is the message in msgpack, or in the file that
+`claim` names. Fields are by name, unknown ones are ignored. [asyncapi.json](asyncapi.json) has the same as an AsyncAPI
+3.0 document, for code generators and viewers.
 
 `python scripts/events_reference.py` writes this page and the document from the code.
 """

@@ -127,7 +127,7 @@ def page(path: dict[str, list[Function]]) -> str:
 
 
 def figures(path: dict[str, list[Function]]) -> dict[str, int]:
-    """Files on the path, the functions that a sample meets, their lines, and the lines of their bodies without docstrings."""
+    """Files on the path, functions that a sample meets, their lines, and those of bodies without docstrings."""
     functions = {function for functions in path.values() for function in functions}
     bodies = [_bodies(file)[line, name.rpartition(".")[2]] for file, line, name in functions]
     return {

@@ -16,12 +16,12 @@ DOCS = Path(__file__).parent.parent / "docs"
 PAGE, SCHEMA = DOCS / "settings.md", DOCS / "recipe.schema.json"
 HEAD = """# Settings
 
-Every setting of a recipe, with type, default and meaning. Names are as in overrides, `areal-actors run RECIPE trainer.batch_size=8`; in a
-file `[trainer]` is a table and `batch_size` a key of it. `areal-actors explain trainer.batch_size` prints the same,
-`areal-actors check RECIPE` the values that a recipe resolves to.
+Every setting of a recipe, with type, default and meaning. Names are as in overrides, `areal-actors run RECIPE
+trainer.batch_size=8`; in a file `[trainer]` is a table and `batch_size` a key of it. `areal-actors explain
+trainer.batch_size` prints the same, `areal-actors check RECIPE` the values that a recipe resolves to.
 
-[recipe.schema.json](recipe.schema.json) is the JSON schema of recipe files: editors with a TOML language server (such as Even Better
-TOML or taplo) complete and check a file whose first line is `#:schema PATH/docs/recipe.schema.json`.
+[recipe.schema.json](recipe.schema.json) is the JSON schema of recipe files: editors with a TOML language server (such
+as Even Better TOML or taplo) complete and check a file whose first line is `#:schema PATH/docs/recipe.schema.json`.
 
 `python scripts/settings_reference.py` writes this page and the schema from the code.
 """

@@ -43,7 +43,10 @@ STEP = "Trainer BatchFormed"
 
 
 def feature_changes(commits: str) -> list[int]:
-    """Returns for each commit of a range that adds files of the product the number of files of it that it modified, newest first."""
+    """Returns the number of product files that each commit modified, newest first.
+
+    Only commits of the range that add files of the product count.
+    """
     log = [
         "git",
         "log",
@@ -95,7 +98,10 @@ def count_lines(files: Sequence[Path]) -> int:
 
 
 def path_figures(hops: Sequence[Sequence[traced.Function]]) -> str:
-    """Files of these functions, lines of these files, and switches between them in the order in which a sample met the functions."""
+    """Files of these functions, lines of these files, and switches between them.
+
+    The order is that in which a sample met the functions.
+    """
     order = [function.file for functions in hops for function in functions]
     switches = sum(before != after for before, after in pairwise(order))
     files = sorted(set(order))

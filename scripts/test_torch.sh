@@ -43,5 +43,5 @@ fi
 "$venv_python" -c 'import torch, transformers; print(f"torch {torch.__version__}, transformers {transformers.__version__}")'
 "$venv_python" -m pytest -q tests/test_torch_trainer.py tests/test_trainer_*.py tests/test_hidden_states.py tests/test_tree_attention.py \
     tests/test_token_scores.py tests/test_tensors.py tests/test_optimization.py tests/test_lora.py tests/test_weights.py \
-    tests/test_generation_engine.py tests/test_engine_sampling.py tests/test_batch_invariance.py tests/test_prefix_cache.py \
+    tests/test_generation_engine.py tests/test_generation_engine_weights.py tests/test_engine_sampling.py tests/test_batch_invariance.py tests/test_prefix_cache.py \
     tests/test_model_families.py tests/test_published_models.py tests/test_real_sizes.py tests/test_rank_parts.py tests/test_rank_models.py tests/test_rank_group.py

@@ -114,7 +114,8 @@ BEST_OF_TWO = """
             self.rows = rows
 
         async def arun_episode(self, engine, data):
-            request = ModelRequest(input_ids=self.tokenizer.encode("u:hello\\na:"), gconfig=GenerationHyperparameters(max_new_tokens=4))
+            gconfig = GenerationHyperparameters(max_new_tokens=4)
+            request = ModelRequest(input_ids=self.tokenizer.encode("u:hello\\na:"), gconfig=gconfig)
             sampled = [await engine.agenerate(request) for _ in range(2)]
             assert sampled[0].stop_reason == "length" and engine.get_version() == 0
             rows = [sampled[number] for number, _ in self.rows]
@@ -153,7 +154,8 @@ async def test_a_conversation_of_token_ids_is_one_row_of_several_calls(tmp_path)
             async def arun_episode(self, engine, data):
                 seq, mask, ids = [], [], self.tokenizer.encode("u:hello\\na:")
                 for _ in range(2):
-                    resp = await engine.agenerate(ModelRequest(input_ids=ids, gconfig=GenerationHyperparameters(max_new_tokens=20)))
+                    gconfig = GenerationHyperparameters(max_new_tokens=20)
+                    resp = await engine.agenerate(ModelRequest(input_ids=ids, gconfig=gconfig))
                     new = resp.input_len - len(seq)
                     assert resp.input_tokens[:-new] == seq
                     seq += resp.input_tokens[-new:] + resp.output_tokens

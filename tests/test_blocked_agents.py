@@ -24,7 +24,8 @@ class Agent:
         client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
         if workflow_context.get().episode == "1.0":
             time.sleep(7)
-        answer = await client.chat.completions.create(model="default", messages=[{"role": "user", "content": task["question"]}])
+        messages = [{"role": "user", "content": task["question"]}]
+        answer = await client.chat.completions.create(model="default", messages=messages)
         return answer.choices[0].message.content
 """
 LINE = SLEEPING.splitlines().index("            time.sleep(7)") + 1

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.conversations import byte_pairs
+from support.conversation_families import byte_pairs
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from areal_actors.tokenization.byte_pairs import byte_characters, byte_pairs_of

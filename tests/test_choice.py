@@ -8,7 +8,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.conversations import byte_pairs, family
+from support.conversation_families import byte_pairs, family
 from support.framework_harness import call, chat_tokenizer
 from support.samples import letters
 

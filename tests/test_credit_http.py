@@ -15,7 +15,7 @@ import aiohttp
 import numpy as np
 import openai
 import pytest
-from support.conversations import family
+from support.conversation_families import family
 from support.fake_engine import ScriptEngine
 from support.framework_harness import opened_chat_gateway
 from support.gateway_harness import ADMIN

@@ -32,7 +32,8 @@ import json
 from openai import AsyncOpenAI
 from areal_actors.library.workflow import workflow_context
 
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"row": {"type": "string"}}}}}]
+PARAMETERS = {"type": "object", "properties": {"row": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}]
 
 class TurnsExceeded(Exception):
     pass
@@ -48,10 +49,12 @@ class Agent:
         async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
             while True:
                 if deed == "writes no JSON in arguments":
-                    message = (await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)).choices[0].message
+                    completion = await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
+                    message = completion.choices[0].message
                     for call in message.tool_calls:
                         json.loads(json.loads(call.function.arguments)["row"])
-                answer = (await client.chat.completions.create(model="m", messages=messages)).choices[0].message.content or ""
+                completion = await client.chat.completions.create(model="m", messages=messages)
+                answer = completion.choices[0].message.content or ""
                 if deed in ("succeeds", "fails"):
                     return float(deed == "succeeds")
                 if deed == "writes no JSON":
@@ -70,7 +73,8 @@ class Engine(ScriptedEngine):
     def __init__(self, model_folder, settings):
         tokenizer = ChatTokenizer.load(model_folder)
         answer = [(token, -0.5) for token in (*tokenizer.encode(CALL), tokenizer.stop_ids[0])]
-        super().__init__(lambda prompt, seed: answer, vocabulary_size=tokenizer.vocabulary_size, context=settings.max_model_len)
+        vocabulary = tokenizer.vocabulary_size
+        super().__init__(lambda prompt, seed: answer, vocabulary_size=vocabulary, context=settings.max_model_len)
 """
 OTHERS = {
     "overflow": (["overflows"] * 5, "its conversation no longer fits the context"),

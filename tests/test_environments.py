@@ -119,7 +119,10 @@ def interpreter(folder, body):
 
 
 ROWS = """
-rows = [{"key": str(n % 20), "question": f"task {n}", "task": {"n": n}, "args": request["args"]} for n in range(request["limit"])]
+rows = [
+    {"key": str(n % 20), "question": f"task {n}", "task": {"n": n}, "args": request["args"]}
+    for n in range(request["limit"])
+]
 pathlib.Path(request["path"]).write_text("".join(json.dumps(row) + "\\n" for row in rows))
 """
 

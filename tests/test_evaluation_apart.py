@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from support.simulation import TASKS_EVALUATED, Simulation, ToyAgent, opened
+from support.simulation import TASKS_EVALUATED, Simulation
+from support.toy_parts import ToyAgent, opened
 
 from areal_actors.evaluation.evaluator import EvaluationConfig
 from areal_actors.messages import EpisodeEvaluated, EvaluationCompleted, StepCompleted

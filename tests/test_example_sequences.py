@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.conversations import family
+from support.conversation_families import family
 from support.samples import letters
 
 from areal_actors.core.errors import SetupError

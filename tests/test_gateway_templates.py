@@ -7,7 +7,7 @@ import json
 
 import openai
 import pytest
-from support.conversations import family
+from support.conversation_families import family
 from support.family_templates import ONE_CALL, TEMPLATES
 from support.framework_harness import FINAL, call, clients, opened_chat_gateway
 from support.gateway_harness import GatewayHarness, opened, post

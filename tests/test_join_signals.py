@@ -14,7 +14,8 @@ import pytest
 from areal_actors.core.devices import CudaDevices
 from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.hosts import client
-from areal_actors.hosts.client import JoinedHost, JoinOptions
+from areal_actors.hosts.client import JoinedHost
+from areal_actors.hosts.run_connection import JoinOptions
 from areal_actors.messages import JoinAnswer, JoinRun, LeaveRun, Objects
 from areal_actors.messages.joining import LeaseRenewed
 from areal_actors.recipe.load import load

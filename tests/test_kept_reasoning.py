@@ -1,7 +1,8 @@
 """`gateway.chat_template = "keep-reasoning"`: prompts extend answers whose reasoning the chat template drops."""
 
 import pytest
-from support.conversations import converse, family
+from support.conversation_families import family
+from support.conversations import converse
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.settings import KEEP_REASONING, GatewaySettings

@@ -6,8 +6,6 @@ from __future__ import annotations
 import ast
 import json
 import shlex
-import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -365,40 +363,3 @@ def test_no_process_of_a_run_inherits_the_password(monkeypatch):
     monkeypatch.setenv(JOIN_TOKEN, "0123456789abcdef")
     assert fixed_token() == "0123456789abcdef"
     assert JOIN_TOKEN not in child_environment(plan().recipe, {"rollout_worker"})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def test_a_worker_waits_for_its_credential_no_longer_than_asked(capsys, tmp_path):
-    words = ("join", "--credential", str(tmp_path / "join.json"), "--wait", "0.2")
-    assert "join.json cannot be read" in refused(capsys, *words)
-
-
-@pytest.mark.slow
-def test_a_worker_waits_for_a_run_no_longer_than_asked(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "areal_actors",
-        "join",
-        f"nats://127.0.0.1:{free_port()}/gsm8k-grpo",
-        "--token",
-        "x",
-        "--wait",
-    ]
-    ended = subprocess.run([*command, "0.5"], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert ended.returncode == 1
-    assert "within 0.5 s: the address is wrong, or run 'gsm8k-grpo' has ended" in ended.stderr
-    unknown = [*command[:4], "nats://no-such-host.invalid:4222/gsm8k-grpo", *command[5:], "0.5"]
-    assert "no bus answers" in subprocess.run(unknown, capture_output=True, text=True, check=False, cwd=tmp_path).stderr
-    environment = {"PATH": "", "TMPDIR": str(tmp_path)}
-    waiting = subprocess.Popen([*command, "600"], stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
-    assert waiting.stderr.readline().startswith("waiting for run 'gsm8k-grpo' at 127.0.0.1:")
-    waiting.send_signal(signal.SIGTERM)
-    assert waiting.communicate(timeout=120)[1].startswith("SIGTERM: this host no longer waits for run")
-    assert waiting.returncode == 0
-    assert list(tmp_path.glob("areal-join-*")) == []

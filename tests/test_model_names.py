@@ -31,7 +31,8 @@ class Agent:
     async def run(self, task, *, base_url, api_key):
         asked = [{"role": "user", "content": task["question"]}]
         async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
-            return (await client.chat.completions.create(model="default", messages=asked)).choices[0].message.content or ""
+            completion = await client.chat.completions.create(model="default", messages=asked)
+            return completion.choices[0].message.content or ""
 """
 TEXT_AGENT = """\
 from openai import AsyncOpenAI

@@ -12,7 +12,8 @@ PROGRAM = """
 import gc, json, queue, sys
 imported_with_gc = gc.isenabled()
 def main(arguments):
-    print(json.dumps({"arguments": arguments, "gc": [imported_with_gc, gc.isenabled()], "queue": queue.__file__ != "queue.py"}))
+    collects = [imported_with_gc, gc.isenabled()]
+    print(json.dumps({"arguments": arguments, "gc": collects, "queue": queue.__file__ != "queue.py"}))
     return 3
 """
 

@@ -8,7 +8,8 @@ import os
 import signal
 
 from nats.aio.msg import Msg
-from test_bus_nats import connected, killed_and_restarted, server
+from support.bus_cases import connected
+from test_bus_restarts import killed_and_restarted, server
 
 from areal_bus.server import EmbeddedServer
 

@@ -20,7 +20,8 @@ import psutil
 import pytest
 
 from areal_bus.errors import ServerUnavailable
-from areal_bus.server import EmbeddedServer, Ports, find_binary, resolve_server
+from areal_bus.server import EmbeddedServer, find_binary, resolve_server
+from areal_bus.server_config import Ports
 
 
 def is_running(folder: Path) -> bool:

@@ -224,7 +224,8 @@ async def test_a_cancelled_agent_may_clean_up(runner):
 
 async def test_a_client_that_an_agent_left_open_is_closed_on_the_loop_of_its_connections(runner):
     gc.collect()
-    # as a rollout worker's process does: else a busy machine takes longer to collect all of pytest than the loop has to end
+    # As a rollout worker's process does: else a busy machine takes longer to collect all of pytest than the loop has
+    # to end.
     gc.freeze()
     gc.disable()
     try:

@@ -18,7 +18,8 @@ from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import SetupError
 from areal_actors.core.private_folders import make_or_keep_private, make_private, take_private
 from areal_actors.folder.run_folder import RunFolder, ServerAddress
-from areal_actors.hosts.client import JoinOptions, join
+from areal_actors.hosts.client import join
+from areal_actors.hosts.run_connection import JoinOptions
 from areal_actors.messages import WeightsLoaded
 from areal_actors.recipe.load import load
 from areal_actors.run.preflight import clean_up

@@ -383,8 +383,7 @@ async def test_a_real_run_of_several_turns_is_read_while_it_lives_and_after_it_w
     }
     turns = [row for row in read.interactions if row["prefix"] and row["completion"] is not None]
     assert turns, "no exported episode had a second turn"
-    first = next(row for row in read.interactions if row["interaction"] == turns[0]["prefix"])
-    assert first["completion"]
+    assert next(row for row in read.interactions if row["interaction"] == turns[0]["prefix"])["completion"]
     assert turns[0]["prompt"]
     trained = sum(row["completion_tokens"] for row in read.episodes if row["step"])
     assert trained == sum(read.steps["sampled_tokens"])

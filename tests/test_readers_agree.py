@@ -39,7 +39,8 @@ ATTEMPT = (
 )
 KINDS_OF_METRICS = {kind.subject: kind for kind in Metrics.handlers}
 IN_DATABASE = """
-SELECT episode, attempt, group_, purpose, task, outcome, step, reward, coalesce(nullif(reason, ''), drop_reason), completion_tokens, calls
+SELECT episode, attempt, group_, purpose, task, outcome, step, reward,
+       coalesce(nullif(reason, ''), drop_reason), completion_tokens, calls
 FROM attempt WHERE ended IS NOT NULL ORDER BY ended
 """
 

@@ -2,14 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from areal_actors.core.devices import CudaDevices, detect_cuda
+from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError
 from areal_actors.recipe.load import load
 from areal_actors.recipe.plan import explain, plan, to_toml
-from areal_actors.recipe.source import key_lines, read_override
+from areal_actors.recipe.source import read_override
 from areal_actors.training.algorithms import Grpo
 
-ROOT = Path(__file__).parent.parent
 NO_CUDA = CudaDevices(0, "no CUDA device: libcuda.so.1 not found")
 CUDA = CudaDevices(2, "2 CUDA devices")
 
@@ -388,72 +387,3 @@ def test_the_plan_reports_the_amount_of_work(read):
     assert "3 steps × 16 groups × 4 episodes = 192 episodes" in text
     assert "(2 + 1) × 16 = 48 groups ahead of the weights" in text
     assert "runs/first-run" in text
-
-
-def test_every_key_of_a_toml_text_has_its_line():
-    text = (
-        '# [not] = "a key"\n'
-        "a.b = 1 # c = 2\n"
-        "text = '''\n"
-        "x = 1\n"
-        "[no]\n"
-        "'''\n"
-        '"quo.ted" = """\n'
-        'y = "2" \\""" ""\\"\n'
-        '"""\n'
-        "list = [\n"
-        "  1, # one\n"
-        "  { deep = 0.5, er = { most = 2020-01-01 07:32:00 } },\n"
-        "]\n"
-        "[table . 'sub table']\n"
-        "when = 1\n"
-        "[[rows]]\n"
-        "first = 1\n"
-        "[[rows]]\n"
-        'second = "]"\n'
-    )
-    text = text.replace('y = "2" \\""" ""\\"\n', 'y = "2" and more\n')
-    assert key_lines(text) == {
-        ("a",): 2,
-        ("a", "b"): 2,
-        ("text",): 3,
-        ("quo.ted",): 7,
-        ("list",): 10,
-        ("list", "deep"): 12,
-        ("list", "er"): 12,
-        ("list", "er", "most"): 12,
-        ("table",): 14,
-        ("table", "sub table"): 14,
-        ("table", "sub table", "when"): 15,
-        ("rows",): 16,
-        ("rows", "first"): 17,
-        ("rows", "second"): 19,
-    }
-
-
-def test_the_recipe_of_the_repository_learns_in_minutes_without_a_gpu(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    resolved = load([ROOT / "recipes/gsm8k_grpo.toml"], [], NO_CUDA)
-    recipe = resolved.recipe
-    assert (resolved.profile, recipe.model, recipe.task.dataset) == ("embedded", "embedded", "arithmetic")
-    assert (recipe.steps, recipe.trainer.batch_size, recipe.algorithm.group_size, recipe.sampling.max_tokens) == (
-        40,
-        16,
-        8,
-        64,
-    )
-
-
-@pytest.mark.parametrize("file", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda file: file.name)
-def test_a_recipe_of_the_repository_is_one_page(file):
-    assert len(file.read_text().splitlines()) <= 60
-
-
-def test_without_a_driver_there_is_no_cuda_device():
-    found = detect_cuda("libno-such-driver.so.1")
-    assert (found.count, found.reason) == (0, "no CUDA device: libno-such-driver.so.1 not found")
-
-
-def test_the_driver_of_this_machine_is_asked_without_harm():
-    found = detect_cuda()
-    assert (found.count == 0) == found.reason.startswith("no CUDA device: ")

@@ -8,7 +8,8 @@ import time
 from random import Random
 
 import pytest
-from support.simulation import Simulation, ToyAgent, ToyTrainer, VirtualTimeLoop
+from support.simulation import Simulation, VirtualTimeLoop
+from support.toy_parts import ToyAgent, ToyTrainer
 
 from areal_actors.core.errors import AgentError
 from areal_actors.messages import RunStopping

@@ -15,8 +15,8 @@ from areal_actors.batching.batcher import Batcher
 from areal_actors.core.errors import RewardError, SetupError
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import BatchFormed, CapacityGranted, EvaluationCompleted, TrajectoryExported
+from areal_actors.processes.cpu_actors import CPU_ACTORS
 from areal_actors.processes.fold_actors import BuildContext
-from areal_actors.processes.process import CPU_ACTORS
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.replay.control import FOLDS, ControlReplay
 from areal_actors.replay.fold import NOTHING

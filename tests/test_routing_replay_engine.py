@@ -16,7 +16,7 @@ from areal_actors.embedded.prefix_cache import MIN_PREFIX
 from areal_actors.embedded.transformers import TransformersEngine
 from areal_actors.generation.abilities import ROUTES as ABILITY
 from areal_actors.generation.engine import EnginePlace
-from areal_actors.generation.inference_worker import split_routes
+from areal_actors.generation.engine_reports import split_routes
 from areal_actors.generation.named import engine_factory
 from areal_actors.generation.servers.dialect import SegmentPart
 from areal_actors.generation.servers.server_completion import ServerCompletion

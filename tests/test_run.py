@@ -28,8 +28,8 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
+from areal_actors.processes.cpu_actors import CPU_ACTORS
 from areal_actors.processes.fold_actors import BuildContext
-from areal_actors.processes.process import CPU_ACTORS
 from areal_actors.replay.tape import TapeDifference, replay
 from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.step_metrics import sequences_checksum

@@ -31,7 +31,8 @@ try:
     with folder.hold():
         if "child" in sys.argv:
             import subprocess
-            print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.DEVNULL).pid, flush=True)
+            command = [sys.executable, "-c", "import time; time.sleep(600)"]
+            print(subprocess.Popen(command, stdout=subprocess.DEVNULL).pid, flush=True)
         print("held", flush=True)
         sys.stdin.read()
 except SetupError as error:

@@ -17,7 +17,11 @@ from areal_actors.training.algorithms import Grpo
 
 
 def rows():
-    return [{"question": f"Ann has {n} apples and buys {m} more. How many?", "answer": str(n + m)} for n in range(9) for m in range(9)]
+    return [
+        {"question": f"Ann has {n} apples and buys {m} more. How many?", "answer": str(n + m)}
+        for n in range(9)
+        for m in range(9)
+    ]
 
 
 def reward(task, output):

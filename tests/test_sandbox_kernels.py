@@ -33,7 +33,8 @@ from test_rewards_code import FORBIDDEN_DEEDS
 from areal_actors.rewards import describe_reward, resolve_reward
 from areal_actors.sandbox import Limits, run_program
 done = {deed: run_program(text + "\\nprint('done')", limits=Limits()) for deed, text in FORBIDDEN_DEEDS.items()}
-print(json.dumps([[deed for deed, ran in done.items() if b"done" in ran.output], describe_reward(resolve_reward("python_tests"))]))
+allowed = [deed for deed, ran in done.items() if b"done" in ran.output]
+print(json.dumps([allowed, describe_reward(resolve_reward("python_tests"))]))
 """
 CODE = """
 from areal_actors.library.workflow import workflow_context

@@ -46,7 +46,8 @@ sampled = []
 for _ in range(2):
     answer = agent.chat.completions.create(model="default", messages=messages, max_tokens=8)
     sampled.append(answer.usage.completion_tokens)
-    messages += [{"role": "assistant", "content": answer.choices[0].message.content}, {"role": "user", "content": "and 4 + 4 ="}]
+    messages += [{"role": "assistant", "content": answer.choices[0].message.content}]
+    messages += [{"role": "user", "content": "and 4 + 4 ="}]
 own = httpx2.Client(base_url=root, headers={"x-api-key": given["api_key"]}, timeout=300)
 assert own.post("/rl/set_reward", json={"reward": 1}).json() == {"status": "ok"}
 ended = own.post("/rl/end_session").json()

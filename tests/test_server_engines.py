@@ -9,19 +9,19 @@ import math
 import os
 import re
 import signal
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from support.genuine_server_engines import calls_grammar, served, serving
 from support.genuine_servers import DIALECTS, PROMPT, ROOT, Genuine, settings_of, started, until_it_runs
 from support.recorded_server import RecordedServer
 from support.server_processes import signal_all
-from support.tiny_engine import CONTEXT, MARK, VOCABULARY, random_qwen, save
+from support.tiny_engine import CONTEXT, VOCABULARY, random_qwen, save
 
 from areal_actors.contracts.engine import CASES, EngineHarness, chunks_of, joined
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
@@ -31,7 +31,6 @@ from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, engine_factory
 from areal_actors.generation.servers.http_engine import HttpEngine
 from areal_actors.generation.servers.server_process import ServerClient
 from areal_actors.generation.settings import GenerationSettings
-from areal_actors.tokenization.tool_parsers.grammar import Grammar
 from areal_actors.weights.transfer import write_weights
 
 SEEDED = {"a_seed_gives_the_same_tokens_streamed_or_whole", "a_completion_cut_anywhere_continues_as_if_it_had_not_been"}
@@ -47,12 +46,6 @@ RECORDS = bool(os.environ.get("AREAL_RECORD_SERVERS"))
 pytestmark = pytest.mark.timeout(600)
 genuine_only = pytest.mark.parametrize("genuine", GENUINE, indirect=True)
 """For tests in which time, files or processes of the server matter."""
-
-
-def calls_grammar() -> Constraint:
-    """A grammar as of tool calls: two delimiters, of which one is a special token, around free text."""
-    grammar = Grammar()
-    return grammar.constraint(f"{grammar.delimiter(MARK)} {grammar.rule('/[a-d]{3}/')} {grammar.delimiter('[end]')}")
 
 
 @pytest.fixture(scope="module", params=[*GENUINE, *RECORDED])
@@ -74,37 +67,9 @@ def genuine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield Genuine(name, settings_of(name, urls=(url,)), folder, versions, models, process)
 
 
-def served(stack: ExitStack, server: RecordedServer) -> str:
-    """Serve recorded answers from a thread of their own, as each test has an event loop of its own."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    serving = server.serving()
-    asyncio.run_coroutine_threadsafe(serving.__aenter__(), loop).result(30)
-
-    def stop() -> None:
-        asyncio.run_coroutine_threadsafe(serving.__aexit__(None, None, None), loop).result(30)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-    stack.callback(stop)
-    return server.url
-
-
 @pytest.fixture
 def harness(genuine: Genuine) -> EngineHarness:
     return EngineHarness(genuine.make, VOCABULARY, CONTEXT, genuine.versions[1])
-
-
-@asynccontextmanager
-async def serving(genuine: Genuine, version: int = 0) -> AsyncIterator[HttpEngine]:
-    engine = genuine.make()
-    try:
-        await engine.load_weights(genuine.versions[version], version)
-        yield engine
-    finally:
-        await engine.close()
 
 
 @genuine_only

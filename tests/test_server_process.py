@@ -65,7 +65,8 @@ def test_a_server_ends_with_the_process_that_started_it_even_if_that_is_killed(t
         import sys, time
         from pathlib import Path
         from areal_actors.generation.servers.server_process import ServerProcess
-        ServerProcess("server", [sys.executable, "-u", "-c", {CHILDREN!r}], {{}}, Path({str(tmp_path / "server.log")!r}))
+        command = [sys.executable, "-u", "-c", {CHILDREN!r}]
+        ServerProcess("server", command, {{}}, Path({str(tmp_path / "server.log")!r}))
         time.sleep(600)
         """
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)])

@@ -14,7 +14,8 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from support.simulation import BATCH, GROUP, Outcome, Simulation, ends, opened, versions
+from support.simulation import BATCH, GROUP, Simulation, ends
+from support.toy_parts import Outcome, opened, versions
 
 from areal_actors.batching.assembler import BatcherConfig
 from areal_actors.core.values import PROMPT_VERSION, TrainingSequence

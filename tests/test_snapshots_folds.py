@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.simulation import Simulation, ToyTrainer
+from support.simulation import Simulation
+from support.toy_parts import ToyTrainer
 from test_simulation import variant
 
 from areal_actors.core.snapshots import Snapshot

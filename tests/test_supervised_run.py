@@ -26,8 +26,8 @@ from areal_actors.messages import (
     StepCompleted,
     WeightsPublished,
 )
+from areal_actors.processes.cpu_actors import CPU_ACTORS
 from areal_actors.processes.fold_actors import BuildContext
-from areal_actors.processes.process import CPU_ACTORS
 from areal_actors.replay.tape import replay
 from areal_actors.supervised.example_sequences import sequences_of_example
 from areal_actors.supervised.examples import arithmetic_examples

@@ -31,8 +31,10 @@ async function attempt(path, options) {
 (async () => {
     const found = [];
     for (const type of ["text/plain", "application/x-www-form-urlencoded", "application/json"])
-        for (const mode of ["no-cors", "cors"])
-            found.push(await attempt("create_session", {method: "POST", mode, body: "{}", headers: {"Content-Type": type}}));
+        for (const mode of ["no-cors", "cors"]) {
+            const headers = {"Content-Type": type};
+            found.push(await attempt("create_session", {method: "POST", mode, body: "{}", headers}));
+        }
     for (const mode of ["no-cors", "cors"])
         found.push(await attempt("training_runs/RUN/checkpoints/weights/kept", {method: "DELETE", mode}));
     document.body.innerText = "attempts: " + found.join(" ");

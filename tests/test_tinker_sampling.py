@@ -10,7 +10,7 @@ from support.tinker_harness import NAME, datum, serving
 from support.tiny_trainer import logps, write_model
 from transformers import AutoModelForCausalLM
 
-from areal_actors.tinker.service import TEMPORARY_SAMPLERS
+from areal_actors.tinker.sessions import TEMPORARY_SAMPLERS
 
 DATA = [datum([5, 6, 7, 8], [6, 7, 8, 9], weights=[1, 1, 1, 1])]
 PROMPT = [5, 6, 7, 8]

@@ -69,6 +69,7 @@ def forced(name, tools=TOOLS, **kwargs):
 def canonical(name, arguments):
     """A call of `search` as the family's template renders it."""
     as_json = json.dumps(arguments)
+    keywords = ", ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
     if name == "qwen_coder":
         values = "".join(
             f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
@@ -77,14 +78,15 @@ def canonical(name, arguments):
         return f"<tool_call>\n<function=search>\n{values}</function>\n</tool_call>"
     if name == "glm":
         values = "".join(
-            f"<arg_key>{key}</arg_key>\n<arg_value>{value if isinstance(value, str) else json.dumps(value)}</arg_value>\n"
+            f"<arg_key>{key}</arg_key>\n"
+            f"<arg_value>{value if isinstance(value, str) else json.dumps(value)}</arg_value>\n"
             for key, value in arguments.items()
         )
         return f"<tool_call>search\n{values}</tool_call>"
     if name == "pythonic":
-        return f"<|tool_call_start|>[search({', '.join(f'{key}={json.dumps(value)}' for key, value in arguments.items())})]<|tool_call_end|>"
+        return f"<|tool_call_start|>[search({keywords})]<|tool_call_end|>"
     if name == "python_lines":
-        return f"<function_calls>search({', '.join(f'{key}={json.dumps(value)}' for key, value in arguments.items())})</function_calls>"
+        return f"<function_calls>search({keywords})</function_calls>"
     old = '{"city": "Paris", "days": 3}'
     return ONE_CALL[name].replace("weather", "search").replace(old, as_json).removesuffix("<|call|>")
 

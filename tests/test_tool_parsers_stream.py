@@ -5,13 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.answer_samples import CALLING, NAMES, ONE_CALL, TOOLS, format_by_name, streamed
 
-MARKS = """<think> </think> <thinking> </thinking> [THINK] [/THINK] <tool_call> </tool_call> <function=weather> </function> <parameter=city>
-<parameter=days> </parameter> <arg_key>city</arg_key> <arg_value> </arg_value> <|python_tag|> [TOOL_CALLS] [ARGS] [CALL_ID]
-<｜tool▁calls▁begin｜>
-<｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜> function ```json ``` <|tool_call_start|> <|tool_call_end|>
-<|start|> <|start|>assistant <|channel|> <|channel|>analysis <|channel|>final <|channel|>commentary to=functions.weather <|constrain|>json
-<|message|> <|end|> <|call|> <|return|> weather ping search( city= "name": "arguments": "parameters": "city": {"name": { } [ ] ; , : "
-{"name":"ping","arguments":{}} {"name":"ping","parameters":{}} \\ \\" \\u00 "a" 1 true null NaN <tool <|tool <｜ </ < >"""
+MARKS = """<think> </think> <thinking> </thinking> [THINK] [/THINK] <tool_call> </tool_call> <function=weather>
+</function> <parameter=city> <parameter=days> </parameter> <arg_key>city</arg_key> <arg_value> </arg_value>
+<|python_tag|> [TOOL_CALLS] [ARGS] [CALL_ID] <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜>
+<｜tool▁call▁end｜> <｜tool▁sep｜> function ```json ``` <|tool_call_start|> <|tool_call_end|> <|start|>
+<|start|>assistant <|channel|> <|channel|>analysis <|channel|>final <|channel|>commentary
+to=functions.weather <|constrain|>json <|message|> <|end|> <|call|> <|return|> weather ping search( city=
+"name": "arguments": "parameters": "city": {"name": { } [ ] ; , : " {"name":"ping","arguments":{}}
+{"name":"ping","parameters":{}} \\ \\" \\u00 "a" 1 true null NaN <tool <|tool <｜ </ < >"""
 PIECES = MARKS.split()
 PIECES += [
     " ",

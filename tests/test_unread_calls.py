@@ -4,7 +4,7 @@ and counted."""
 from __future__ import annotations
 
 import pytest
-from support.conversations import family
+from support.conversation_families import family
 from support.framework_harness import FINAL, clients, opened_chat_gateway
 from support.samples import work
 from test_token_fidelity import FILES

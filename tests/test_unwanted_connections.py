@@ -32,7 +32,8 @@ from areal_actors.hosts.object_process import Grant
 from areal_actors.supervision.disk_watch import DiskWatch
 from areal_bus.certificates import make_certificate
 from areal_bus.descriptors import descriptor_limit, is_out_of_descriptors, raise_descriptor_limit
-from areal_bus.server import EmbeddedServer, max_connections
+from areal_bus.server import EmbeddedServer
+from areal_bus.server_config import max_connections
 from areal_bus.tls import Certificate
 
 MOST = 8

@@ -125,7 +125,8 @@ REPORTING = """
 
     def told():
         episode = workflow_context.get()
-        return f"{episode.task_id} {episode.episode} {episode.group} {episode.attempt} {episode.is_eval} {episode.weight_version}"
+        ids = f"{episode.task_id} {episode.episode} {episode.group} {episode.attempt}"
+        return f"{ids} {episode.is_eval} {episode.weight_version}"
 
     class Async:
         async def run(self, task, *, base_url, api_key):
@@ -218,7 +219,8 @@ FORGETTING = """
 
         async def arun_episode(self, engine, data):
             client = ArealOpenAI(engine)
-            answer = await client.chat.completions.create(model="default", messages=[{"role": "user", "content": "hello"}])
+            messages = [{"role": "user", "content": "hello"}]
+            answer = await client.chat.completions.create(model="default", messages=messages)
             exec(self.line)
             await client._client.aclose()
             return 1.0

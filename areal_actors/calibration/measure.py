@@ -1,9 +1,8 @@
 """Measures generation or training on this machine with a model of random weights.
 
-`main(["decode" | "train", RESULT, MEASUREMENT])`.
-The model has the shape of the real one, with as many of its layers as are needed to exceed the caches, and the engine's
-and the trainer's own code runs on it. Times of all layers follow from those of two models with different numbers of
-layers.
+Call it as `main(["decode" | "train", RESULT, MEASUREMENT])`. The model has the shape of the real one, with as many of
+its layers as are needed to exceed the caches, and the engine's and the trainer's own code runs on it. Times of all
+layers follow from those of two models with different numbers of layers.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ def measure_decode(measurement: Measurement, base_bytes: int) -> DecodeCalibrati
 
 
 def _decode_seconds(model: Any, measurement: Measurement, sequences: list[int]) -> tuple[dict[int, float], float]:
-    """Seconds of a decode step in the middle of the context, by number of sequences, and of the prefill of one prompt."""
+    """Seconds of a decode step in mid-context, by number of sequences, and of the prefill of one prompt."""
     kind = FusedDecoder if FusedDecoder.fits(model) else ModelDecoder
     decoder: SlotDecoder = kind(model, max(sequences), measurement.context, batch_invariant=measurement.batch_invariant)
     vocabulary = int(model.config.vocab_size)

@@ -1,1 +1,4 @@
-"""Fault injection: `[chaos]` of a recipe kills, pauses, partitions and damages parts of its own run, on a seeded schedule."""
+"""Fault injection on a seeded schedule.
+
+`[chaos]` of a recipe kills, pauses, partitions and damages parts of its own run.
+"""

@@ -97,10 +97,7 @@ class FaultTargets:
         self.kinds = kinds
 
     def matches(self, target: str, process: str) -> bool:
-        """Returns True if a configured target matches this process.
-
-        By its name, its kind or the kind of an actor in it.
-        """
+        """Returns True if a configured target is the name or kind of this process, or the kind of an actor in it."""
         return target in (process, process.rpartition("-")[0]) or target in self.kinds.get(process, frozenset())
 
     def server_pid(self) -> int:

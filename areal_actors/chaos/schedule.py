@@ -61,7 +61,7 @@ class FaultSchedule:
 def shuffled_targets(targets: Sequence[str], planned: PlannedFault, seed: int) -> list[str]:
     """Returns targets in the order in which this fault tries them.
 
-    A shuffled deck, so that each is chosen equally often.
+    They are a shuffled deck, so that each is chosen equally often.
     """
     deck = list(targets)
     if not deck:

@@ -26,9 +26,9 @@ CHUNK = 1 << 16
 
 
 def link_of(settings: ChaosSettings, folder: Path, process: str, url: str) -> str:
-    """Returns the bus address for this process of the run in `folder`.
+    """Returns the bus address for this process of the run in `folder`: `url`, or that of its link.
 
-    `url`, or that of its link with the same credentials.
+    Both have the same credentials.
     """
     path = folder / "chaos" / LINKS
     if not settings.injects("partition") or not path.is_file():

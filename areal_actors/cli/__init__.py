@@ -66,7 +66,7 @@ def _json_alone(options: Options) -> AbstractContextManager[None]:
 def _run_command(options: Options) -> int:
     """Call the function that `do` names.
 
-    With the options if it is in this folder, else with those that are its parameters.
+    One of this folder gets the options, any other those that are its parameters.
     """
     module, _, name = options.do.partition(":")
     in_folder = "." not in module

@@ -60,7 +60,7 @@ def print_lines(rehearsal: Generator[str, None, list[Played]]) -> list[Played]:
 def lengths_of(recipe: Recipe, played: Sequence[Played]) -> Lengths:
     """Tokens of an episode's prompts as in the rehearsal, and of its answers at most.
 
-    As the recipe bounds them without a rehearsal.
+    Without a rehearsal they are those that the recipe permits.
     """
     whole = [episode for episode in played if episode.prompt_tokens]
     if not whole:

@@ -49,7 +49,7 @@ def resolve(
 def measure_machine(recipe: Recipe, cuda: CudaDevices) -> Calibration | None:
     """Measure this machine for a recipe.
 
-    None, with a line on the terminal, where nothing is to be measured or a measurement fails.
+    Returns None, with a line on the terminal, where nothing is to be measured or a measurement fails.
     """
     decode, train = measurements(recipe, cuda)
     if decode is None and train is None:

@@ -1,6 +1,6 @@
 """Arguments of the commands that read a run's files and log.
 
-Runs | show | view | compare | replay | state | what-if | trace | why.
+They are runs, show, view, compare, replay, state, what-if, trace and why.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """Test cases that every part of a kind has to pass.
 
-`pytest --pyargs areal_actors.contracts --areal-part engine:NAME`.
+`pytest --pyargs areal_actors.contracts --areal-part engine:NAME` runs them.
 """

@@ -73,7 +73,7 @@ class AlgorithmHarness(NamedTuple):
     def losses(self, sequences: Sequence[TrainingSequence]) -> tuple[Tensor, Tensor, Batch]:
         """Losses of the kept tokens, their gradient by the log-probabilities, and the batch.
 
-        `[tokens]` each, sequence after sequence.
+        Both are `[tokens]`, sequence after sequence.
         """
         tokens = self.columns(sequences)
         advantages: Advantages = self.algorithm.advantages(tokens)

@@ -46,7 +46,7 @@ class ColumnFault(msgspec.Struct, metaclass=FrozenMeta):
 
 
 def structure_fault(columns: TokenColumns) -> ColumnFault | None:
-    """Check for columns of different lengths, version spans that do not cover every token once, and versions below 0."""
+    """Check the lengths of columns, and that version spans cover every token once, with versions from 0 on."""
     ids, logprobs = len(columns.token_ids), len(columns.logprobs)
     if ids != logprobs or ids % 4:
         expected = "one float32 log-probability for each uint32 id was expected"

@@ -1,4 +1,4 @@
-"""CUDA devices: their detection through the driver, without importing torch, and the variables by which processes get theirs."""
+"""CUDA devices: detection through the driver, without torch, and the variables that assign them to processes."""
 
 from __future__ import annotations
 

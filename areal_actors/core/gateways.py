@@ -71,7 +71,7 @@ class GatewayShare(Value):
     def mark(self, name: str, number: int | None = None) -> str:
         """Returns the name of a session, or a generated key, with the number of its gateway.
 
-        This one's, unless another is given.
+        That is this gateway, unless another is given.
         """
         return f"{name}-g{self.number if number is None else number}" if self.count > 1 else name
 

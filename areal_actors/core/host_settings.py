@@ -1,6 +1,6 @@
-"""The table `[hosts]` of a recipe.
+"""The table `[hosts]` of a recipe: hosts that `areal-actors launch` asks for.
 
-The hosts that `areal-actors launch` asks for, for a run and the workers that join it.
+They are for a run and the workers that join it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class RunHost(Config):
 
 
 class JoinedHosts(Config):
-    """`[hosts.rollout_worker]` and those of the other roles.
+    """`[hosts.rollout_worker]` and the tables of the other roles: equal hosts that join the run.
 
-    Equal hosts that join the run, each with one `areal-actors join`.
+    Each has one `areal-actors join`.
     """
 
     count: NonNegativeInt = 0

@@ -1,8 +1,8 @@
-"""HTTP connections with limits.
+"""HTTP connections with limits, so that idle ones keep no request out.
 
-A time for request heads, and a number of connections, so that idle ones keep no request out.
-At the limit a new connection takes the place of an idle one: of the address with the most idle connections, the one
-that has been idle longest. One that is handling a request keeps its place. If all are, the new one is refused.
+Request heads have a time limit, and connections a maximum number. At the limit a new connection takes the place of an
+idle one: of the address with the most idle connections, the one that has been idle longest. One that is handling a
+request keeps its place. If all are, the new one is refused.
 """
 
 from __future__ import annotations

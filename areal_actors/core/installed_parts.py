@@ -63,7 +63,7 @@ def group_of(kind: PartKind) -> str:
 def installed_parts(kind: PartKind) -> Mapping[str, InstalledPart]:
     """Returns the parts of a kind that other distributions bring, by name.
 
-    Of two with one name the first by distribution.
+    If two have one name, the one of the first distribution counts.
     """
     points = sorted(
         entry_points(group=group_of(kind)), key=lambda point: (point.dist.name if point.dist else "", point.name)

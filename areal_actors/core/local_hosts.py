@@ -1,6 +1,6 @@
 """Servers for this machine only.
 
-Their addresses, the names under which a browser may use them, and numbers in addresses of requests.
+Checks their addresses, the names under which a browser may use them, and numbers in addresses of requests.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def detect_machine(folder: Path) -> Machine:
 def anonymous_bytes(pid: int) -> int:
     """Memory that a process allocates, without libraries and mapped weights.
 
-    Elsewhere than on Linux its private memory.
+    Elsewhere than on Linux it is its private memory.
 
     Raises:
         psutil.Error: there is no such process.
@@ -60,7 +60,7 @@ def anonymous_bytes(pid: int) -> int:
 def _free_in_groups() -> list[int]:
     """Memory that is left within the limits of this process's control group and of those around it.
 
-    The machine's without limits.
+    Without limits it is the machine's.
     """
     free = [psutil.virtual_memory().total]
     for controller, group in _own_groups():
@@ -77,7 +77,7 @@ def _free_in_groups() -> list[int]:
 def _own_groups() -> Iterator[tuple[str, Path]]:
     """Yields the folders of this process's control groups that may limit memory, with the controller.
 
-    `memory`, or empty for version 2.
+    The controller is `memory`, or empty for version 2.
     """
     try:
         lines = OWN_GROUPS.read_text(encoding="utf-8").splitlines()

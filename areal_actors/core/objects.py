@@ -1,7 +1,7 @@
-"""Files of a run on another host, over HTTP: folders that are pulled whole, images, and bodies of messages.
+"""Files of a run on another host, over HTTP.
 
-All calls block.
-Errors are OSErrors: FileNotFoundError if something is not there any more, PermissionError if the token is refused.
+They are folders that are pulled whole, images, and bodies of messages. All calls block. Errors are OSErrors:
+FileNotFoundError if something is not there any more, PermissionError if the token is refused.
 """
 
 from __future__ import annotations

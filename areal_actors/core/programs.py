@@ -27,9 +27,9 @@ def user_folder() -> Path:
 
 
 def typed_path(path: Path) -> str:
-    """Returns a path as it can be typed in the user's folder.
+    """Returns a path as it can be typed in the user's folder, quoted for a shell.
 
-    Relative to it if it is inside, else absolute; quoted for a shell.
+    It is relative to that folder if it is inside, else absolute.
     """
     whole, folder = Path(os.path.normpath(path.absolute())), user_folder()
     return shlex.quote(str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole))
@@ -38,7 +38,7 @@ def typed_path(path: Path) -> str:
 def program(name: str) -> str:
     """Returns the shortest command for a program of this interpreter's environment.
 
-    Its name if it is on the PATH, else its path.
+    That is its name if it is on the PATH, else its path.
     """
     beside_python, on_path = Path(sys.executable).with_name(name), shutil.which(name)
     if beside_python.exists():
@@ -50,7 +50,7 @@ def program(name: str) -> str:
 def environment_command(name: str) -> str:
     """Returns the command that makes the interpreter `.environments/NAME` with the package of this name.
 
-    A clone's, or that of pip.
+    A clone has a command of its own, else it is pip's.
     """
     folder = f".environments/{name}"
     return (

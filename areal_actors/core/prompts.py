@@ -10,9 +10,9 @@ SINGLE_TURN = "areal_actors.rollout.single_turn:SingleTurn"
 
 
 def prompt_of(task: Mapping[str, Any], system_prompt: str = "") -> list[dict[str, Any]]:
-    """The messages of a task.
+    """The messages of a task: its own `messages` if it has any, else its question.
 
-    Its `messages` if it has any, else its question; the system prompt first, unless they bring their own.
+    The system prompt comes first, unless they bring their own.
     """
     messages = list(task.get("messages") or [{"role": "user", "content": task["question"]}])
     has_own = messages[0].get("role") in {"system", "developer"}

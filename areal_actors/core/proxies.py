@@ -22,7 +22,7 @@ def describe_proxies(environment: Mapping[str, str]) -> str:
 
 
 def proxy_exceptions(environment: Mapping[str, str], urls: Iterable[str] = ()) -> dict[str, str]:
-    """Return the variables that exempt this machine and the hosts of these URLs from the proxies, besides the hosts exempt already."""
+    """Return the variables that also exempt this machine and the hosts of these URLs from the proxies."""
     names = [name.strip() for variable in EXCEPTIONS for name in environment.get(variable, "").split(",")]
     hosts = [host for url in urls if (host := urlsplit(url).hostname)]
     value = "*" if "*" in names else ",".join(dict.fromkeys([*filter(None, names), *LOOPBACK, *hosts]))

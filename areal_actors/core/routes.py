@@ -1,6 +1,7 @@
-"""Routes: the experts that each layer of a mixture of experts chose for each position, as the engine that sampled reports them.
+"""Routes: the experts that each layer of a mixture of experts chose for each position.
 
-A column of routes is bytes `[positions, layers, top_k]`: the numbers of the chosen experts, in the smallest integer that holds them.
+The engine that sampled reports them. A column of routes is bytes `[positions, layers, top_k]`: the numbers of the
+chosen experts, in the smallest integer that holds them.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 else:
     np = LazyModule("numpy")
 
-
 PROMPT_VERSION = -1
 """Weight version of a token that was not sampled by a model of this run."""
 
@@ -236,8 +235,7 @@ class Interaction(Value):
     """Name of the cause for which a tool call that the model wrote did not reach the agent as one; empty if there is
     none."""
     fields_ignored: bool = False
-    """True if its request had fields, tools or items without effect that are no bookkeeping
-    (`core/ignored_fields.py`)."""
+    """True if its request had fields, tools or items without effect that matter (`core/ignored_fields.py`)."""
     images: tuple[ImageRef, ...] = ()
     """Images in `prompt_suffix`, by position; `start` counts from the beginning of the suffix."""
     id_planes: IdPlanes = 0
@@ -279,8 +277,7 @@ class Interaction(Value):
 
 
 EndedBy = Literal["agent", "model"]
-"""Party that ended a scored episode: the agent, which returned, or the model, whose length or output made the agent
-raise."""
+"""Party that ended a scored episode: the agent, which returned, or the model, whose output made the agent raise."""
 
 
 class Trajectory(Value):
@@ -301,8 +298,7 @@ class Trajectory(Value):
     end_cause: str = ""
     """Deed of the model that ended the episode; empty if the agent returned."""
     unanswered_calls: int = 0
-    """Number of its calls that were in flight when the agent returned, or that the agent had left; they are not
-    trained."""
+    """Number of its calls in flight when the agent returned, or that the agent had left; they are not trained."""
 
     def oldest_version(self) -> int:
         """Returns the weight version of the oldest sampled token; -1 if there is none."""
@@ -327,7 +323,7 @@ class WeightsLocation(Value):
     """Hugging Face folder with configuration, tokenizer and chat template."""
 
     def relative_to(self, root: PurePath) -> WeightsLocation:
-        """Returns the location for an event, with paths in the run's folder `root` relative to it, so that the folder can be moved."""
+        """Returns the location for an event, with paths in the run's movable folder `root` relative to it."""
         return msgspec.structs.replace(self, folder=_within(self.folder, root), model=_within(self.model, root))
 
     def resolve(self, root: PurePath) -> WeightsLocation:
@@ -351,15 +347,13 @@ class SequenceCall(Value, array_like=True):
     truncated: bool = False
     """True if generation stopped at the length limit."""
     sample: str = ""
-    """Sample of the call in the statistics of its group: calls of one sample count as one value. Empty uses the row's
-    episode."""
+    """Sample of the call in the statistics of its group, where it counts as one value; empty: the row's episode."""
     worker: str = ""
     """Inference worker that sampled the call; empty if several did, or if it is not recorded."""
     temperature: float | None = None
     """Temperature of its log-probabilities, if it is not the recipe's."""
     credited: bool = True
-    """False if no reward was set for the call or for any that continues it, so that its reward under a discount is
-    0."""
+    """False if neither the call nor any that continues it has a reward: under a discount its reward is 0."""
     role: str = ""
     """Role whose samples it is compared with in its group; empty with all of them."""
     call_problem: str = ""
@@ -392,8 +386,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     calls: tuple[SequenceCall, ...] = ()
     """Calls trained in this row, by position; empty for a row with a single call with the row's reward."""
     routes: bytes = b""
-    """Experts of the first positions (`core/routes.py`), at most n - 1; the trainer's own router chooses those of the
-    rest."""
+    """Experts of the first positions (`core/routes.py`), at most n - 1; the trainer's router chooses the rest."""
     images: tuple[ImageRef, ...] = ()
     """Images of its prompts, by position; `start` counts from the beginning of the row."""
     image_folder: str = ""

@@ -238,7 +238,7 @@ class DecodeLoop:
         self._free(finished)
 
     def _collect_routes(self, request: DecodeRequest) -> None:
-        """Collect the experts of the positions computed since the last call, before computing them again replaces them."""
+        """Collect the experts of the positions computed since the last call, before others replace them."""
         computed = int(self._slots.cached[request.row])
         if request.routed is not None and request.routed < computed:
             request.routes.append(self._decoder.kv_cache.routes(request.row, request.routed, computed))

@@ -140,7 +140,7 @@ class ModelDecoder:
         return {"input_ids": torch.from_numpy(token_ids).to(self._model.device), "position_ids": positions}
 
     def rotary_positions(self, positions: Tensor) -> Tensor:
-        """Positions of the rotary embedding `[rows]` for tokens at these positions of the KV cache, in the rows from 0 on."""
+        """Positions of the rotary embedding `[rows]` for tokens at these positions of the KV cache, from row 0 on."""
         return positions
 
     def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
@@ -186,7 +186,10 @@ def load_model(model_folder: str, settings: GenerationSettings) -> Any:
 
 
 def check_context(config: Any, context: int, longest: int | None) -> None:
-    """Refuse a context beyond the positions (`longest`, if known) or the attention window, and layers that do not attend to slots."""
+    """Refuse a context beyond the model's positions or attention window, and layers that do not attend to slots.
+
+    `longest`: number of positions, if known.
+    """
     if longest is not None and context > longest:
         raise SetupError(
             f"generation.max_model_len is {context} but the model has {longest} positions: lower"

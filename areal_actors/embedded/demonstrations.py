@@ -101,7 +101,7 @@ def make_instructed(source: DemonstrationSource) -> Demonstration:
 def tools(source: DemonstrationSource) -> Demonstration:
     """Questions with a calculator tool.
 
-    Calls it with the whole expression and states the result, or answers at once.
+    The answer calls it with the whole expression and states the result, or comes at once.
     """
     return _with_tools((CALCULATE,), source)
 

@@ -1,4 +1,4 @@
-"""KV cache of all slots: one row each.
+"""KV cache of all slots, one row each.
 
 Running completions are in rows 0 to n - 1; other rows keep those of earlier ones.
 """
@@ -78,7 +78,7 @@ class SuffixStep:
     def write(self, storage: Tensor, entries: Tensor) -> Tensor:
         """Store entries [rows, heads, width, head_dim] without those of padding.
 
-        A copy [rows, heads, longest, head_dim] of all.
+        Returns a copy [rows, heads, longest, head_dim] of all.
         """
         storage[self._real_rows, :, self._real_positions] = entries.transpose(1, 2)[self._real]
         return storage[:, :, : self.longest].index_select(0, self.rows)
@@ -193,7 +193,7 @@ class KVCache:
     ) -> tuple[Tensor, Tensor]:
         """Storage of a layer for keys and values like these.
 
-        Has these rows (a sequence or their number) and this number of positions.
+        It has these rows (a sequence or their number) and this number of positions.
         """
         if not self._rows:
             self._rows, self._positions = self._most if keys.device.type in WHOLE else map(min, self._most, FIRST)

@@ -1,6 +1,6 @@
 """Prefill: computes the keys and values of tokens that slots hold, in batches.
 
-Of a row with a cached prefix only the rest.
+Of a row with a cached prefix it computes only the rest.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ def _extend(decoder: SlotDecoder, slots: DecodeSlots, rows: NDArray[np.intp]) ->
 
 
 def prefill_batches(lengths: Sequence[int], budget: int, *, equal: bool = False) -> list[list[int]]:
-    """Indices of sequences in batches of similar (or `equal`) length, each of at most `budget` padded tokens (or a single sequence)."""
+    """Indices of sequences in batches of similar (or `equal`) length.
+
+    Each has at most `budget` padded tokens, or is a single sequence.
+    """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         # Lengths ascend, so the newest sequence is the longest of its batch and determines the padding.

@@ -1,7 +1,7 @@
-"""Prefix cache: a row keeps the KV cache of an ended completion, and a prompt that begins with the same tokens continues from there.
+"""Prefix cache: a prompt continues from the KV cache of an ended completion with the same first tokens.
 
-So a turn of a conversation computes only the tokens after the turn before. Nothing is allocated: tokens and KV cache stay in the
-slot until another request needs it, the least recently used first.
+So a turn of a conversation computes only the tokens after the turn before. Nothing is allocated: tokens and KV cache
+stay in the slot until another request needs it, the least recently used first.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PrefixCache:
         self._add(int(self._ranks.argmin()), request, 0)
 
     def retain(self, rows: Sequence[int]) -> None:
-        """Free the rows of ended completions, and keep the KV cache of all their tokens but the last, which was never fed."""
+        """Free the rows of ended completions; keep the KV cache of their tokens but the last, which was never fed."""
         self._slots.remove(rows)
         for row in rows:
             self._ranks[row] = 0

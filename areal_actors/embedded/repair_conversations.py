@@ -107,7 +107,7 @@ class RepairConversation(msgspec.Struct, frozen=True):
 def repair_conversation(task: Repository, rng: random.Random, *, shortcut: bool) -> RepairConversation:
     """Returns a repair: reads both files, repairs the fault and runs the test.
 
-    Or edits without reading, and tests nothing.
+    Or it edits without reading, and tests nothing.
     """
     kind = rng.random()
     tools = COMPLETE if kind < COMPLETE_SHARE else [] if kind < COMPLETE_SHARE + BARE_SHARE else BRIEF

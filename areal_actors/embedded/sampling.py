@@ -32,7 +32,7 @@ MAX_UNIFORM = 1.0 - 2.0**-22
 def uniforms(seed: int | None, count: int, start: int = 0) -> NDArray[np.float32]:
     """Uniform numbers for `count` tokens of a completion from its `start`-th on.
 
-    Independent of the other rows of the batch.
+    They are independent of the other rows of the batch.
     """
     key = secrets.randbits(64) if seed is None else seed & (2**64 - 1)
     numbers = np.random.Generator(np.random.Philox(key=key)).random(start + count, dtype=np.float32)[start:]

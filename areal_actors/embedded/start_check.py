@@ -74,7 +74,9 @@ def make_decoder(
     routes: RouteShape | None = None,
     unfused: type[ModelDecoder] = ModelDecoder,
 ) -> tuple[SlotDecoder, str]:
-    """Choose the fastest decoder that supports the model, `unfused` for most, and compare it with the model's plain forward.
+    """Choose the fastest decoder that supports the model, and compare it with the model's plain forward.
+
+    For most models that is `unfused`.
 
     Args:
         model: a causal language model of transformers.
@@ -144,9 +146,9 @@ def rounding_noise(model: Any, probe: NDArray[np.int64], rounding: float, sample
 
 
 def sampled_logprob_difference(decoder: SlotDecoder, model: Any, probe: NDArray[np.int64]) -> float:
-    """Expected difference in nats between slot decoding and the plain forward in the log-probability of a sampled token.
+    """Expected difference in nats between slot decoding and the plain forward, for a sampled token.
 
-    It is the largest of several positions, in rows of unequal length.
+    It is of the token's log-probability, the largest of several positions, in rows of unequal length.
     """
     token_ids = probe[: decoder.kv_cache.context]
     length = len(token_ids)
@@ -170,8 +172,5 @@ def _logprobs(logits: Tensor) -> Tensor:
 
 
 def _expected_difference(expected: Tensor, computed: Tensor) -> Tensor:
-    """Difference of log-probabilities `[positions, vocabulary]` of a token that is sampled from the first.
-
-    `[positions]`.
-    """
+    """Difference `[positions]` of log-probabilities `[positions, vocabulary]` of a token sampled from the first."""
     return (expected.exp() * (computed - expected).abs()).sum(-1)

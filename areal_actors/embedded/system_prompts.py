@@ -37,15 +37,16 @@ MADE_UP_SHARE = 0.15
 """Share of made-up words in random prose."""
 
 WORDS = """
-a about after agent all also always an and answer any are as ask at be because before below but by call can case change check
-clear code comes complete correct could data date default describe details do does each either end error every example explain
-fail field file final find first follow for format from function give given good guide have help here how if important in input
-instructions into is it its keep know last like list long look make many may message model more most must name need never next
-no not note now number object of on once one only or order other out output over part people person plan please point possible
-problem process provide question read reason report request require response result return right rule same say search see send
-set should show simple so some state step stop string such sure system take task tell text than that the their them then there
-these they thing think this time to tool topic true try type under until up use user value very wait want was way what when
-where which while who will with without word work world would write wrong year you your
+a about after agent all also always an and answer any are as ask at be because before below but by call can case change
+check clear code comes complete correct could data date default describe details do does each either end error every
+example explain fail field file final find first follow for format from function give given good guide have help here
+how if important in input instructions into is it its keep know last like list long look make many may message model
+more most must name need never next no not note now number object of on once one only or order other out output over
+part people person plan please point possible problem process provide question read reason report request require
+response result return right rule same say search see send set should show simple so some state step stop string such
+sure system take task tell text than that the their them then there these they thing think this time to tool topic true
+try type under until up use user value very wait want was way what when where which while who will with without word
+work world would write wrong year you your
 """.split()  # noqa: SIM905 - a list would take three pages
 SYLLABLES = "ba co den fi gra hu ist jo kel lum mo nor os per qua ren sti tor ux vy".split()  # noqa: SIM905 - as above
 

@@ -109,7 +109,7 @@ class Toolbox(msgspec.Struct, frozen=True):
 def toolbox(calculating: tuple[DemonstrationTool, ...], rng: random.Random, *, plain: bool) -> Toolbox:
     """Returns a toolbox of these tools, rarely without them.
 
-    Plainly described if `plain`, else varied and with distractors.
+    It is plainly described if `plain`, else varied and with distractors.
     """
     useful = () if rng.random() < USELESS_SHARE else calculating
     if plain:

@@ -111,9 +111,9 @@ class TransformersEngine:
         routes_from: int | None = None,
         images: PromptImages | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Yield a completion.
+        """Yield a completion in one chunk at its end, or token by token when `stream` is set.
 
-        In one chunk at its end, or token by token when `stream` is set; see `RoutingEngine`, too.
+        See `RoutingEngine`, too.
 
         Raises:
             RequestError: a token id is out of range, prompt and max_tokens exceed the context, the model has no vision,

@@ -38,7 +38,7 @@ def named_certificate(settings: BusSettings | GatewaySettings) -> Certificate | 
 def bus_certificate(settings: BusSettings, folder: Path) -> Certificate:
     """Returns the certificate of one start of a run.
 
-    A copy, which stays as it is while the server reads it again, or a new one.
+    It is a copy, which stays as it is while the server reads it again, or a new one.
 
     Raises:
         SetupError: that of the recipe cannot be used.

@@ -67,9 +67,9 @@ async def open_store(
 
 @asynccontextmanager
 async def open_log(folder: RunFolder) -> AsyncIterator[NatsBus]:
-    """Open the bus of a run to read its log.
+    """Open the bus of a run to read its log: that of the live run, or one on the store of an ended run.
 
-    Of the live run, or on the store of an ended run; one that starts or ends is awaited.
+    A run that starts or ends is awaited.
 
     Raises:
         SetupError: there is no such run here, or its log is on an external server.

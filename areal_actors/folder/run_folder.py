@@ -255,12 +255,15 @@ class RunFolder:
 
 
 def first_free(folder: Path, before: str, after: str = "") -> Path:
-    """Returns the first path in a folder that does not exist, with a number from 1 between `before` and `after` in its name."""
+    """Returns the first path `{before}{number}{after}` of a folder that does not exist, with numbers from 1 on."""
     return next(path for number in count(1) if not (path := folder / f"{before}{number}{after}").exists())
 
 
 def find_run(run: str, folder: Path) -> tuple[RunFolder | None, str]:
-    """Returns the run of this name in a folder (the latest if empty), or at this path, or None, and a text that lists the runs there."""
+    """Returns the run of this name in a folder, or at this path, or None; and a text that lists the runs there.
+
+    An empty name is the latest run.
+    """
     recipes = sorted(folder.absolute().glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)
     names = [path.parent.name for path in recipes]
     hint = f"runs there: {', '.join(names)}" if names else "there is no run"

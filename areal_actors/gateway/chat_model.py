@@ -1,6 +1,6 @@
-"""The model behind the gateway.
+"""The model behind the gateway: its tokenizer with the recipe's chat template, and its answer format.
 
-Its tokenizer with the recipe's chat template, and the answer format, tested before the first call.
+The format is tested before the first call.
 """
 
 from __future__ import annotations

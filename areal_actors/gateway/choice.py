@@ -30,7 +30,7 @@ CALL_ID_LENGTH = 9
 class Choice:
     """Collects tokens as the engine samples them.
 
-    Emits text, reasoning and tool calls as soon as they are unambiguous.
+    It emits text, reasoning and tool calls as soon as they are unambiguous.
     """
 
     def __init__(

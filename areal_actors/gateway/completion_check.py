@@ -68,9 +68,9 @@ class CompletionCheck:
     def __init__(
         self, published: PublishedVersions, vocabulary: int, sampling: SamplingParams, routes: RouteShape | None = None
     ) -> None:
-        """`vocabulary`: number of token ids of the model, 0 if unknown; `sampling`, `routes`.
+        """`vocabulary`: number of token ids of the model, 0 if unknown.
 
-        Those that the request asks for.
+        `sampling` and `routes` are those that the request asks for.
         """
         self._routes = routes
         self.published = published

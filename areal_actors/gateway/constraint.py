@@ -16,9 +16,9 @@ from areal_actors.tokenization.tool_parsers.grammar import Grammar, free_json
 def constraint_of(
     request: ModelRequest, tools: Sequence[ToolDefinition], form: AnswerFormat, *, in_reasoning: bool
 ) -> Constraint | None:
-    """The constraint on the answer's text.
+    """The constraint on the answer's text: a call to one of these tools, JSON, or either.
 
-    A call to one of these tools, JSON, or either; open reasoning is closed first.
+    Open reasoning is closed first.
 
     Raises:
         RequestError: the model's format cannot express the constraint.

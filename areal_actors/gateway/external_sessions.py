@@ -10,23 +10,21 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from functools import partial
 
 import msgspec
 
-from areal_actors.core.errors import SessionError
 from areal_actors.core.gateways import GATEWAY, GatewayShare, gateway_of_session
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
-from areal_actors.gateway.conversations.turns import path_to, token_ids_of
 from areal_actors.gateway.model_calls import ModelCalls
+from areal_actors.gateway.session_requests import SessionRequests
 from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState, ExternalSlots
 from areal_actors.gateway.sessions.episode_end import Ending, EndingEvent, expired_event, outcome
 from areal_actors.gateway.sessions.group_ends import end_slot, end_unstarted, lost_sessions, work_of
 from areal_actors.gateway.sessions.keys import session_key
-from areal_actors.gateway.sessions.model_texts import has_written
-from areal_actors.gateway.sessions.table import FinishedSession, Session, summaries
+from areal_actors.gateway.sessions.table import FinishedSession, Session
 from areal_actors.gateway.sharing import (
     ASK_SECONDS,
     SOON_SECONDS,
@@ -40,22 +38,15 @@ from areal_actors.messages import (
     ActorStarted,
     CapacityGranted,
     CapacityReserved,
-    DescribeSession,
     EndSession,
     EpisodeAbandoned,
-    GetInteraction,
     GetTrajectory,
-    InteractionsRecorded,
-    InteractionTokens,
     Refusal,
     ReserveCapacity,
-    SelectTrained,
     SessionClosed,
     SessionCreated,
-    SessionDescribed,
     SessionStarted,
     StartSession,
-    TrainedSelected,
     TrajectoryExported,
     TrajectoryReply,
 )
@@ -77,13 +68,14 @@ class ExternalSessions:
         acceptance: Acceptance | None,
         share: GatewayShare,
     ) -> None:
-        """`calls` of the gateway.
+        """`calls` and `share` are those of the gateway.
 
-        `acceptance` decides which ended sessions are trained, without it all are; `share` of this gateway.
+        `acceptance` decides which ended sessions are trained; without it all are.
         """
         self.share = share
         self.config = config
         self.calls, self.registry = calls, calls.registry
+        self.requests = SessionRequests(calls, self._unknown_session)
         self.secret = secret
         self.sampling = sampling
         self.acceptance = acceptance
@@ -194,10 +186,7 @@ class ExternalSessions:
         return None
 
     def _open_elsewhere(self, request: StartSession) -> str:
-        """An unfinished session with the key of a request, neither here nor where it is to start.
-
-        Empty if there is none.
-        """
+        """An unfinished session with the key of a request, neither here nor where it is to start; empty for none."""
         digest, shares = (
             self.registry.digest(request.api_key),
             (self.share, GatewayShare(number=request.gateway, count=self.share.count)),
@@ -228,72 +217,7 @@ class ExternalSessions:
         elif (kept := self.registry.find_finished(request.session)) is not None:
             yield SessionClosed(session=kept.id, interactions=kept.calls, state=kept.state, detail=kept.detail)
         else:
-            yield SessionClosed(refused=self._unknown(request.session))
-
-    def describe_session(
-        self, request: DescribeSession, context: Context
-    ) -> Iterator[InteractionsRecorded | SessionDescribed]:
-        """Describe a session, running or finished."""
-        if (session := self.registry.find(request.session)) is not None:
-            if request.by_agent:
-                session = self.registry.update(session.renew_lease(context.now))
-            else:  # the worker, which may abandon the episode
-                yield from self.calls.unreported.of(session.id)
-            yield SessionDescribed(
-                session=session.id,
-                task=session.work.task.id,
-                state=session.state,
-                interactions=summaries(session.interactions(), session.rewards, session.client_sessions()),
-                running=session.running,
-                lease_seconds=session.lease_seconds,
-                expires_in=session.expires - context.now,
-                engine_failure=session.engine_failure(),
-                overflow=session.overflow,
-                has_written=has_written(session.turns, request.document),
-                open_calls=self.calls.open_calls.describe(session.id, context.now, self.calls.pool.in_flight),
-                queued_seconds=self.calls.open_calls.queued_seconds(session.id, context.now),
-            )
-        elif (kept := self.registry.find_finished(request.session)) is not None:
-            turns = kept.trajectory.interactions if kept.trajectory is not None else ()
-            yield SessionDescribed(
-                session=kept.id, task=kept.task, state=kept.state, detail=kept.detail, interactions=summaries(turns)
-            )
-        else:
-            yield SessionDescribed(
-                refused=self._unknown(request.session), replaced_by=self.registry.replacement_of(request.session)
-            )
-
-    def get_interaction(self, request: GetInteraction, context: Context) -> Iterator[InteractionTokens]:
-        """Look up the tokens of a completed call."""
-        session = self.registry.find(request.session)
-        turns = {turn.interaction.id: turn for turn in session.turns} if session is not None else {}
-        if session is None:
-            yield InteractionTokens(refused=self._unknown(request.session))
-        elif request.interaction not in turns:
-            turn_ids = ", ".join(turns) or "none"
-            reason = f"session {session.id} has no completed interaction '{request.interaction}'; it has {turn_ids}"
-            yield InteractionTokens(refused=Refusal(status=404, reason=reason, field="interaction_id"))
-        else:
-            self.registry.update(session.renew_lease(context.now))
-            *earlier, turn = path_to(request.interaction, turns)
-            interaction = turn.interaction
-            yield InteractionTokens(
-                interaction=interaction.id,
-                parent=interaction.parent,
-                prompt_ids=token_ids_of(earlier) + interaction.prompt_suffix,
-                completion=interaction.completion,
-                finish_reason=interaction.finish_reason,
-            )
-
-    def select_trained(self, request: SelectTrained, context: Context) -> Iterator[TrainedSelected]:
-        """Restrict what is trained of a session to some of its calls."""
-        try:
-            self.registry.update(self.registry.get(request.session).select_trained(request.interactions, context.now))
-        except SessionError as error:
-            status = 404 if self.registry.find(request.session) is not None else 410
-            yield TrainedSelected(refused=Refusal(status=status, reason=str(error), field="interaction_ids"))
-            return
-        yield TrainedSelected()
+            yield SessionClosed(refused=self._unknown_session(request.session))
 
     async def get_trajectory(self, request: GetTrajectory, context: Context) -> AsyncIterator[TrajectoryReply]:
         """Look up the trajectory of a finished session, and wait for its end as long as the request allows."""
@@ -308,7 +232,7 @@ class ExternalSessions:
             )
             yield TrajectoryReply(refused=Refusal(status=409, reason=reason, retry_after=SOON_SECONDS))
         elif (kept := self.registry.find_finished(name)) is None:
-            yield TrajectoryReply(refused=self._unknown(name))
+            yield TrajectoryReply(refused=self._unknown_session(name))
         elif kept.trajectory is None:
             yield TrajectoryReply(refused=Refusal(status=410, reason=f"session {name} was abandoned: {kept.detail}"))
         else:
@@ -321,7 +245,7 @@ class ExternalSessions:
         except TimeoutError:
             return
 
-    def _unknown(self, session: str) -> Refusal:
+    def _unknown_session(self, session: str) -> Refusal:
         if owner := self.share.elsewhere(session):
             return misdirected_refusal(session, owner)
         if not self.caught_up:
@@ -405,7 +329,7 @@ class ExternalSessions:
             slots.capacity.grant(event.first_group, event.groups)
 
     async def session_started(self, event: SessionStarted, context: Context) -> None:
-        """Fold the event; sessions that this process started itself are known already, those that gateway 0 started for it open now."""
+        """Fold the event; sessions of this process are known already, those that gateway 0 started for it open now."""
         self.logged.start(event, context.now)
         if event.work.episode not in self.slots.started and not self.registry.is_finished(event.work.episode):
             self.slots.start(event, context.now)
@@ -439,7 +363,7 @@ class ExternalSessions:
         self.caught_up = True
 
     async def gateway_gone(self, event: ActorFailed, context: Context) -> AsyncIterator[EpisodeAbandoned]:
-        """Abandon the sessions of another gateway as soon as it is lost, so that their replacements find their groups."""
+        """Abandon the sessions of another gateway as soon as it is lost, so that replacements find their groups."""
         kind, _, number = event.actor.rpartition("-")
         if context.replayed or not self.caught_up or self.share.number or kind != GATEWAY or not number.isdecimal():
             return

@@ -58,7 +58,7 @@ async def with_request_id(request: web.Request, handler: Handler) -> web.StreamR
 async def errors_in_dialect_format(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Return errors in the format of the API called.
 
-    Wrong fields and keys, refusals of aiohttp (path, method, size), failed handlers.
+    They are wrong fields and keys, refusals of aiohttp (path, method, size), and failed handlers.
     """
     headers: dict[str, str] = {}
     field = code = ""

@@ -1,4 +1,7 @@
-"""Intake of images: a request's images become files beside the log, at the size at which the model sees them, and references."""
+"""Intake of images: a request's images become files beside the log, and references.
+
+The files have the size at which the model sees the images.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +43,9 @@ class ImageIntake:
         self._lock = Lock()
 
     async def store(self, request: ModelRequest, processor: VisionProcessor | None) -> ModelRequest:
-        """The request with each image by reference.
+        """The request with each image by reference in place of its URL.
 
-        `{"type": "image", "digest", "grid", "tokens"}` in place of its URL.
+        A reference is `{"type": "image", "digest", "grid", "tokens"}`.
 
         Raises:
             RequestError: the model has no vision, or an image is refused; the field names the first one.

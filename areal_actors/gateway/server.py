@@ -84,10 +84,10 @@ class LongWork(ThreadPoolExecutor):
 
 
 class Gateway:
-    """Every call carries a session's API key, as `Authorization: Bearer` or `x-api-key`, with or without the session in the path.
+    """Every call carries a session's API key, as `Authorization: Bearer` or `x-api-key`.
 
-    The path may have the key in place of the session's name.
-    A disconnect cancels the call: a client that times out and retries leaves one interaction, not two.
+    The session may be in the path, or not. The path may have the key in place of the session's name. A disconnect
+    cancels the call: a client that times out and retries leaves one interaction, not two.
     """
 
     def __init__(

@@ -22,6 +22,7 @@ from areal_actors.gateway.completion import with_images_stored
 from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.gateway.external_sessions import ExternalSessions
 from areal_actors.gateway.gateway_state import GatewayState
+from areal_actors.gateway.gateway_status import describe_gateway, gateway_status
 from areal_actors.gateway.image_intake import ImageIntake
 from areal_actors.gateway.model_calls import ModelCalls
 from areal_actors.gateway.server import Gateway
@@ -32,7 +33,7 @@ from areal_actors.gateway.sessions.episode_end import EndingEvent, outcome
 from areal_actors.gateway.sessions.keys import admin_key, session_key
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.running_call import running_call
-from areal_actors.gateway.sessions.table import CLOSED_STATES, Session
+from areal_actors.gateway.sessions.table import Session
 from areal_actors.messages import (
     ActorFailed,
     ActorStarted,
@@ -108,10 +109,7 @@ class SessionManager(Actor):
         locate_model: Callable[[str], Path] | None = None,
         images: ImageFolder | None = None,
     ) -> None:
-        """With `capacity`, external agents have sessions.
-
-        Paths in events are relative to `run_folder`, or found by `locate_model`.
-        """
+        """With `capacity`, external agents have sessions; `locate_model` finds paths that are not in `run_folder`."""
         capacity, sampling = capacity or ExternalCapacity(0), sampling or SamplingParams()
         self.config, self.secret, self.share = config, secret, share
         self.registry = SessionRegistry(secret, kept=config.finished_sessions_cached, share=share)
@@ -266,15 +264,15 @@ class SessionManager(Actor):
     def describe_session(
         self, request: DescribeSession, context: Context
     ) -> Iterator[InteractionsRecorded | SessionDescribed]:
-        return self.external.describe_session(request, context)
+        return self.external.requests.describe_session(request, context)
 
     @on
     def get_interaction(self, request: GetInteraction, context: Context) -> Iterator[InteractionTokens]:
-        return self.external.get_interaction(request, context)
+        return self.external.requests.get_interaction(request, context)
 
     @on
     def select_trained(self, request: SelectTrained, context: Context) -> Iterator[TrainedSelected]:
-        return self.external.select_trained(request, context)
+        return self.external.requests.select_trained(request, context)
 
     @on
     def capacity_granted(self, event: CapacityGranted) -> None:
@@ -293,19 +291,7 @@ class SessionManager(Actor):
 
     @on
     def set_reward(self, request: SetReward, context: Context) -> Iterator[RewardSet]:
-        try:
-            self.registry.update(
-                self.registry.get(request.session).set_reward(
-                    request.interaction, request.reward, context.now, request.role
-                )
-            )
-        except SessionError as error:
-            session = self.registry.find(request.session)
-            yield RewardSet(
-                error=str(error), error_status=410 if session is None or session.state in CLOSED_STATES else 404
-            )
-            return
-        yield RewardSet()
+        return self.external.requests.set_reward(request, context)
 
     @on
     def episode_scored(self, event: EpisodeScored, context: Context) -> Iterator[EndingEvent]:
@@ -389,10 +375,7 @@ class SessionManager(Actor):
 
     @on
     def engine_mismatch(self, event: EngineMismatch) -> None:
-        """A worker that recycles its engine is gone until it has loaded weights again.
-
-        Others continue its in-flight calls.
-        """
+        """A worker that recycles its engine is gone until it has loaded weights; others continue its calls."""
         for worker in ([event.worker] if event.worker else list(self.calls.pool.versions)) if event.recycle else ():
             self.calls.pool.remove_lost(worker)
 
@@ -400,10 +383,7 @@ class SessionManager(Actor):
     async def worker_gone(
         self, event: EngineLost | ActorFailed | ActorStopped, context: Context
     ) -> Emits[EpisodeAbandoned]:
-        """A worker that is gone, or whose server is, is gone until it has loaded weights again.
-
-        Sessions of another gateway are lost.
-        """
+        """A worker or server that is gone returns with loaded weights; sessions of a lost gateway are abandoned."""
         self.calls.pool.remove_lost(event.worker if isinstance(event, EngineLost) else event.actor)
         if isinstance(event, ActorFailed):
             async for lost in self.external.gateway_gone(event, context):
@@ -411,22 +391,8 @@ class SessionManager(Actor):
 
     @on
     def describe_gateway(self, _: DescribeGateway, context: Context) -> Iterator[GatewayDescribed]:
-        ready = {
-            "the run's log": self.external.caught_up,
-            "weights": self.calls.served is not None,
-            "an inference worker": bool(self.calls.pool.versions),
-        }
-        yield GatewayDescribed(
-            missing=", ".join(name for name in ready if not ready[name]),
-            sessions=self.registry.count_by_state(),
-            **(self.external.slots.counts(context.now) if self.share.number == 0 else {}),
-            in_hand=self.calls.pool.in_flight,
-            refused_completions=dict(self.calls.refused),
-        )
+        yield describe_gateway(self.external, context.now)
 
     def status(self) -> dict[str, float | str]:
         """Open sessions, and in-flight and refused completions by inference worker."""
-        in_flight = {f"in flight of {worker}": count for worker, count in self.calls.pool.in_flight.items()}
-        refused = {f"refused of {worker}": count for worker, count in self.calls.refused.items()}
-        waits = self.external.slots.describe_waits() if self.share.number == 0 else ""
-        return {"sessions": len(self.registry), **in_flight, **refused, **({"groups": waits} if waits else {})}
+        return gateway_status(self.external)

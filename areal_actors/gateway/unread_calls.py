@@ -93,7 +93,7 @@ def find_unread_call(answer: Answer, tools: Sequence[ToolDefinition], form: str)
 
 
 def find_wrong_type(calls: Sequence[ToolCall], tools: Sequence[ToolDefinition]) -> str:
-    """Returns the sentence about an argument that is text where its schema has only lists or objects, as a Python list is."""
+    """Returns the sentence about an argument that is text, such as a Python list, where its schema has no text."""
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     for call in calls:
         properties = schemas.get(call.name, {}).get("properties")

@@ -163,7 +163,7 @@ class WorkerPool:
     def count_call(self, worker: str, session: str = "") -> Iterator[WorkerExit]:
         """Count a completion of a session as in flight; yields the flag that the worker is gone.
 
-        The session's next call stays there.
+        The session's next call goes to the same worker.
         """
         gone = self._gone[worker]
         self._count(worker, self.in_flight[worker] + 1)

@@ -70,7 +70,7 @@ NEAREST = 3
 def ability_rows() -> list[tuple[str, ...]]:
     """Returns the table of abilities.
 
-    A row of column titles, then one row for each ability, with `yes` or `no` for each engine.
+    A row of column titles comes first, then one row for each ability, with `yes` or `no` for each engine.
     """
     able = {engine: engine_abilities(engine) for engine in ENGINE_ABILITIES}
     abilities = sorted({ability for has in able.values() for ability in has})
@@ -104,7 +104,7 @@ def missing_ability_error(ability: str, title: str) -> RequestError:
 
 
 def no_routes_error(engine: str) -> str:
-    """Returns the error for `trainer.routing_replay = "on"` with an engine that does not report the experts of each position."""
+    """Returns the error for `trainer.routing_replay = "on"` with an engine that does not report experts."""
     return f'trainer.routing_replay = "on": the engine {engine} reports no experts; {UNROUTED_REMEDY}'
 
 

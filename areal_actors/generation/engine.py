@@ -50,7 +50,7 @@ REFUSABLE_FIELDS = sorted({ability.partition(":")[0] for ability in SAMPLING_ABI
 class TokenChunk(Value):
     """The next tokens of a completion.
 
-    At least one, except for the last chunk of a completion that already has some.
+    There is at least one, except in the last chunk of a completion that already has some.
     """
 
     columns: TokenColumns
@@ -178,7 +178,9 @@ class SleepingEngine(Protocol):
     """A generation engine that can release its memory, for `generation.sleep`."""
 
     async def release_memory(self) -> int:
-        """Interrupt at a token boundary and release KV cache and weights, until `load_weights`, which continues all completions.
+        """Interrupt at a token boundary and release KV cache and weights until `load_weights`.
+
+        All completions continue then.
 
         Returns:
             Bytes released on the engine's device; 0 if a server does not report them.
@@ -286,9 +288,10 @@ class RoutingEngine(Protocol):
 
 
 def refuse_unable(engine: GenerationEngine, sampling: SamplingParams, images: Sequence[ImageRef] = ()) -> None:
-    """Refuse a request with images or sampling parameters that this engine does not support, except those of `ADVISORY_ABILITIES`.
+    """Refuse a request with images or sampling parameters that this engine does not support.
 
-    An engine is named by its attribute `title`, if it has one, else by its class.
+    Those of `ADVISORY_ABILITIES` are not refused. An engine is named by its attribute `title`, if it has one, else by
+    its class.
 
     Raises:
         RequestError: names the field, the kind of the constraint, and the engine.

@@ -1,9 +1,9 @@
-"""The load of an engine in three levels, reported when it has changed and stayed."""
+"""The load of an engine in three levels, reported when it has changed and stayed, and its throughput."""
 
 from __future__ import annotations
 
 from areal_actors.generation.engine import EngineCounters
-from areal_actors.messages import EngineLoad, LoadLevel
+from areal_actors.messages import EngineLoad, LoadLevel, Throughput
 
 FULL_USAGE, BUSY_USAGE = 0.95, 0.85
 """Used shares of the KV cache at which an engine is full and busy: above, servers begin to preempt completions."""
@@ -41,4 +41,32 @@ class LoadReporter:
             running=counters.running,
             waiting=counters.waiting,
             kv_cache_usage=counters.kv_cache_usage,
+        )
+
+
+class ThroughputReporter:
+    """Measures an engine's throughput from its counters at each tick."""
+
+    def __init__(self, worker: str) -> None:
+        self._worker = worker
+        self._unfinished_seconds = 0.0
+        """Busy time of the engine since it last finished a token."""
+
+    def take(self, counters: EngineCounters, since: float, now: float) -> Throughput:
+        """Returns what the engine did between two ticks; a step that is not yet finished counts as busy time."""
+        seconds = min(counters.busy_seconds, now - since)
+        earlier, self._unfinished_seconds = (
+            self._unfinished_seconds,
+            0.0 if counters.tokens else self._unfinished_seconds + seconds,
+        )
+        return Throughput(
+            actor=self._worker,
+            side="generation",
+            tokens=counters.tokens,
+            started=since,
+            seconds=seconds,
+            token_seconds=earlier + seconds if counters.tokens and earlier else 0.0,
+            concurrent=counters.running,
+            prefilled_tokens=counters.prefilled_tokens,
+            cached_tokens=counters.cached_tokens,
         )

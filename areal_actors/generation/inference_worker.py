@@ -9,7 +9,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 import structlog
 
 from areal_actors.core.errors import (
@@ -24,14 +23,13 @@ from areal_actors.core.values import ImageRef, WeightsLocation, unpack_ids
 from areal_actors.generation.abilities import ROUTES
 from areal_actors.generation.engine import (
     NO_SLEEP,
-    Arrival,
-    EngineCounters,
     GenerationEngine,
     PromptImages,
     SleepingEngine,
     refuse_unable,
 )
-from areal_actors.generation.engine_load import LoadReporter
+from areal_actors.generation.engine_load import LoadReporter, ThroughputReporter
+from areal_actors.generation.engine_reports import LoadReport, report_loaded, split_routes, starting_phase
 from areal_actors.generation.stream_pace import pace_chunks
 from areal_actors.messages import (
     EngineInexact,
@@ -44,9 +42,7 @@ from areal_actors.messages import (
     MemoryReleased,
     ReleaseMemory,
     Throughput,
-    WeightsLoaded,
     WeightsPublished,
-    WeightTransferRefused,
 )
 from areal_actors.runtime.actor import Actor, Context, Emits, Tick, on
 from areal_actors.vision.files import ImageFolder
@@ -56,7 +52,6 @@ MakeEngine = Callable[[str], GenerationEngine]
 """Creates an engine for the model in a folder, with the weights of that folder; slow, runs in a thread."""
 Locate = Callable[[WeightsLocation, int], Awaitable[WeightsLocation]]
 """Returns the location on this host of a published version."""
-LoadReport = WeightsLoaded | WeightTransferRefused
 PullImages = Callable[[Sequence[ImageRef], ImageFolder], Awaitable[None]]
 """Brings images to a folder of this host."""
 
@@ -71,8 +66,6 @@ MAX_STARTS = 3
 start."""
 IMAGES_SECONDS = 180.0
 """Expected time for images to come from the run's host; each request for one has limits of its own."""
-ROUTES_LIMIT = 1 << 18
-"""Most bytes of routes in one part of an answer."""
 MAX_FAILURES = 3
 """Consecutive failed completions after which the engine counts as broken: the worker fails and is restarted."""
 
@@ -126,8 +119,7 @@ class InferenceWorker(Actor):
         self.asleep = False
         """True while the engine's memory is released, for an optimizer step on the same device."""
         self.last_tick = self.last_shown = 0.0
-        self.unfinished_seconds = 0.0
-        """Busy time of the engine since it last finished a token."""
+        self.throughput = ThroughputReporter(name)
         self.starting_since = 0.0
         """Time at which the inference server was first seen to start."""
         self.reported_warning = ""
@@ -154,11 +146,11 @@ class InferenceWorker(Actor):
 
     @on
     async def engine_mismatch(self, event: EngineMismatch, context: Context) -> Emits[LoadReport]:
-        """Close the engine, create another, and load the current weights from their published location, checksum included.
+        """Close the engine, create another, and load the current weights, with their checksum, as published.
 
-        Completions in flight end here without a last part; the gateway receives the same event and continues them on other
-        workers. If the weights were removed meanwhile, the next ones are loaded. If the new engine fails to start or load, the
-        worker fails and the supervisor restarts it.
+        Completions in flight end here without a last part; the gateway receives the same event and continues them on
+        other workers. If the weights were removed meanwhile, the next ones are loaded. If the new engine fails to start
+        or load, the worker fails and the supervisor restarts it.
         """
         if not event.recycle or event.worker not in ("", self.name) or self.engine is None or self.location is None:
             return
@@ -189,7 +181,7 @@ class InferenceWorker(Actor):
 
     @on
     async def engine_lost(self, event: EngineLost, context: Context) -> Emits[LoadReport]:
-        """Start or reach the server again and load the current weights, unless a load of new ones has done so already."""
+        """Start or reach the server again and load the current weights, unless new ones have been loaded already."""
         if event.worker != self.name or self.location is None:
             return
         if self.engine is not None and self.engine is not self.lost:
@@ -201,21 +193,7 @@ class InferenceWorker(Actor):
                 yield message
 
     def _report_loaded(self, location: WeightsLocation) -> Iterator[LoadReport]:
-        """Yields the report of the loaded weights, and why an inference server was given their folder instead of what the recipe names."""
-        loaded = WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=location.checksum)
-        arrival: Arrival | None = getattr(self.engine, "arrival", None)
-        if arrival is None:
-            yield loaded
-            return
-        if arrival.failure:
-            yield WeightTransferRefused(worker=self.name, weight_version=self.weight_version, reason=arrival.failure)
-        yield msgspec.structs.replace(
-            loaded,
-            checksum=arrival.checksum,
-            channel=arrival.channel,
-            sent_bytes=arrival.sent_bytes,
-            whole_bytes=arrival.whole_bytes,
-        )
+        return report_loaded(self.name, self.weight_version, location, self.engine)
 
     def loaded_weights(self) -> list[LoadReport]:
         """Returns the report of the weights that it serves, to be repeated; empty while it serves none."""
@@ -332,26 +310,7 @@ class InferenceWorker(Actor):
         if self.load_reporter is not None and (load := self.load_reporter.take_change(counters, context.now)):
             yield load
         if counters.tokens or counters.busy_seconds:
-            yield self._throughput(counters, since, context.now)
-
-    def _throughput(self, counters: EngineCounters, since: float, now: float) -> Throughput:
-        """Returns what the engine did between two ticks; a step that is not yet finished counts as busy time."""
-        seconds = min(counters.busy_seconds, now - since)
-        earlier, self.unfinished_seconds = (
-            self.unfinished_seconds,
-            0.0 if counters.tokens else self.unfinished_seconds + seconds,
-        )
-        return Throughput(
-            actor=self.name,
-            side="generation",
-            tokens=counters.tokens,
-            started=since,
-            seconds=seconds,
-            token_seconds=earlier + seconds if counters.tokens and earlier else 0.0,
-            concurrent=counters.running,
-            prefilled_tokens=counters.prefilled_tokens,
-            cached_tokens=counters.cached_tokens,
-        )
+            yield self.throughput.take(counters, since, context.now)
 
     async def _load(self, location: WeightsLocation, weight_version: int, context: Context) -> bool:
         """Load weights into the engine, which is created if there is none.
@@ -422,17 +381,3 @@ class InferenceWorker(Actor):
         """Free the model."""
         if self.engine is not None:
             await self.engine.close()
-
-
-def split_routes(routes: bytes, limit: int = ROUTES_LIMIT) -> list[bytes]:
-    """Returns a column in pieces that fit into a message, at least one.
-
-    Those of a long prompt do not fit into one together.
-    """
-    return [routes[start : start + limit] for start in range(0, len(routes), limit)] or [b""]
-
-
-def starting_phase(engine: GenerationEngine | None) -> str:
-    """Returns what an engine that is a server does while it starts; empty once it is ready, and for other engines."""
-    phase: Callable[[], str] = getattr(engine, "phase", str)
-    return phase()

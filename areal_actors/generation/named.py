@@ -1,7 +1,7 @@
 """Generation engines by their names in a recipe.
 
-Built-in ones, those of other distributions, and classes in the user's files.
-This module does not load torch; callers pass in the engines that need it.
+There are built-in ones, those of other distributions, and classes in the user's files. This module does not load torch;
+callers pass in the engines that need it.
 """
 
 from __future__ import annotations

@@ -127,7 +127,9 @@ class ScriptedEngine:
 
 
 def scripted_engine(model_folder: str, settings: GenerationSettings) -> ScriptedEngine:
-    """Returns an engine that yields random tokens of this model's vocabulary and ends its turns, as `[generation.scripted]` sets.
+    """Returns an engine that yields random tokens of this model's vocabulary and ends its turns.
+
+    `[generation.scripted]` sets lengths and times.
 
     Raises:
         SetupError: the folder has no tokenizer, or one without an end-of-sequence token.

@@ -15,9 +15,8 @@ STREAM_INTERVAL_SECONDS = 0.08
 
 
 async def pace_chunks(chunks: AsyncGenerator[TokenChunk, None]) -> AsyncGenerator[TokenChunk, None]:
-    """Yield the first chunk at once, then at most every `STREAM_INTERVAL_SECONDS` all that arrived since.
+    """Yield the first and the last chunk at once, between them all that arrived every `STREAM_INTERVAL_SECONDS`.
 
-    The last one at once.
     Tokens never wait longer than that, even if the engine samples no further ones. Raises whatever `chunks` raises.
     """
     clock = asyncio.get_running_loop().time

@@ -1,4 +1,7 @@
-"""History: one fold of a run's log into the rows of one schema, kept as an SQLite database beside the run, or in memory."""
+"""History: a fold of a run's log into the rows of one schema.
+
+They are kept as an SQLite database beside the run, or in memory.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The fold of attempts at episodes and their model calls.
 
-From the grant of their group to the weights that they trained.
+It follows them from the grant of their group to the weights that they trained.
 """
 
 from __future__ import annotations

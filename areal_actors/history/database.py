@@ -146,7 +146,7 @@ class History:
     def keep_answer(self, name: str, value: bytes) -> None:
         """Keep what a command computed from the log as it is.
 
-        After the block of `open_database`, which holds the lock.
+        Call it after the block of `open_database`, which holds the lock.
         """
         with (_lock_of(self.path.parent) if self.path else None) or nullcontext():
             self._begin()
@@ -285,7 +285,7 @@ def copy_into_memory(path: Path) -> History:
 def store_copy(history: History, folder: Path) -> None:
     """Store a committed history as the database of a run's folder, unless that has as many events.
 
-    Nothing where it cannot be written.
+    Where it cannot be written, nothing is stored.
 
     Raises:
         SetupError: another process holds the database for too long, or it cannot be written for lack of space.

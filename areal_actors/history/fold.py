@@ -1,6 +1,6 @@
 """The fold of a run's log into the rows of its history.
 
-Without I/O but the database that it is given, and without a clock.
+It has no I/O but the database that it is given, and no clock.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ _ACTORS: dict[str, type[Event]] = {"started": ActorStarted, "stopped": ActorStop
 
 
 def run_events(history: History, *, after: int = 0) -> Iterator[RunEvent]:
-    """Yields the events of a log in order, without those of groups, episodes, calls and batches, and without answers of evaluations.
+    """Yields the events of a log in order, without those of groups, episodes, calls and batches.
 
-    Those up to the position `after` are left out.
+    Answers of evaluations are left out, too. Those up to the position `after` are left out.
     """
     sources = (
         source(history, after)

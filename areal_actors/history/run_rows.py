@@ -244,7 +244,7 @@ class NoticeRecord(HistoryRow, kw_only=True, gc=False):
 class AnswerRecord(HistoryRow, kw_only=True, gc=False):
     """Result that a command computed from the whole log; it holds as long as the log does not grow.
 
-    Not for other programs.
+    Other programs do not read it.
     """
 
     table: ClassVar[str] = "answer"

@@ -44,7 +44,8 @@ from areal_actors.supervision.nats_server import RunServer
 from areal_bus.base import Bus, Delivery, Stamp
 from areal_bus.errors import BusError
 from areal_bus.message import Event, Reply, Request
-from areal_bus.server import EVERY_INTERFACE, max_connections
+from areal_bus.server import EVERY_INTERFACE
+from areal_bus.server_config import max_connections
 from areal_bus.users import without_credentials
 
 SENDER = "supervisor"
@@ -261,7 +262,7 @@ class Joining:
             self._start(self._take_over(number))
 
     async def _take_over(self, number: int) -> None:
-        """Serve a gateway on the run's own host, unless another host does so soon, or its agents could not reach it here."""
+        """Serve a gateway on the run's own host, unless another soon does or its agents could not reach it here."""
         await asyncio.sleep(TAKE_OVER_SECONDS)
         if self.ended is not None:
             return

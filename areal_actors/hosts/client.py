@@ -33,11 +33,11 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.module_command import module_command
 from areal_actors.core.objects import CODE, RemoteObjects
 from areal_actors.core.private_folders import make_or_keep_private, take_private
-from areal_actors.core.values import Value
 from areal_actors.folder.process_logs import log_to_terminal
 from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.hosts.client_recipe import recipe_here
 from areal_actors.hosts.portable_recipe import code_digest
+from areal_actors.hosts.run_connection import JoinOptions, await_listener, connect_to_run
 from areal_actors.messages import JoinAnswer, JoinRun, LeaveRun, RenewLease
 from areal_actors.processes.process import EXIT_FATAL, EXIT_START_FAILED, has_tensors
 from areal_actors.processes.remote_environment import HURRY, JoinedWorker
@@ -64,24 +64,6 @@ MAX_DEATHS, WINDOW_SECONDS = 5, 60.0
 """Workers that may die within this time; each is replaced by another."""
 
 logger = structlog.get_logger(__name__)
-
-
-class JoinOptions(Value):
-    """Options of `areal-actors join`."""
-
-    address: ServerAddress
-    """The run's bus, with the credential for joining."""
-    role: str
-    count: int = 1
-    drain_seconds: float = 30.0
-    """Time for episodes in progress after SIGTERM."""
-    folder: str = ""
-    """Folder for what is pulled, and for logs, which only this user can enter; empty: a temporary one, removed at the
-    end."""
-    wait_seconds: float = 0.0
-    """Time to wait for a run that is not there yet."""
-    settings: tuple[str, ...] = ()
-    """`KEY=VALUE` of settings that differ on this host."""
 
 
 def join(options: JoinOptions) -> int:
@@ -111,51 +93,14 @@ def _place(folder: str) -> Iterator[Path]:
 async def _join(options: JoinOptions, folder: RunFolder) -> int:
     stopped = asyncio.Event()
     if options.wait_seconds:
-        await _await_listener(options, stopped)
+        await await_listener(options, stopped)
     if stopped.is_set():
         return FINISHED
-    bus = await _connect(options)
+    bus = await connect_to_run(options)
     try:
         return FINISHED if stopped.is_set() else await JoinedHost(options, folder, bus).serve()
     finally:
         await bus.close()
-
-
-async def _connect(options: JoinOptions) -> NatsBus:
-    """Returns the connection to the bus of the run."""
-    address, shown = options.address, without_credentials(options.address.url)
-    try:
-        return await NatsBus.connect(address.url, address.run, name=JOINER)
-    except ServerUnavailable as error:
-        if "refused the credentials" in str(error):
-            changed = "take join.json of this run; it changes with every start"
-            raise SetupError(f"the bus at {shown} refuses this credential: {changed}") from error
-        waited = f" within {options.wait_seconds:g} s" if options.wait_seconds else ""
-        if "encrypt" in str(error):
-            raise SetupError(str(error)) from error
-        raise SetupError(
-            f"no bus answers at {shown}{waited}: the address is wrong, or run '{address.run}' has ended"
-        ) from error
-
-
-async def _await_listener(options: JoinOptions, stopped: asyncio.Event) -> None:
-    """Wait until something listens at the run's address, the time is over, or a signal to end has set `stopped`."""
-    parts, until = urlsplit(options.address.url), time.monotonic() + options.wait_seconds
-    on_interrupt(
-        stopped, lambda name: sys.stderr.write(f"{name}: this host no longer waits for run '{options.address.run}'\n")
-    )
-    sys.stderr.write(
-        f"waiting for run '{options.address.run}' at {parts.hostname}:{parts.port} for up to"
-        f" {options.wait_seconds:g} s\n"
-    )
-    while time.monotonic() < until and not stopped.is_set():
-        with contextlib.suppress(OSError):  # also TimeoutError, and a name that is not known yet
-            async with asyncio.timeout(RENEW_SECONDS):
-                _, writer = await asyncio.open_connection(parts.hostname, parts.port)
-            writer.close()
-            break
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopped.wait(), RENEW_SECONDS)
 
 
 @dataclass
@@ -238,7 +183,7 @@ class JoinedHost:
     async def _look(self) -> None:
         """Wait a moment for the end of a worker.
 
-        Renew the leases of the others, and have spares join where they can.
+        Then renew the leases of the others, and have spares join where they can.
         """
         waits = [member.ended for member in self.members.values()]
         if waits:
@@ -367,7 +312,7 @@ class JoinedHost:
             ) from error
 
     def _shared_memory(self, share: str) -> Path:
-        """Returns the folder for weight versions, shared by all workers of this run on this host, and removed with the last of them."""
+        """Returns the folder for weight versions, shared by this host's workers and removed with the last of them."""
         if self._weights is None:
             root = SHARED_MEMORY if is_writable(SHARED_MEMORY) else self.folder.path
             self._weights = root / f"areal-joined-{self.options.address.run}-{share}"

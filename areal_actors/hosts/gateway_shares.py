@@ -1,6 +1,6 @@
 """The gateways that a run leaves to other hosts.
 
-Which worker serves each, and which one is taken over by the run's own host.
+Decides which worker serves each, and which one is taken over by the run's own host.
 """
 
 from __future__ import annotations

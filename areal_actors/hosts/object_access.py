@@ -1,4 +1,7 @@
-"""Permissions of a remote worker for the files of the run, derived from the messages that its actor declares, as on the bus."""
+"""Permissions of a remote worker for the files of the run.
+
+They are derived from the messages that its actor declares, as on the bus.
+"""
 
 from __future__ import annotations
 

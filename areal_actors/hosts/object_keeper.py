@@ -1,4 +1,7 @@
-"""Starts the process that serves a run's files to remote workers, gives it their tokens, and replaces it when it dies."""
+"""Starts the process that serves a run's files to remote workers, and replaces it when it dies.
+
+It gets the workers' tokens from here.
+"""
 
 from __future__ import annotations
 

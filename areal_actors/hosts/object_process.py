@@ -1,8 +1,7 @@
 """The process of the server of a run's files, apart from the launcher.
 
-What strangers do to its port reaches nothing else.
-Its first line of input has what it serves; each further line is a change, which it answers with a line when it is in
-effect.
+It keeps strangers who reach its port away from everything else. Its first line of input has what it serves; each
+further line is a change, which it answers with a line when it is in effect.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """HTTP server of a run's files for remote workers.
 
-Code, model, weights, images, snapshots, and large bodies of messages.
-Its process (`object_process.py`) does nothing else. It listens beyond this host, so connections and their idle time
-have limits (`core/http_connections.py`); the kernel sends the files.
+It has code, model, weights, images, snapshots, and large bodies of messages. Its process (`object_process.py`) does
+nothing else. It listens beyond this host, so connections and their idle time have limits (`core/http_connections.py`);
+the kernel sends the files.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class ObjectServer:
     def __init__(
         self, run: str, run_folder: Path, code: Mapping[str, Path], weights_folder: str = "", *, share: str = ""
     ) -> None:
-        """`code`: files of the folder `code`, by their names in it; `weights_folder`.
+        """`code`: files of the folder `code`, by their names in it.
 
-        `trainer.weights_folder`; `share`: see `share`.
+        `weights_folder`: `trainer.weights_folder`; `share`: see `share`.
         """
         self.run_folder = run_folder
         self.code = dict(code)
@@ -264,7 +264,10 @@ class ObjectServer:
 
 
 async def _send(path: Path) -> web.FileResponse:
-    """Returns the response with a file. aiohttp reports each file that it cannot open as missing, also for want of descriptors."""
+    """Returns the response with a file.
+
+    aiohttp reports each file that it cannot open as missing, also for want of descriptors.
+    """
     try:
         await asyncio.to_thread(lambda: path.open("rb").close())
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """A recipe for remote workers, and the files that it names.
 
-And the identity of the program, which must be the same there.
+Its program has an identity, which must be the same there.
 """
 
 from __future__ import annotations

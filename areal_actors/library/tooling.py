@@ -85,7 +85,7 @@ class ToolingEnv:
     ) -> None:
         """Add the tools of an MCP server.
 
-        A URL (streamable HTTP), or a command to start here and connect to over stdio.
+        `server` is a URL (streamable HTTP), or a command to start here and connect to over stdio.
 
         Args:
             server: `http://…/mcp`, or the program and its arguments.
@@ -195,7 +195,10 @@ def _text(returned: Any) -> str:
 
 
 class McpServer:
-    """An MCP server. A separate task holds the connection, so that a crash of the server does not raise in the agent's task."""
+    """An MCP server.
+
+    A separate task holds the connection, so that a crash of the server does not raise in the agent's task.
+    """
 
     def __init__(
         self, server: str | Sequence[str], environment: Mapping[str, str] | None, folder: str | Path | None

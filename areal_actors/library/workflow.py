@@ -1,7 +1,7 @@
-"""For agents that need more than a base URL.
+"""Workflows, a client that sets rewards, and the context of the running episode.
 
-Workflows, a client that sets rewards, and the context of the running episode.
-Names and meanings are those of AReaL. An agent that is a plain class needs nothing from here.
+They are for agents that need more than a base URL. Names and meanings are those of AReaL. An agent that is a plain
+class needs nothing from here.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ _BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 
 
 def reference_of(task: Mapping[str, object]) -> str:
-    """Returns the result of a task.
+    """Returns the result of a task, from the text of its first column of `REFERENCES`; empty if there is none.
 
-    The text of its first column of `REFERENCES`, or what follows `####` there; empty if there is none.
+    That is what follows `####` there, if it is there, else the whole text.
     """
     for name in REFERENCES:
         value = task.get(name)

@@ -11,6 +11,19 @@ An episode is named `<group>.<member>` and keeps its name when it is retried. Re
 from __future__ import annotations
 
 from areal_actors.core.product import PRODUCT
+from areal_actors.messages.engines import (
+    EngineInexact,
+    EngineLoad,
+    EngineLost,
+    EngineMismatch,
+    EngineSlept,
+    EngineStarting,
+    LoadLevel,
+    MemoryReleased,
+    ReleaseMemory,
+    WeightsLoaded,
+    WeightTransferRefused,
+)
 from areal_actors.messages.joining import (
     GatewayKeys,
     JoinAnswer,
@@ -109,30 +122,19 @@ from areal_actors.messages.training import (
     CheckpointCommitted,
     CheckpointDamaged,
     CheckpointStaged,
-    EngineInexact,
-    EngineLoad,
-    EngineLost,
-    EngineMismatch,
-    EngineSlept,
-    EngineStarting,
     EvaluationCompleted,
     ExamplesDrawn,
     ExamplesDropped,
     FilterExhausted,
-    LoadLevel,
     LossEvaluated,
-    MemoryReleased,
     RefusedSequence,
-    ReleaseMemory,
     SaveCheckpoint,
     StepCompleted,
     StepDiffered,
     TrainerRolledBack,
     TrainingHalted,
     TrajectoryRef,
-    WeightsLoaded,
     WeightsPublished,
-    WeightTransferRefused,
 )
 from areal_bus.message import Message
 

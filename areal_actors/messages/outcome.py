@@ -40,7 +40,7 @@ class ScoreEpisode(Work):
 
 
 class EpisodeScored(Event):
-    """Reward of an episode, from a reward worker, from a rule that the rollout worker applies, or from the agent itself."""
+    """Reward of an episode, from a reward worker, from a rule at the rollout worker, or from the agent itself."""
 
     subject: ClassVar[str] = "episode.scored"
     work: RunEpisode

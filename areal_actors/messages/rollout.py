@@ -28,7 +28,7 @@ class CapacityGranted(Event):
 
 
 class ConcurrencyChanged(Event):
-    """The staleness gate has adapted the number of groups that may run at once (`staleness_gate.max_concurrent = "auto"`)."""
+    """The staleness gate has adapted the number of concurrent groups (`staleness_gate.max_concurrent = "auto"`)."""
 
     subject: ClassVar[str] = "concurrency.changed"
     groups: int
@@ -39,7 +39,7 @@ class ConcurrencyChanged(Event):
 
 
 class OffPolicyChanged(Event):
-    """Steps have become off policy, or are no longer, or the staleness bound was adapted to it (`[staleness_gate.guard]`)."""
+    """Steps have become off policy, or no longer are, or the staleness bound changed (`[staleness_gate.guard]`)."""
 
     subject: ClassVar[str] = "off_policy.changed"
     step: int
@@ -384,7 +384,7 @@ class InteractionRecorded(Event):
 
 
 class InteractionsRecorded(MonitorEvent):
-    """Model calls were completed, of episodes that go on or ended without a trajectory.
+    """Model calls of episodes that go on, or ended without a trajectory, were completed.
 
     An exported trajectory brings its own.
     """

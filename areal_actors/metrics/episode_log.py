@@ -1,4 +1,4 @@
-"""The episode log: every ended episode as one line of `episodes.jsonl`, with decoded texts, for reading and analysis."""
+"""The episode log: every ended episode as one line of `episodes.jsonl`, with decoded texts."""
 
 from __future__ import annotations
 

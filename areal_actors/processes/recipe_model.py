@@ -1,6 +1,6 @@
-"""The model of a recipe.
+"""The model of a recipe: a folder that it names, one of the hub, or the embedded one.
 
-A folder that it names, one of the hub, or the embedded one, which is made once and kept beside the runs.
+The embedded one is made once and kept beside the runs.
 """
 
 from __future__ import annotations

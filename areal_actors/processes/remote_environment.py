@@ -41,7 +41,7 @@ BODY_RETRY_SECONDS = 5.0
 class JoinedWorker(Value):
     """Everything that a worker's process needs besides recipe and bus.
 
-    In a file of the host's folder, readable by its user only.
+    It is in a file of the host's folder, readable by its user only.
     """
 
     objects: str
@@ -85,10 +85,7 @@ def snapshots_of(folder: RunFolder, process: str) -> Snapshots:
 
 
 def gateway_files(folder: RunFolder, process: str) -> tuple[Callable[[str], Path] | None, ImageFolder]:
-    """Returns how a gateway finds its model, None if that is in the run's folder.
-
-    And where it puts the images of prompts.
-    """
+    """Returns how a gateway finds its model, None if that is in the run's folder, and the folder of images."""
     if (joined := joined_worker(folder, process)) is None:
         return None, ImageFolder.of_run(folder.path)
     objects = RemoteObjects(joined.objects, joined.token)

@@ -1,6 +1,6 @@
 """A gateway of another host.
 
-Its settings there, the keys of its sessions, its snapshots, and its tokenizer, pulled without the weights.
+It has settings there, the keys of its sessions, its snapshots, and its tokenizer, pulled without the weights.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def own_address(url: str) -> str:
 
 
 class GatewaySnapshots:
-    """The snapshots of a gateway, which are kept in the folder of the run, so that its successor on any host has them."""
+    """The snapshots of a gateway, kept in the folder of the run: its successor on any host has them."""
 
     def __init__(self, objects: RemoteObjects) -> None:
         self._objects = objects

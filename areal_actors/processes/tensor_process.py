@@ -10,8 +10,9 @@ import time
 import msgspec
 
 from areal_actors.embedded.transformers import TransformersEngine
+from areal_actors.processes.cpu_actors import CPU_ACTORS, acceptance_of, inference_worker
 from areal_actors.processes.fold_actors import BuildContext, Builder
-from areal_actors.processes.process import CPU_ACTORS, acceptance_of, inference_worker, serve_actors
+from areal_actors.processes.process import serve_actors
 from areal_actors.processes.training_engine import EngineBuilder, example_sequences
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL

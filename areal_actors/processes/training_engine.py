@@ -1,6 +1,6 @@
 """The training engine and the examples of a run, made from its recipe.
 
-For the trainer's process, and for one that repeats its steps.
+The trainer's process uses them, and one that repeats its steps.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`areal-actors audit`.
 
-Folds the log of a live, finished or exported run; with `--recompute` its weights are recomputed.
+It folds the log of a live, finished or exported run; with `--recompute` its weights are recomputed.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Recomputed(Protocol):
     """Has a process repeat the steps of a log, and returns their results."""
 
     def __call__(self, log: Path, place: Path, steps: int, /) -> AsyncIterator[RecomputeProgress]:
-        """`log` is an exported log, `place` the folder of the run with a model that the run made, or anything else if there is none."""
+        """`log` is an exported log, `place` the run's folder if it has a model that the run made."""
 
 
 @asynccontextmanager

@@ -1,6 +1,6 @@
-"""`areal-actors compare`.
+"""`areal-actors compare`: the recipes of several runs where they differ, and their results.
 
-The recipes of several runs where they differ, their results, and their curves in one plot.
+Their curves are in one plot.
 """
 
 from __future__ import annotations

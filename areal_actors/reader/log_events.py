@@ -28,7 +28,7 @@ def in_thread(work: Coroutine[Any, Any, T]) -> T:
 async def fold_rest(history: History, place: RunFolder) -> None:
     """Fold the events of a log beyond the last that the history has.
 
-    Of a damaged log those before the damage, which `notice` names.
+    If the log is damaged, those before the damage are folded, and `notice` names it.
 
     Raises:
         SetupError: the folder has no log.

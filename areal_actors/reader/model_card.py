@@ -1,6 +1,6 @@
 """Cards of what a run pushes to a model hub.
 
-What was trained on what, with which result, how to load it, and how to repeat it.
+They name the model, the data and the result, and how to load the model and repeat the run.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ tokenizer = AutoTokenizer.from_pretrained("{repo}")
 
 ## Recipe
 
-`{COMMAND} run recipe.toml` repeats the run, with the files of agent and reward that it names. All settings, defaults included:
+`{COMMAND} run recipe.toml` repeats the run, with the files of agent and reward that it names. \
+All settings, defaults included:
 
 ```toml
 {recipe}

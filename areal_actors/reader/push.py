@@ -1,6 +1,6 @@
 """`areal-actors push RUN REPO`.
 
-A checkpoint with card, recipe and curve as a model of the Hugging Face hub, or episodes as a dataset.
+It pushes a checkpoint with card, recipe and curve as a model of the Hugging Face hub, or episodes as a dataset.
 """
 
 from __future__ import annotations

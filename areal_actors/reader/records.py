@@ -95,9 +95,9 @@ class EndedEpisode(msgspec.Struct, frozen=True):
         return outcome_of(self.event)
 
     def describe(self) -> str:
-        """Returns what became of it.
+        """Returns what became of it, as text.
 
-        `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `waiting` and others.
+        It is `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `waiting` or another.
         """
         return describe_outcome(self.outcome, self.reason, self.step)
 
@@ -124,10 +124,10 @@ class RecordedBatch(msgspec.Struct, frozen=True):
 
 
 def describe_outcome(outcome: str, reason: str, step: int | None) -> str:
-    """Returns what became of an ended attempt.
+    """Returns what became of an ended attempt, as text.
 
-    `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `waiting` and others.
-    `reason` is that of an abandoned attempt, or of a dropped trajectory; `step` has trained it.
+    It is `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `waiting` or another. `reason` is that of an
+    abandoned attempt, or of a dropped trajectory; `step` has trained it.
     """
     if outcome == "abandoned":
         return f"abandoned: {reason}"

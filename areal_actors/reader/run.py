@@ -1,4 +1,7 @@
-"""`open_run`: a live, finished or exported run as tables of steps, evaluations, episodes, interactions, tokens and events."""
+"""`open_run`: a live, finished or exported run as tables.
+
+There are tables of steps, evaluations, episodes, interactions, tokens and events.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +170,7 @@ class Run:
     def interactions(self) -> Table:
         """One row per completed model call of ended attempts.
 
-        Texts and log-probabilities for exported episodes only.
+        Calls of exported episodes have texts and log-probabilities.
         """
         return Table.of(
             "interactions",
@@ -178,7 +181,7 @@ class Run:
     def tokens(self, episode: str = "") -> Table:
         """One row per sampled token of exported episodes, or of one.
 
-        Id, text, log-probability and weight version as sampled.
+        It has the id, text, log-probability and weight version as sampled.
         """
         columns: dict[str, list[Any]] = {field: [] for field in TOKENS}
         for ended in self.records.ended.values():

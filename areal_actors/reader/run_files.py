@@ -89,7 +89,9 @@ def _with_nan(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_run_files(run: str, folder: Path) -> RunFiles:
-    """Returns the state of a run by its name in `folder` (empty: the latest), its path, or the path of its exported log.
+    """Returns the state of a run by its name in `folder`, its path, or the path of its exported log.
+
+    An empty name is the latest run.
 
     Raises:
         SetupError: there is none.

@@ -21,7 +21,7 @@ class Table:
     def of(cls, name: str, fields: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Table:
         """Returns a table of rows.
 
-        The named columns first, which also an empty table has, then others in order of appearance.
+        The named columns come first, which also an empty table has, then others in order of appearance.
         """
         listed = list(rows)
         names = dict.fromkeys([*fields, *(key for row in listed for key in row)])

@@ -31,9 +31,9 @@ ASK_SECONDS = 10.0
 
 
 async def describe_session(session: str, context: Context, document: str | None = None) -> SessionDescribed:
-    """The session's state.
+    """The session's state: its calls, the rewards set over HTTP, and unanswered requests.
 
-    Its calls, the rewards set over HTTP, unanswered requests, and whether the model wrote the `document`.
+    It has, too, if the model wrote the `document`.
 
     Raises:
         BusError: the session manager does not answer.

@@ -24,9 +24,9 @@ class Score(float):
 
 
 def check_score(value: object) -> Score:
-    """Returns what a reward function returned.
+    """Returns what a reward function returned, if it is valid.
 
-    A real number, or a mapping of names to real numbers, of which `reward` is the reward.
+    That is a real number, or a mapping of names to real numbers, of which `reward` is the reward.
 
     Raises:
         RewardError: it is anything else; the message names it.

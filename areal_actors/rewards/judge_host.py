@@ -1,9 +1,8 @@
 """Coroutine rewards, such as judges that call a model.
 
-Any number of them at once in one process, each with its deadline.
-A judge that hangs in an `await` is cancelled; one that blocks the event loop, or ends its process, costs the process:
-it is replaced, and the others' scores start again. A process that leaks memory or file descriptors is replaced once its
-scores are done.
+Any number of them run at once in one process, each with its deadline. A judge that hangs in an `await` is cancelled;
+one that blocks the event loop, or ends its process, costs the process: it is replaced, and the others' scores start
+again. A process that leaks memory or file descriptors is replaced once its scores are done.
 """
 
 from __future__ import annotations
@@ -151,7 +150,7 @@ class _JudgeProcess:
             raise HostLost(is_named=False) from error
 
     def leaks(self, result: ScoreResult) -> bool:
-        """True for a score that does not end, and once the process has grown so much since its first score that it is to be replaced."""
+        """True for a score that does not end, and once the process has grown so much that it is to be replaced."""
         if result.ends:
             return True
         self._first_memory = self._first_memory or result.memory_bytes

@@ -74,7 +74,10 @@ def run_judges(connection: Connection, reward: str, root: Path, options: bytes, 
 
 
 def _run(judges: Coroutine[Any, Any, None]) -> None:
-    """Run to the end; a task that a judge started and that raises `SystemExit` ends that task, not the loop of all judges."""
+    """Run to the end.
+
+    A task that a judge started and that raises `SystemExit` ends that task, not the loop of all judges.
+    """
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     running = loop.create_task(judges)

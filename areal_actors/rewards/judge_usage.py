@@ -35,7 +35,7 @@ def start_usage() -> JudgeUsage:
 
 
 def add_usage(usage: Any, *, input_price: float = 0.0, output_price: float = 0.0) -> None:
-    """Add a model call to the metrics `judge_calls`, `judge_tokens` and `judge_cost` of the score that is being computed.
+    """Add a model call to `judge_calls`, `judge_tokens` and `judge_cost` of the score that is being computed.
 
     Args:
         usage: `usage` of a response of the OpenAI or Anthropic SDK, or a mapping with their names of token counts.

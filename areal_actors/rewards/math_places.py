@@ -56,7 +56,7 @@ def find_tagged(text: str) -> tuple[int, str] | None:
 def after_mark(text: str) -> str | None:
     """Returns what follows the last `Answer:`, `the answer is`, `答案：` or the like.
 
-    The rest of its sentence, or the next line.
+    That is the rest of its sentence, or the next line.
     """
     marks = list(_MARK.finditer(text))
     if not marks:

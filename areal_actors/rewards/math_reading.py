@@ -64,7 +64,7 @@ class Reference(NamedTuple):
 
     @property
     def is_text_only(self) -> bool:
-        """True if answers are compared with it as text only, because it is neither an expression nor of a known kind."""
+        """True if answers are compared with it as text only: it is neither an expression nor of a known kind."""
         return not self.statement.from_prose and not any(
             kind(text) or amount(text, in_words(text)) or expressions(text) for text in self.statement.texts
         )
@@ -235,7 +235,7 @@ def _read_prose(text: str) -> tuple[Any, ...]:
 
 
 def _read(text: str, config: Sequence[Any] | None = None) -> list[Any]:
-    """Returns the expressions that the library finds in a text, without those that it cannot parse or that have no value."""
+    """Returns the expressions that the library finds in a text, without unparsable ones and ones without a value."""
     options = {} if config is None else {"extraction_config": config}
     read = library().parse(normalize_latex(text), parsing_timeout=None, **options)
     return [

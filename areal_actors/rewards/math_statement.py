@@ -174,7 +174,7 @@ def _to_decimal(match: re.Match[str]) -> str:
 def _fraction(match: re.Match[str]) -> str:
     """Returns a repeating decimal as a fraction.
 
-    All digits minus the non-repeating ones, over as many nines and zeros.
+    It is all digits minus the non-repeating ones, over as many nines and zeros.
     """
     whole, fixed, *rest = (group or "" for group in match.groups())
     repeating = "".join(rest)

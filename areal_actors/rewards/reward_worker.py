@@ -42,7 +42,7 @@ class RewardWorker(Actor):
         acceptance: Acceptance | None = None,
         score_seconds: float = SCORE_SECONDS,
     ) -> None:
-        """`score_seconds`: time limit of a score, including start-up of the scorer's processes and the wait for a free one."""
+        """`score_seconds`: time limit of a score, with the start of its processes and the wait for a free one."""
         self.scorer = scorer
         self.score_seconds = score_seconds
         self.concurrency = concurrency

@@ -59,9 +59,9 @@ class _LoopSelector(selectors.DefaultSelector):
 
 
 class AgentEventLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock stops while an agent blocks it, so that blocked time does not count towards other agents' timeouts.
+    """An event loop whose clock stops while an agent blocks it.
 
-    Otherwise an established connection would time out because another agent slept.
+    Blocked time does not count towards other agents' timeouts. Otherwise an established connection would time out
     """
 
     def __init__(self, now: _Clock = time.monotonic) -> None:
@@ -167,7 +167,10 @@ class AgentLoop:
             self.loop.close()
 
     def _run_until_stopped(self) -> None:
-        """Run the loop; a task that an agent started and that raises `SystemExit` ends that task, not the loop of all agents."""
+        """Run the loop.
+
+        A task that an agent started and that raises `SystemExit` ends that task, not the loop of all agents.
+        """
         while not self._is_stopping:
             with suppress(
                 SystemExit, KeyboardInterrupt
@@ -175,7 +178,7 @@ class AgentLoop:
                 self.loop.run_forever()
 
     async def _close_leaked_clients(self) -> None:
-        """Finalize clients that agents did not close, and close connections of those that are still in use, as of a module."""
+        """Finalize clients that agents did not close, and close connections of those still in use, as of a module."""
         gc.collect()
         if closing := asyncio.all_tasks(self.loop) - {asyncio.current_task()}:
             done, _ = await asyncio.wait(closing, timeout=STOP_SECONDS)

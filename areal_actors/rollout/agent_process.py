@@ -24,7 +24,9 @@ from areal_actors.rollout.client_environment import client_environment
 BOOT = """
 import importlib.util, sys
 folder, descriptor = sys.argv[1:]
-spec = importlib.util.spec_from_file_location("areal_agent_host", folder + "/__init__.py", submodule_search_locations=[folder])
+spec = importlib.util.spec_from_file_location(
+    "areal_agent_host", folder + "/__init__.py", submodule_search_locations=[folder]
+)
 package = importlib.util.module_from_spec(spec)
 sys.modules[spec.name] = package
 spec.loader.exec_module(package)
@@ -222,7 +224,10 @@ async def _close_writer(writer: asyncio.StreamWriter) -> None:
 
 
 def _environment(*, own_python: bool) -> dict[str, str]:
-    """The child's environment for clients, without a token that would override its key, or module paths of another interpreter."""
+    """The child's environment for clients.
+
+    It has neither a token that would override its key, nor module paths of another interpreter.
+    """
     left_out = {"ANTHROPIC_AUTH_TOKEN"} | (set() if own_python else {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"})
     inherited = {name: value for name, value in os.environ.items() if name not in left_out}
     return inherited | client_environment(inherited)

@@ -65,7 +65,7 @@ class AgentRunner(Protocol):
 class LoadedRunner:
     """Base of the runners whose agent is loaded when they are made, and whose owner watches the event loop.
 
-    Nothing to start or end.
+    They have nothing to start or end.
     """
 
     async def start(self) -> None:

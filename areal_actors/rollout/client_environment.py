@@ -1,6 +1,6 @@
 """Environment of the clients that agents make.
 
-Past the proxies to the gateway, and with keys where the user has none.
+It leads past the proxies to the gateway, and has keys where the user has none.
 """
 
 from __future__ import annotations

@@ -68,9 +68,9 @@ async def await_agent(name: str, returning: Awaitable[T], model_errors: Sequence
 
 
 def _verification() -> ssl.SSLContext | bool:
-    """The authorities that the environment names, which a client that does not trust the environment would not read.
+    """The authorities that the environment names, else the client's own.
 
-    Else its own.
+    A client that does not trust the environment would not read them.
     """
     file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
     return ssl.create_default_context(cafile=file, capath=folder) if file or folder else True

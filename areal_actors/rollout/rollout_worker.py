@@ -201,7 +201,7 @@ class RolloutWorker(Actor):
 
     @asynccontextmanager
     async def _enforce_limit(self, limit: asyncio.Timeout, session: str, context: Context) -> AsyncIterator[None]:
-        """End the limit after `timeout_seconds`, not counting the time in which calls of the session wait for their first token."""
+        """End the limit after `timeout_seconds`, without the time in which calls wait for their first token."""
         loop = asyncio.get_running_loop()
         checks: list[asyncio.Task[None]] = []
         timer = loop.call_later(
@@ -215,9 +215,9 @@ class RolloutWorker(Actor):
                 check.cancel()
 
     async def _end_limit(self, limit: asyncio.Timeout, session: str, context: Context) -> None:
-        """Wait as long as the session's calls have waited in the queue of an engine, which is no fault of the agent.
+        """Wait as long as the session's calls have waited in the queue of an engine, then end the limit.
 
-        Then end the limit.
+        Such a wait is no fault of the agent.
         """
         loop = asyncio.get_running_loop()
         began = loop.time() - self.timeout_seconds

@@ -1,6 +1,6 @@
 """`areal-actors check --data`.
 
-Looks at every row of a recipe's dataset as the run would meet it, before anything is trained.
+It looks at every row of a recipe's dataset as the run would meet it, before anything is trained.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AT_ONCE = 512
 def check_data(recipe: Recipe) -> Iterator[str]:
     """Yields lines on every row.
 
-    References, prompts, lengths, duplicates, overlap with held-out tasks, and the time taken.
+    They are about references, prompts, lengths, duplicates, overlap with held-out tasks, and the time taken.
 
     Raises:
         SetupError: the data cannot be opened.

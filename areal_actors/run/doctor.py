@@ -1,7 +1,6 @@
-"""`areal-actors doctor`.
+"""`areal-actors doctor`: the state of this machine, and what a run with the embedded defaults lacks here.
 
-The state of this machine, and what a run with the embedded defaults lacks here, each with its remedy.
-It starts no run and does not import torch.
+Each problem has its remedy. It starts no run and does not import torch.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from areal_actors.supervision.disk_watch import refuse_full_disk
 from areal_actors.supervision.process_limits import limit_problems
 from areal_actors.weights.folders import SHARED_MEMORY
 from areal_bus.errors import ServerUnavailable
-from areal_bus.nats_connection import check_server_version
 from areal_bus.server import find_binary, resolve_server
+from areal_bus.server_version import check_server_version
 
 BUS = "areal-bus"
 TENSOR_PACKAGES = ("torch", "transformers")

@@ -1,8 +1,8 @@
 """The recording gateway without a run.
 
-Actors on an in-memory bus before an inference server that was started elsewhere.
-Nothing is trained. One session with a fixed key is always open, so that any OpenAI or Anthropic client works as it is;
-further ones are opened over HTTP.
+Its actors are on an in-memory bus before an inference server that was started elsewhere. Nothing is trained. One
+session with a fixed key is always open, so that any OpenAI or Anthropic client works as it is; further ones are opened
+over HTTP.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def serve_gateway(options: LoneGatewayOptions) -> int:
 
 
 def tokenizer_folder(model: str) -> str:
-    """Returns the folder with a model's tokenizer and configuration, which are downloaded if it is on the hub.
+    """Returns the folder with a model's tokenizer and configuration, downloaded if it is on the hub.
 
-    Never its weights.
+    Its weights are never downloaded.
 
     Raises:
         SetupError: there is no such folder, and the hub does not have it or cannot be reached.
@@ -246,7 +246,7 @@ class LoneGateway:
         return FAILED
 
     async def _keep_open(self) -> None:
-        """Open the session of the fixed key again whenever a session has ended, as one does that was unused for ten minutes."""
+        """Open the session of the fixed key again whenever one has ended, as after ten minutes without use."""
         async with self.bus.events(EpisodeAbandoned, TrajectoryExported, consumer=NAME, history="new") as ended:
             async for delivery in ended:
                 await delivery.acknowledge()

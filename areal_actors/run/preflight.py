@@ -229,8 +229,8 @@ async def _reach_bus(url: str, run: str, replicas: int) -> None:
 def check_parts(recipe: Recipe) -> list[str]:
     """Check everything that can be missing before anything starts.
 
-    Devices, servers, model, data, reward, agent, filter, folder.
-    Returns sentences about the reward and the references of the data.
+    That is devices, servers, model, data, reward, agent, filter and folder. Returns sentences about the reward and the
+    references of the data.
 
     Raises:
         SetupError: something is missing; the message names the setting.

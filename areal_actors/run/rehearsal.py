@@ -28,8 +28,8 @@ from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.scripted import ScriptedEngine
 from areal_actors.messages import EpisodeAbandoned, RunEpisode, TrajectoryExported, WeightsPublished
 from areal_actors.processes.actor_host import ActorHost
+from areal_actors.processes.cpu_actors import acceptance_of
 from areal_actors.processes.fold_actors import open_tasks
-from areal_actors.processes.process import acceptance_of
 from areal_actors.recipe.errors import is_installed
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
@@ -87,9 +87,9 @@ class Played(msgspec.Struct, frozen=True):
 
 
 def rehearse(recipe: Recipe) -> Generator[str, None, list[Played]]:
-    """Yields lines about a task that was played.
+    """Yields lines about a task that was played; returns the episodes.
 
-    Once with the task's own `answer`, once with another text; returns the episodes.
+    It is played once with the task's own `answer`, once with another text.
 
     Raises:
         SetupError: both episodes failed; the message has the reason.

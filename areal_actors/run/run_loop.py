@@ -366,7 +366,7 @@ class RunLoop(Launch):
         return measured.count(self.recipe.steps) >= due
 
     async def _watch_disk(self) -> None:
-        """Store the log's length outside of it, so that a truncated log is detected later, and check free disk space."""
+        """Store the log's length outside of it, to detect a truncated log later, and check free disk space."""
         noted = 0
         while True:
             await asyncio.sleep(LOOK_SECONDS)

@@ -93,7 +93,7 @@ class HandlerSpec(msgspec.Struct, metaclass=FrozenMeta):
 
 
 def on(handler: H) -> H:
-    """Decorator: mark a method as the handler of the message type, or union of message types, of its first parameter."""
+    """Decorator: mark a method as the handler of the message type, or union, of its first parameter."""
     handler.is_handler = True  # type: ignore[attr-defined]
     return handler
 
@@ -148,7 +148,7 @@ class Actor:
         """
 
     def reconnected(self) -> None:
-        """Note that requests, and parts of their replies, may have been lost in an outage between this host and the bus."""
+        """Note that requests and parts of their replies may have been lost in an outage between host and bus."""
 
     async def stop(self) -> None:
         """Release resources. Called exactly once, also after a failure."""

@@ -19,7 +19,7 @@ def message_id(*parts: object) -> str:
 
 
 def with_new_id(envelope: Envelope, again: str) -> Envelope:
-    """Returns the envelope with another id, so that messages emitted for it now are not deduplicated against earlier ones."""
+    """Returns the envelope with another id, so that what is emitted for it is no duplicate of earlier messages."""
     return msgspec.structs.replace(envelope, id=f"{envelope.id}~{again}")
 
 

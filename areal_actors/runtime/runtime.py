@@ -26,11 +26,12 @@ from areal_actors.runtime.message_ids import HandlingIds, message_id, with_new_i
 from areal_actors.runtime.named_wait import NamedWait, wait_name
 from areal_actors.runtime.pauses import OwnPauses
 from areal_actors.runtime.process_usage import process_usage
+from areal_actors.runtime.tape_recorder import TapeRecorder
 from areal_actors.runtime.work_items import SentWork, WorkTasks, renew_lease, take_slots
 from areal_bus.base import Bus, Delivery, Envelope, Stamp, Subscription, WorkQueue
 from areal_bus.errors import BusError, NoResponder
 from areal_bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
-from areal_bus.recorded import EMITTED, RECEIVED, EntryKind, Tape, TapeEntry
+from areal_bus.recorded import EMITTED, RECEIVED, Tape
 
 R = TypeVar("R", bound=Reply)
 
@@ -71,6 +72,7 @@ class Runtime:
     ) -> None:
         self.actor, self.bus, self.identity = actor, bus, identity
         self.now, self.tape, self.heartbeat_seconds = now, tape, heartbeat_seconds
+        self.recorder = TapeRecorder(tape, bus.run)
         self.waits: dict[object, Wait] = {}
         self.handling: Counter[str] = Counter()
         self._fold = FoldKeeper(actor, bus, snapshots if actor.history == "all" else None, identity.instance)
@@ -131,11 +133,9 @@ class Runtime:
             tasks.create_task(self._consume(await stack.enter_async_context(self.bus.telemetry(*telemetry))))
 
     async def _announce(self) -> None:
-        started = ActorStarted(actor=self.identity.instance, process=self.identity.process, pid=os.getpid())
-        stamp = Stamp(
-            id=message_id("started", self.identity.instance, self.now()), sender=self.identity.instance, time=self.now()
-        )
-        await self.bus.publish(started, stamp)
+        instance, now = self.identity.instance, self.now()
+        started = ActorStarted(actor=instance, process=self.identity.process, pid=os.getpid())
+        await self.bus.publish(started, Stamp(id=message_id("started", instance, now), sender=instance, time=now))
 
     async def _consume_events(self, subscription: Subscription) -> None:
         for _ in range(subscription.backlog):
@@ -222,7 +222,7 @@ class Runtime:
         name, sent = type(message).__name__, SentWork()
         self.handling[name] += 1
         if not replayed:
-            self.note(RECEIVED, context.cause, context.now, envelope)
+            self.recorder.note(RECEIVED, context.cause, context.now, envelope)
         try:
             async with aclosing(self.actor.receive(message, context)) as emitted:
                 async for emitted_message in emitted:
@@ -238,8 +238,7 @@ class Runtime:
 
     async def _emit(self, message: Message, context: LiveContext, send_reply: SendReply | None, sent: SentWork) -> None:
         stamp = context.stamp(message)
-        if self.tape:
-            self.note(EMITTED, context.cause, stamp.time, Envelope.seal(message, stamp, self.bus.run))
+        self.recorder.note_message(EMITTED, context.cause, stamp.time, message, stamp)
         if isinstance(message, Reply):
             if send_reply is not None:
                 await send_reply(message, stamp)
@@ -248,29 +247,6 @@ class Runtime:
         elif isinstance(message, PUBLISHED):
             await sent.confirm()
             await self.bus.publish(message, stamp)
-
-    def note(
-        self,
-        kind: EntryKind,
-        cause: str,
-        time: float,
-        envelope: Envelope | None = None,
-        *,
-        error: Exception | None = None,
-    ) -> None:
-        """Write an entry on the tape, if there is one."""
-        if self.tape:
-            kinds = {"error": type(error).__name__, "text": str(error)} if error else {}
-            self.tape.write(TapeEntry(kind=kind, cause=cause, time=time, envelope=envelope, **kinds))
-
-    def _local_envelope(self, message: Message, stamp: Stamp) -> Envelope:
-        """Returns the envelope of a message that did not come over the bus; only a tape needs its body."""
-        if self.tape:
-            return Envelope.seal(message, stamp, self.bus.run)
-        subject, run = message.subject, self.bus.run
-        return Envelope(
-            subject=subject, id=stamp.id, sender=stamp.sender, time=stamp.time, run=run, checksum=0, body=b""
-        )
 
     async def submit(self, request: Request[R]) -> AsyncGenerator[R, None]:
         """Handle a request from outside the bus like any other; closing the generator before the last part cancels it.
@@ -287,7 +263,9 @@ class Runtime:
             parts.put_nowait(part)
 
         replies: dict[str, Any] = {"send_reply": send_reply} if self.tape else {"put_reply": parts.put_nowait}
-        handling = self._tasks.create_task(self._handle(self._local_envelope(request, stamp), request, **replies))
+        handling = self._tasks.create_task(
+            self._handle(self.recorder.local_envelope(request, stamp), request, **replies)
+        )
         handling.add_done_callback(lambda _: parts.put_nowait(None))
         over = False
         try:
@@ -309,25 +287,21 @@ class Runtime:
             tick = Tick(paused=self.pauses.look(self.actor.tick_seconds))
             stamp = Stamp(id=f"{self._incarnation}-tick-{count}", sender="clock", time=self.now())
             async with self._serialize():
-                await self._handle(self._local_envelope(tick, stamp), tick)
+                await self._handle(self.recorder.local_envelope(tick, stamp), tick)
 
     async def _send_heartbeats(self) -> None:
-        beats = 0
+        beats, instance = 0, self.identity.instance
         while True:
             beats += 1
             beat = Heartbeat(
-                actor=self.identity.instance,
+                actor=instance,
                 process=self.identity.process,
                 handling={name: count for name, count in self.handling.items() if count},
                 waits=tuple(sorted(self.waits.values(), key=lambda wait: wait.since)[:LONGEST_WAITS]),
                 status=self.actor.status(),
                 **process_usage(),
             )
-            stamp = Stamp(
-                id=f"{self.identity.instance}-{os.getpid()}-beat-{beats}",
-                sender=self.identity.instance,
-                time=self.now(),
-            )
+            stamp = Stamp(id=f"{instance}-{os.getpid()}-beat-{beats}", sender=instance, time=self.now())
             await self.bus.publish(beat, stamp)
             await asyncio.sleep(self.heartbeat_seconds)
 
@@ -394,12 +368,11 @@ class LiveContext:
         return stamp
 
     def _note_failure(self, error: BusError) -> None:
-        self.runtime.note("failed", self.cause, self.runtime.now(), error=error)
+        self.runtime.recorder.note("failed", self.cause, self.runtime.now(), error=error)
 
     def _note(self, kind: Literal["asked", "answered"], message: Message, stamp: Stamp) -> None:
         self.now = self.runtime.now()
-        if self.runtime.tape:
-            self.runtime.note(kind, self.cause, self.now, Envelope.seal(message, stamp, self.runtime.bus.run))
+        self.runtime.recorder.note_message(kind, self.cause, self.now, message, stamp)
 
     async def _request_with_retries(
         self, request: Request[R], stamp: Stamp, timeout: float, to: str, until: float
@@ -416,7 +389,7 @@ class LiveContext:
         """Returns the events of the run's log at these positions."""
         envelopes = await self.runtime.bus.read(sequences)
         for envelope in envelopes:
-            self.runtime.note("answered", self.cause, self.runtime.now(), envelope)
+            self.runtime.recorder.note("answered", self.cause, self.runtime.now(), envelope)
         return envelopes
 
     def waiting(self, name: str, seconds: float) -> NamedWait:

@@ -15,8 +15,8 @@ Restrictions, each if the system supports it:
     Landlock    it reads the standard library and system libraries, and writes in its own folder; no other file opens
                 (Linux 5.13 and later; Landlock: https://docs.kernel.org/userspace-api/landlock.html);
                 no signal leaves it, however it is sent (Linux 6.12 and later)
-    seccomp     the system calls of `system_calls.py` and no others: no process, no program, no socket, no signal to others, none by
-                the ownership of files, no mount, trace, change of owner or mode
+    seccomp     the system calls of `system_calls.py` and no others: no process, no program, no socket, no signal to
+                others, none by the ownership of files, no mount, trace, change of owner or mode
                 (Linux on x86-64 and ARM64; https://docs.kernel.org/userspace-api/seccomp_filter.html)
     no powers   a superuser's capabilities are dropped
 

@@ -1,7 +1,8 @@
-"""The tests' side: executes a task's statements, whose names of the program stand for objects in the program's own process.
+"""The tests' side: executes a task's statements.
 
-Imported by `guest.py` in a process of its own. It believes nothing that the program's process sends except as data: what is equal, less, or
-contained is decided here, by values; an object of the program never sees what it is compared with.
+Their names of the program stand for objects in the program's own process. Imported by `guest.py` in a process of its
+own. It believes nothing that the program's process sends except as data: what is equal, less, or contained is decided
+here, by values; an object of the program never sees what it is compared with.
 """
 
 from __future__ import annotations
@@ -199,9 +200,9 @@ class _Program(ModuleType):
 
 
 def run_checks(channel: Channel, checks: Sequence[str]) -> bool:
-    """Execute the statements in turn.
+    """Execute the statements in turn; returns True if none raised.
 
-    True if none raised, and the program's process has answered properly all the time.
+    The program's process has to have answered properly all the time.
     """
     judge = Judge(channel)
     codes = [compile(check, "check.py", "exec") for check in checks]

@@ -1,10 +1,9 @@
 """Values that cross the border between a program and its tests.
 
-Plain data as JSON, in a closed set of types; objects as numbers.
-Imported by both processes of `guest.py`, so only the standard library, and little of it. What arrives is data of
-exactly these types: no class and no code of the other side takes effect here. Lists, dictionaries, sets, deques and
-byte arrays are numbered within a message, so that two names of one list stay one list, and an answer names the
-arguments that the call has changed.
+They are plain data as JSON, in a closed set of types; objects are numbers. Imported by both processes of `guest.py`, so
+only the standard library, and little of it. What arrives is data of exactly these types: no class and no code of the
+other side takes effect here. Lists, dictionaries, sets, deques and byte arrays are numbered within a message, so that
+two names of one list stay one list, and an answer names the arguments that the call has changed.
 
     1, "a", 0.5, None, True             themselves
     [tag, ...]                          everything else, see `ValueWriter.write`

@@ -211,7 +211,7 @@ class _Watch:
         return self.over_quota or self.cancelled
 
     def read(self, received: bytes, deadline: float, most: int) -> bytes:
-        """Read the status pipe until there are `most` bytes, the pipe closes, the program must stop, or the deadline passes."""
+        """Read the status pipe until it has `most` bytes or closes, the program must stop, or the deadline passes."""
         while len(received) < most and not self.should_stop and (rest := deadline - time.monotonic()) > 0:
             if self.poll(min(rest, POLL_SECONDS), self.status):
                 if not (more := os.read(self.status, most - len(received))):

@@ -3,7 +3,8 @@
 f(3) == 4          f(3) is data: compared here
 f(3) == object     False for an object of the program beside data; its own `__eq__` is never asked
 point == point     two objects of the program: the same one, or of one class with an `__eq__`, and with equal attributes
-object - 0.5       another object of the program, which has seen a value of the test: it never becomes a number or a truth value
+object - 0.5       another object of the program, which has seen a value of the test:
+                   it never becomes a number or a truth value
 object < 0.5       refused, as above
 0.5 in object      its items, compared here
 """

@@ -123,7 +123,10 @@ class Decider:
         return self._following(DOWN_WINDOWS, lambda recommendation: recommendation.change() < 0)
 
     def _following(self, windows: int, wanted: Callable[[Recommendation], bool]) -> ScaleDecided | None:
-        """Returns the first change of this direction that each of the last windows and their mean recommend, and the bounds permit."""
+        """Returns the first change of this direction that the bounds permit and the last windows recommend.
+
+        Each window and their mean have to recommend it.
+        """
         last = self.windows[-windows:]
         load = mean_load(last)
         if load is None or len(last) < windows:

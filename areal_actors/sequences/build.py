@@ -1,6 +1,6 @@
 """Converts a trajectory to training sequences.
 
-One per path of calls whose tokens extend each other, or one per call.
+There is one per path of calls whose tokens extend each other, or one per call.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The calls that each call of an episode continues for credit.
 
-Edges of a graph without circles, from earlier to later calls.
+They are edges of a graph without circles, from earlier to later calls.
 """
 
 from __future__ import annotations

@@ -32,15 +32,17 @@ REWARD_METRIC_PREFIXES = ("reward_", "advantage_")
 
 
 def batch_metrics(sequences: Sequence[TrainingSequence], batch: BatchFormed) -> dict[str, float]:
-    """Staleness (in weight versions, at the version that trains them) of trained tokens and of each episode's first sampled token.
+    """Staleness of trained tokens and of each episode's first sampled token, and metrics of episodes.
 
-    Shares and means are over episodes, of any number of sequences, unless stated otherwise: `mean_tokens` (sampled tokens of an
-    episode), `truncated_frac` (its last call was cut by length, or the model ended it), `ended_by_model` (see `task.overflow_reward`),
-    `reward_mean`. `unanswered_calls` is the number of calls that were in flight when their agent returned, or that it had left.
-    Every sampled token counts once, in the sequence that trains its call; `masked_frac` is the share of them that no sequence
-    trains. `length_bias` is the mean length of trained trajectories over that of trained and dropped ones
-    together; below 1, dropping favours short answers. `calls_without_credit` is the number of calls whose reward is 0 since nothing
-    that continues them has one (`task.turn_discount`), `calls_with_ignored_fields` of those whose request had fields without effect.
+    Staleness is in weight versions, at the version that trains the tokens. Shares and means are over episodes, of any
+    number of sequences, unless stated otherwise: `mean_tokens` (sampled tokens of an episode), `truncated_frac` (its
+    last call was cut by length, or the model ended it), `ended_by_model` (see `task.overflow_reward`), `reward_mean`.
+    `unanswered_calls` is the number of calls that were in flight when their agent returned, or that it had left. Every
+    sampled token counts once, in the sequence that trains its call; `masked_frac` is the share of them that no sequence
+    trains. `length_bias` is the mean length of trained trajectories over that of trained and dropped ones together;
+    below 1, dropping favours short answers. `calls_without_credit` is the number of calls whose reward is 0 since
+    nothing that continues them has one (`task.turn_discount`), `calls_with_ignored_fields` of those whose request had
+    fields without effect.
     """
     episodes = sequences_by_episode(sequences)
     sampled = [
@@ -72,7 +74,7 @@ def batch_metrics(sequences: Sequence[TrainingSequence], batch: BatchFormed) -> 
 def _unread_call_shares(sequences: Sequence[TrainingSequence]) -> dict[str, float]:
     """Shares of the trained calls in which a tool call did not reach the agent as one.
 
-    Of all causes, and by the name of each.
+    There is a share of all causes, and one by the name of each.
     """
     problems = [call.call_problem for sequence in sequences for call in calls_of(sequence)]
     counts = Counter(filter(None, problems))
@@ -81,7 +83,7 @@ def _unread_call_shares(sequences: Sequence[TrainingSequence]) -> dict[str, floa
 
 
 def mean_metrics(scored: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Returns the mean of each metric of reward functions, over the episodes that have it, in the order of their first appearance."""
+    """Returns the mean of each metric of reward functions over the episodes that have it, first seen first."""
     values: dict[str, list[float]] = {}
     for metrics in scored:
         for name, value in metrics.items():

@@ -52,7 +52,7 @@ class OffPolicyGuardConfig(Config):
     def drift_sentences(self, metrics: Mapping[str, float]) -> Iterator[str]:
         """Yields those sentences that a lower staleness bound can help.
 
-        The weights have moved too far from those that sampled.
+        In these the weights have moved too far from those that sampled.
         """
         size, divergence = metrics.get("effective_sample_size"), metrics.get("approx_kl")
         if size is not None and not size >= self.min_effective_sample_size:

@@ -66,10 +66,10 @@ class ExampleSequences:
         self.tokenizer: ChatTokenizer | None = None
 
     def begin(self, model_folder: str) -> ExamplesDropped | None:
-        """Load tokenizer and chat template from a Hugging Face folder, and check that every example fits into the model's context.
+        """Load tokenizer and chat template from a Hugging Face folder, and check the length of every example.
 
         Returns:
-            Counts of dropped examples, if `limit.drop` is set and some are too long; numbers then count the remaining ones.
+            Counts of dropped examples, if `limit.drop` is set and some are too long; numbers then count the rest.
 
         Raises:
             SetupError: the folder has neither, or examples are too long; names the first and their number.

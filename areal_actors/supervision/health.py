@@ -1,7 +1,7 @@
 """Watches the processes of a run.
 
-Kills processes that are stuck, reports a run without progress, and ends a run that cannot go on.
-The decisions are pure code in `liveness` and `watchdog`; this module has the real clock, the bus and the supervisor.
+It kills processes that are stuck, reports a run without progress, and ends a run that cannot go on. The decisions are
+pure code in `liveness` and `watchdog`; this module has the real clock, the bus and the supervisor.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class HealthMonitor:
             self.end(self._with_processes(problem, now))
 
     def _with_processes(self, sentence: str, now: float) -> str:
-        """Returns a sentence with the actors that have not started, the processes that are stopped, and the silence of all processes."""
+        """Returns a sentence with the actors that have not started, stopped processes, and the processes' silence."""
         alive = self.supervisor.alive()
         missing = [self.liveness.missing(name, pid) for name, pid in alive.items()]
         starting = [f"{', '.join(actors)} not started yet" for actors in missing if actors]

@@ -1,10 +1,10 @@
 """Liveness of a run's processes.
 
-Heartbeats by process id, the progress of starting processes, and leases of remote workers.
-A pure fold over heartbeats and operating system readings; it starts and kills nothing. Its clock counts only while the
-watcher itself could receive heartbeats: a watcher that was stopped (Ctrl-Z, SIGSTOP, a suspended machine), has a
-backlog of messages, or has lost its connection to the bus receives none. With wall-clock or plain monotonic time, every
-process would be late at once.
+It follows heartbeats by process id, the progress of starting processes, and leases of remote workers. A pure fold over
+heartbeats and operating system readings; it starts and kills nothing. Its clock counts only while the watcher itself
+could receive heartbeats: a watcher that was stopped (Ctrl-Z, SIGSTOP, a suspended machine), has a backlog of messages,
+or has lost its connection to the bus receives none. With wall-clock or plain monotonic time, every process would be
+late at once.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _Lease:
 class Leases:
     """Leases of the remote workers, by name.
 
-    A fold over their heartbeats, and over renewals by their hosts while they start.
+    They are folded from their heartbeats, and from renewals by their hosts while they start.
     """
 
     def __init__(self, settings: WatchdogSettings) -> None:
@@ -167,7 +167,7 @@ class Leases:
 
 @dataclass
 class Liveness:
-    """A fold over heartbeats by process id, so that an old heartbeat does not count for a replacement of the same name."""
+    """A fold over heartbeats by process id: an old heartbeat does not count for a replacement."""
 
     settings: WatchdogSettings
     expected: Callable[[str], Collection[str]]

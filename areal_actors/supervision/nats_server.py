@@ -1,6 +1,6 @@
 """The NATS server of a run with a user for each process, which may do what its actors declare.
 
-And a port for the gateway.
+The gateway gets a port.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ from areal_bus.errors import BusError
 from areal_bus.message import Event, Message
 from areal_bus.nats import NatsBus
 from areal_bus.permissions import Listener, permissions_of
-from areal_bus.server import LOOPBACK, resolve_server
+from areal_bus.server import resolve_server
+from areal_bus.server_config import LOOPBACK
 from areal_bus.server_keeper import RestartSettings, ServerKeeper
 from areal_bus.tls import SCHEME, Certificate
 from areal_bus.users import MONITOR, BusUsers, Permissions, without_credentials
@@ -230,9 +231,9 @@ async def _own_server(recipe: Recipe, folder: RunFolder, certificate: Certificat
 
 @contextmanager
 def _make_certificate(recipe: Recipe, folder: RunFolder, *, secure: bool = False) -> Iterator[Certificate | None]:
-    """Yield the certificate of this start of a run, if it encrypts; `secure`.
+    """Yield the certificate of this start of a run, if it encrypts.
 
-    The bus is encrypted, so its files are, too.
+    `secure`: the bus is encrypted, so its files are, too.
     """
     if not (recipe.bus.host and (recipe.bus.tls or secure)):
         yield None
@@ -310,10 +311,7 @@ def _listeners(recipe: Recipe) -> dict[str, list[Listener]]:
 
 
 def listener(instance: str, actor: type[Actor]) -> Listener:
-    """An actor's declarations.
-
-    The first parameters of its handlers, the message types that they yield, and its `asks`.
-    """
+    """An actor's declarations: the messages of its handlers, those that these yield, and its `asks`."""
     sends = {kind for handler in actor.handlers.values() for kind in handler.emits}
     receives = tuple(kind for kind in actor.handlers if kind is not Tick)
     return Listener(instance=instance, receives=receives, sends=(*sends, *LIFECYCLE), asks=actor.asks)

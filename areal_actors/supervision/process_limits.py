@@ -1,6 +1,6 @@
 """Limits of the operating system and of Python that end a run in its middle, named before its start.
 
-Open files, address space, -OO.
+They are those of open files and address space, and -OO.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Restart strategies as pure functions.
 
-The processes to restart after a death, and the limit at which a supervisor gives up.
+They return the processes to restart after a death, and the limit at which a supervisor gives up.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One launch of a recipe.
+"""One launch of a recipe, for training and for serving.
 
-Its bus, its processes under supervision and health checks, and its end; for training and for serving.
+It has the bus, the processes under supervision and health checks, and the end.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ class Supervisor:
     async def _spawn_again(self, name: str) -> None:
         """Start a process in place of one that has ended.
 
-        Where descriptors or processes are wanting, for a while until they are there.
+        Where descriptors or processes are wanting, it tries for a while until they are there.
         """
         until = time.monotonic() + SCARCE_SECONDS
         while not self._stopping:
@@ -281,8 +281,8 @@ class Supervisor:
 def child_environment(recipe: Recipe, kinds: Collection[str]) -> dict[str, str]:
     """Returns the environment of a process with these kinds of actors.
 
-    Without credentials and proxies to the gateway, with its threads.
-    It has one busy thread unless the recipe sets more: waiting OpenMP threads spin, and cost more than they gain.
+    It has its threads, but neither credentials nor proxies to the gateway. It has one busy thread unless the recipe
+    sets more: waiting OpenMP threads spin, and cost more than they gain.
     """
     inherited = {variable: value for variable, value in os.environ.items() if variable not in CREDENTIAL_VARIABLES}
     threads = max(
@@ -301,7 +301,7 @@ def child_environment(recipe: Recipe, kinds: Collection[str]) -> dict[str, str]:
 def reason_of_end(folder: RunFolder, name: str, code: int, killed: str = "") -> str:
     """Returns why a process ended.
 
-    Its own error, the reason of the kill, the signal, or the last lines of its output.
+    That is its own error, the reason of the kill, the signal, or the last lines of its output.
     """
     failure, output = folder.failure_of(name), folder.output_of(name)
     if failure.exists():

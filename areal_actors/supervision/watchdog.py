@@ -259,7 +259,7 @@ class Watchdog:
         return f"{self.sentence(now)}; watchdog.max_stall_seconds = {self.settings.max_stall_seconds:g} is reached"
 
     def find_stall(self, now: float) -> tuple[str, float] | None:
-        """Returns the sentence about missing progress and the seconds since the last progress, once per `stall_seconds`."""
+        """Returns the sentence about missing progress and the seconds without it, once per `stall_seconds`."""
         if now - max(self.progressed_at, self.reported) < self.settings.stall_seconds:
             return None
         self.reported = now
@@ -271,7 +271,7 @@ class Watchdog:
         return "; ".join([self._instead_of_progress(now), *causes, *waiting_for(self.beats, now)])
 
     def _unserved_roles(self) -> Iterator[str]:
-        """Yields one part for each role of other hosts without a live worker, and one for the gateways that nothing serves."""
+        """Yields one part per role of remote workers without a live one, and one for gateways that nothing serves."""
         for role in self.joined:
             if not any(joined_kind(worker) == role for worker in (*self.beats, *self.starting)):
                 yield (

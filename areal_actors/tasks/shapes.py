@@ -1,6 +1,7 @@
-"""Recognises the columns of published data sets, and reads their rows as tasks with a `question`, an `answer` and, of chats, `messages`.
+"""Recognises the columns of published data sets, and reads their rows as tasks.
 
-A column that `task.columns` names is taken; what it does not name is recognised by the first row. The same columns are read in every row.
+A task has a `question`, an `answer` and, for chats, `messages`. A column that `task.columns` names is taken; what it
+does not name is recognised by the first row. The same columns are read in every row.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def ending(path: Path) -> str:
 def readers() -> Mapping[str, Callable[[Path], DatasetRows]]:
     """Returns the readers by the end of a file's name.
 
-    Ours, and those of other distributions, which return a list of rows.
+    They are ours, and those of other distributions, which return a list of rows.
     """
     brought = {end: partial(_read_with, part) for end, part in installed_parts("reader").items()}
     return {**brought, **READERS}

@@ -1,6 +1,6 @@
 """Rows of JSON, CSV and TSV files, and of compressed ones.
 
-Read as a whole, since such files cannot be read from the middle.
+They are read as a whole, since such files cannot be read from the middle.
 """
 
 from __future__ import annotations

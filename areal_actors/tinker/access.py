@@ -1,9 +1,9 @@
 """Access to the server.
 
-For programs of this machine, or those with the key that was printed; never for a page that a browser has open.
-A browser sends requests of any page to the loopback interface: it names the page in `Origin`, and its own host in
-`Host` where a page has had its name resolved to this machine. Without asking the server first it sends only forms and
-plain text.
+Programs of this machine have it, or those with the key that was printed; never a page that a browser has open. A
+browser sends requests of any page to the loopback interface: it names the page in `Origin`, and its own host in `Host`
+where a page has had its name resolved to this machine. Without asking the server first it sends only forms and plain
+text.
 """
 
 from __future__ import annotations

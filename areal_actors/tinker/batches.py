@@ -82,7 +82,7 @@ def micro_batches(data: Sequence[Datum]) -> Iterator[list[int]]:
 def make_batch(data: Sequence[Datum], device: torch.device) -> tuple[MicroBatch, list[int]]:
     """A padded micro-batch that scores every target of these datums, the longest first.
 
-    And the number of targets of each.
+    Returns the number of targets of each, too.
     """
     width = len(data[0].token_ids)
     token_ids = np.zeros((len(data), width), dtype=np.int64)

@@ -1,6 +1,6 @@
 """Training data and results of Tinker's forward passes, and samples.
 
-As arrays, from and to Protocol Buffers and JSON.
+They are arrays, from and to Protocol Buffers and JSON.
 """
 
 from __future__ import annotations

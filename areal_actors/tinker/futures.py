@@ -112,7 +112,7 @@ async def _run(request_id: str, work: Coroutine[Any, Any, Result]) -> Result:
 
 
 class RequestOrder:
-    """Runs the requests of a model one at a time, in the order of their numbers, which need not be the order of arrival."""
+    """Runs the requests of a model one at a time, by their numbers, which need not be the order of arrival."""
 
     def __init__(self, first: int = 1) -> None:
         self._next = first

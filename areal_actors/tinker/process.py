@@ -85,7 +85,7 @@ async def run_server(
     device = cast(Literal["auto", "cpu", "cuda"], options.device)
     sampler = ModelSampler(folder, device, options.threads)
     service = TinkerService(names, folder, state, temporary, sampler, device, options.threads)
-    sweep = asyncio.create_task(service.sweep())
+    sweep = asyncio.create_task(service.sessions.sweep())
     access = TinkerAccess(options.host)
     runner = TinkerRoutes(service, access).runner()
     try:
@@ -185,7 +185,7 @@ def model_names(options: TinkerOptions, folder: str) -> tuple[str, ...]:
 
 
 def link_name(name: str, folder: str, state: Path) -> None:
-    """Make `STATE/NAME` a link to the model, so that programs that run in the state folder find its tokenizer by its name."""
+    """Make `STATE/NAME` a link to the model: programs in the state folder find its tokenizer by its name."""
     link = state / name
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)

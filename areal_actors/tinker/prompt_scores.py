@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's tokens, of the most likely tokens at its positions, and of tokens that a request names there."""
+"""Log-probabilities of a prompt's tokens, and of likely or requested tokens at its positions."""
 
 from __future__ import annotations
 

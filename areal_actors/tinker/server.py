@@ -155,17 +155,17 @@ class TinkerRoutes:
 
     async def create_session(self, request: web.Request) -> web.Response:
         """A new client."""
-        session_id = self._service.create_session(await self._read(request, CreateSession))
+        session_id = self._service.sessions.create(await self._read(request, CreateSession))
         return respond({"type": "create_session", "session_id": session_id})
 
     async def session_heartbeat(self, request: web.Request) -> web.Response:
         """A client is alive."""
-        self._service.session((await self._read(request, SessionHeartbeat)).session_id)
+        self._service.sessions.session((await self._read(request, SessionHeartbeat)).session_id)
         return respond({"type": "session_heartbeat"})
 
     async def finish_session(self, request: web.Request) -> web.Response:
         """A client has ended."""
-        self._service.finish_session(request.match_info["session"])
+        self._service.sessions.finish(request.match_info["session"])
         return respond({})
 
     async def list_sessions(self, request: web.Request) -> web.Response:
@@ -174,7 +174,7 @@ class TinkerRoutes:
 
     async def get_session(self, request: web.Request) -> web.Response:
         """Models and samplers of a session."""
-        session = self._service.session(request.match_info["session"])
+        session = self._service.sessions.session(request.match_info["session"])
         named = {"user_metadata": session.request.user_metadata, "display_name": session.request.display_name}
         return respond({"training_run_ids": list(session.models), "sampler_ids": list(session.samplers), **named})
 
@@ -273,14 +273,14 @@ class TinkerRoutes:
 
     async def join_sampling_session(self, request: web.Request) -> web.Response:
         """A further client of a sampler."""
-        sampler = self._service.sampling_session((await self._read(request, JoinSamplingSession)).sampling_session_id)
+        sampler = self._service.sessions.sampler((await self._read(request, JoinSamplingSession)).sampling_session_id)
         sampler.clients += 1
         return respond({"type": "join_sampling_session", "client_counter": sampler.clients - 1})
 
     async def get_sampler(self, request: web.Request) -> web.Response:
         """Facts about a sampler."""
         sampler_id = request.match_info["sampler"]
-        sampler = self._service.sampling_session(sampler_id)
+        sampler = self._service.sessions.sampler(sampler_id)
         return respond(
             {"sampler_id": sampler_id, "base_model": self._service.names[0], "model_path": sampler.model_path}
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -27,7 +26,6 @@ from areal_actors.tinker.futures import Futures, Result
 from areal_actors.tinker.requests import (
     CreateModel,
     CreateSamplingSession,
-    CreateSession,
     LoadWeights,
     LoraRequest,
     OptimStep,
@@ -35,14 +33,9 @@ from areal_actors.tinker.requests import (
     SaveWeights,
 )
 from areal_actors.tinker.samplers import MOST_SAMPLES, ModelSampler
-from areal_actors.tinker.sessions import LoadedModel, SamplingSession, TinkerSession
+from areal_actors.tinker.sessions import LoadedModel, SamplingSession, TinkerSessions
 from areal_actors.tinker.training_model import TrainingModel
 
-SESSION_SECONDS = 600.0
-"""Silence after which a session ends; clients send a heartbeat every ten seconds."""
-SWEEP_SECONDS = 30.0
-TEMPORARY_SAMPLERS = 16
-"""Samplers of temporary weights that a session keeps; the oldest one is dropped for another."""
 ADAMW = "adamw"
 CHECKPOINTS = "checkpoints"
 """Name of the folder within the server's."""
@@ -80,50 +73,10 @@ class TinkerService:
         self.sampler = sampler
         self.checkpoints = TinkerCheckpoints(state / CHECKPOINTS)
         self.futures = Futures()
-        self.sessions: dict[str, TinkerSession] = {}
+        self.sessions = TinkerSessions()
         self._temporary = temporary
         self._device = device
         self._thread = ThreadPoolExecutor(1, "train", initializer=torch.set_num_threads, initargs=(threads,))
-
-    # ------------------------------------------------------------ sessions
-
-    def create_session(self, request: CreateSession) -> str:
-        """Returns the id of a new session."""
-        session_id = str(uuid4())
-        self.sessions[session_id] = TinkerSession(session_id, request, time.monotonic())
-        return session_id
-
-    def session(self, session_id: str) -> TinkerSession:
-        """Returns a session, and notes that its client is alive.
-
-        Raises:
-            RequestError: there is none, or it has ended.
-        """
-        if session_id not in self.sessions:
-            raise RequestError(
-                f"there is no session '{session_id}': it ended, or the server was restarted", "session_id", "gone"
-            )
-        session = self.sessions[session_id]
-        session.last_request = time.monotonic()
-        return session
-
-    def finish_session(self, session_id: str) -> None:
-        """End a session: drop its models and samplers."""
-        session = self.sessions.pop(session_id, None)
-        for sampler in session.samplers.values() if session else ():
-            self._drop(sampler)
-
-    async def sweep(self) -> None:
-        """End silent sessions, forever."""
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            now = time.monotonic()
-            for session in [
-                open_session
-                for open_session in self.sessions.values()
-                if now - open_session.last_request > SESSION_SECONDS
-            ]:
-                self.finish_session(session.session_id)
 
     async def close(self) -> None:
         """Cancel all requests and end the engine; an optimizer step in progress ends first."""
@@ -132,22 +85,6 @@ class TinkerService:
         await self.sampler.close()
 
     # ------------------------------------------------------------ models
-
-    def model(self, model_id: str) -> LoadedModel:
-        """Returns a model, and notes that its client is alive.
-
-        Raises:
-            RequestError: there is none, or its session has ended.
-        """
-        session = self.sessions.get(model_id.partition(":")[0])
-        if session is None or model_id not in session.models:
-            raise RequestError(
-                f"there is no model '{model_id}': its session ended, or the server was restarted",
-                "model_id",
-                "not_found",
-            )
-        session.last_request = time.monotonic()
-        return session.models[model_id]
 
     def create_model(self, request: CreateModel) -> tuple[str, str]:
         """Start to load a model; returns the ids of the request and of the model."""
@@ -239,18 +176,18 @@ class TinkerService:
 
     def unload_model(self, model_id: str) -> str:
         """Drop a model after its present requests; returns the id of the request."""
-        model = self.model(model_id)
+        model = self.sessions.model(model_id)
 
         async def unload() -> Result:
             async with model.order.turn(model.order.number(None)):
-                self.sessions[model_id.partition(":")[0]].models.pop(model_id, None)
+                self.sessions.owner_of(model_id).models.pop(model_id, None)
             return {"model_id": model_id, "type": "unload_model"}
 
         return self.futures.start(f"{model_id}:unload", unload())
 
     def info(self, model_id: str) -> dict[str, Any]:
         """Base model, adapter and tokenizer of a model."""
-        run = self.model(model_id).run
+        run = self.sessions.model(model_id).run
         data = {"arch": "unknown", "model_name": run.base_model, "tokenizer_id": self.folder}
         rank = run.lora.rank if run.lora else None
         lora = {"is_lora": run.lora is not None, "lora_rank": rank}
@@ -260,29 +197,12 @@ class TinkerService:
 
     async def create_sampling_session(self, request: CreateSamplingSession) -> str:
         """Returns the id of a new sampler, of a checkpoint or of the base model."""
-        session = self.session(request.session_id)
+        session = self.sessions.session(request.session_id)
         sampler_id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
         if sampler_id not in session.samplers:
             weights = await self._weights(request.model_path, request.base_model)
             session.samplers[sampler_id] = SamplingSession(weights, request.model_path, temporary=False)
         return sampler_id
-
-    def sampling_session(self, sampler_id: str) -> SamplingSession:
-        """Returns a sampler, and notes that its client is alive.
-
-        Raises:
-            RequestError: there is none, or its session has ended.
-        """
-        session = self.sessions.get(sampler_id.partition(":")[0])
-        if session is None or sampler_id not in session.samplers:
-            raise RequestError(
-                f"there is no sampler '{sampler_id}': its session ended, or {TEMPORARY_SAMPLERS} newer ones of"
-                " temporary weights were made",
-                "sampling_session_id",
-                "not_found",
-            )
-        session.last_request = time.monotonic()
-        return session.samplers[sampler_id]
 
     def sample(self, request: Sample) -> tuple[str, list[str]]:
         """Start to sample; returns the id of the request, and one of each completion."""
@@ -291,7 +211,7 @@ class TinkerService:
             self._check_weights(request.model_path, request.base_model)
             request_id = f"sample:{uuid4()}"
         else:
-            sampler = self.sampling_session(request.sampling_session_id)
+            sampler = self.sessions.sampler(request.sampling_session_id)
             number = uuid4().hex if request.seq_id is None else request.seq_id
             request_id = f"{request.sampling_session_id}:{number}"
         self.futures.start(request_id, self._sample(request, request_id, sampler))
@@ -339,7 +259,7 @@ class TinkerService:
         *,
         optimizer: bool,
     ) -> tuple[str, str]:
-        session = self.session(session_id)
+        session = self.sessions.session(session_id)
         model_id = f"{session_id}:train:{model_seq_id}"
         if model_id in session.models:
             return f"{model_id}:0", model_id
@@ -373,7 +293,7 @@ class TinkerService:
 
     def _in_order(self, model_id: str, seq_id: int | None, work: Callable[[LoadedModel, TrainingModel], Result]) -> str:
         """Start a request of a model: it runs after those with lower numbers. Returns its id."""
-        model = self.model(model_id)
+        model = self.sessions.model(model_id)
         number = model.order.number(seq_id)
         return self.futures.start(f"{model_id}:{number}", self._take_turn(model, number, work))
 
@@ -386,10 +306,11 @@ class TinkerService:
             return await self._train(partial(work, model, model.training))
 
     def _save_temporary(self, request: SaveWeights) -> str:
-        model = self.model(request.model_id)
-        session = self.sessions[request.model_id.partition(":")[0]]
+        model = self.sessions.model(request.model_id)
+        session = self.sessions.owner_of(request.model_id)
         number = model.order.number(request.seq_id)
-        sampler_id = f"{session.session_id}:sample:{request.sampling_session_seq_id if request.sampling_session_seq_id is not None else uuid4()}"
+        sampler = request.sampling_session_seq_id
+        sampler_id = f"{session.session_id}:sample:{uuid4() if sampler is None else sampler}"
         folder = self._temporary / uuid4().hex
 
         async def save() -> Result:
@@ -398,24 +319,14 @@ class TinkerService:
                     model, number, lambda _, training: {"weights": training.publish(folder)}
                 )
                 assert isinstance(weights, dict)
-                self.session(session.session_id)  # may have ended meanwhile
+                self.sessions.session(session.session_id)  # may have ended meanwhile
             except BaseException:
                 self._thread.submit(shutil.rmtree, folder, ignore_errors=True)  # after what the thread may still write
                 raise
-            if sampler_id in session.samplers:
-                self._drop(session.samplers.pop(sampler_id))
-            session.samplers[sampler_id] = SamplingSession(weights["weights"], None, temporary=True)
-            kept = [sampler for sampler in session.samplers.items() if sampler[1].temporary]
-            for name, sampler in kept[:-TEMPORARY_SAMPLERS]:
-                del session.samplers[name]
-                self._drop(sampler)
+            session.keep_temporary(sampler_id, weights["weights"])
             return {"path": None, "sampling_session_id": sampler_id, "type": "save_weights_for_sampler"}
 
         return self.futures.start(f"{request.model_id}:{number}", save())
-
-    def _drop(self, sampler: SamplingSession) -> None:
-        if sampler.temporary:
-            shutil.rmtree(sampler.weights.folder, ignore_errors=True)
 
     def _load(self, training: TrainingModel, tinker_path: str, *, optimizer: bool) -> None:
         """Load a checkpoint as it is now: a request before this one may have replaced it."""

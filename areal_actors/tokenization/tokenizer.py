@@ -22,6 +22,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.tokenization.byte_pairs import BytePairs, byte_pairs_of
 from areal_actors.tokenization.chat_template import ChatTemplate
 from areal_actors.tokenization.literal_marks import ESCAPED_JOINT, JOINT, LiteralMarks
+from areal_actors.tokenization.tokenizer_files import chat_template_of, stop_ids_of, text_of_special_tokens
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
 from areal_actors.tokenization.tool_parsers.families import format_for_template
 from areal_actors.tokenization.tool_parsers.round_trip import ToolSupport, tool_support
@@ -212,10 +213,7 @@ class ChatTokenizer:
 
     @cached_property
     def leading_ids(self) -> tuple[int, ...]:
-        """Ids that the tokenizer puts before every text that is no template's, such as its BOS.
-
-        Empty if it puts none.
-        """
+        """Ids that the tokenizer puts before every text that is no template's, such as its BOS; may be empty."""
         plain, whole = (list(self.tokenizer.encode("a", add_special_tokens=added).ids) for added in (False, True))
         places = (place for place in range(len(whole)) if plain and whole[place : place + len(plain)] == plain)
         return tuple(whole[: next(places, 0)])
@@ -385,38 +383,3 @@ class TextStream:
             del self._shown[:end]
         self.released += text
         return text
-
-
-def chat_template_of(folder: Path, config: Mapping[str, Any]) -> str:
-    """Chat template of a folder.
-
-    Its own file, or the configuration's entry (the default of several); empty if there is none.
-    """
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = config.get("chat_template") or ""
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default", "")
-    return str(template)
-
-
-def text_of_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token`, `eos_token` and the like, as templates see them."""
-    tokens = {
-        name: value["content"] if isinstance(value, dict) else value
-        for name, value in config.items()
-        if name.endswith("_token")
-    }
-    return {name: value for name, value in tokens.items() if isinstance(value, str)}
-
-
-def stop_ids_of(folder: Path, tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> list[int]:
-    """End-of-sequence ids of the model's generation settings and configuration, and of the tokenizer."""
-    stops: set[int] = set()
-    for file in ("generation_config.json", "config.json"):
-        value = read_json(folder / file).get("eos_token_id")
-        stops.update(value if isinstance(value, list) else [] if value is None else [value])
-    of_tokenizer = tokenizer.token_to_id(special_tokens.get("eos_token", ""))
-    return sorted(stops | ({of_tokenizer} if of_tokenizer is not None else set()))

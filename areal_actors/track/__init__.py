@@ -1,4 +1,5 @@
-"""Sends live, finished and exported runs to TensorBoard, Weights & Biases, MLflow and Trackio, each in a process of its own.
+"""Sends live, finished and exported runs to TensorBoard, Weights & Biases, MLflow and Trackio.
 
-`sender.py` and `to_*.py` run in the interpreter that has the tracker's library: they import nothing but it and the standard library.
+Each tracker has a process of its own. `sender.py` and `to_*.py` run in the interpreter that has the tracker's library:
+they import nothing but it and the standard library.
 """

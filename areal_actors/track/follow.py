@@ -1,6 +1,6 @@
-"""Points of a run for trackers.
+"""Points of a run for trackers: steps and held-out evaluations.
 
-Steps and held-out evaluations, read from `metrics.jsonl` as it grows, or from an exported log.
+They are read from `metrics.jsonl` as it grows, or from an exported log.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class FollowedRun:
     def status(self) -> tuple[str, str]:
         """Returns `finished`, `ended early` or `interrupted`, and the reason.
 
-        As `areal-actors runs` has them for a run that has ended.
+        They are those of `areal-actors runs` for a run that has ended.
         """
         if self.finished is None:
             return "interrupted", ""

@@ -1,6 +1,6 @@
 """`areal-actors track RUN --otlp URL`.
 
-Sends the traces of a live, finished or exported run to an OpenTelemetry collector, over HTTP.
+It sends the traces of a live, finished or exported run to an OpenTelemetry collector, over HTTP.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def _receive(lines: SimpleQueue[str]) -> None:
 def _open(name: str, run: TrackedRun) -> Tracker:
     """Open the run in one of our trackers, or in the one that a distribution in this interpreter brings.
 
-    A function of the run.
+    That one is a function of the run.
     """
     open_run = _brought(name) if name not in TRACKERS else import_module(f"areal_actors.track.to_{name}").open_run
     tracker: Tracker = open_run(run)

@@ -12,9 +12,10 @@ from areal_actors.track.sender import TrackedRun
 
 
 class WandbRun:
-    """Metrics over the axis `step`, since evaluations arrive later than steps that follow them, which W&B's own axis refuses.
+    """Metrics over the axis `step`.
 
-    Offline, the library cannot return what it has: the last steps are in a file beside its own.
+    Evaluations arrive later than steps that follow them, which W&B's own axis refuses. Offline, the library cannot
+    return what it has: the last steps are in a file beside its own.
     """
 
     def __init__(self, run: TrackedRun) -> None:

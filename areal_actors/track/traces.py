@@ -1,10 +1,10 @@
 """A run as spans of traces.
 
-Each attempt at an episode is a trace, from its request to the step that used it, and so is each step.
-Ids are digests of message ids: the same run gives the same spans, live or from its log, and a span that is sent again
-replaces itself. The log has the time of every end. The beginnings of calls, of sampling and of scoring are those of
-their requests, which are not in the log: without them (a run that is over, or one that is joined late) a span begins
-where the one before it ended, and has `areal.begin`.
+Each attempt at an episode is a trace, from its request to the step that used it, and so is each step. Ids are digests
+of message ids: the same run gives the same spans, live or from its log, and a span that is sent again replaces itself.
+The log has the time of every end. The beginnings of calls, of sampling and of scoring are those of their requests,
+which are not in the log: without them (a run that is over, or one that is joined late) a span begins where the one
+before it ended, and has `areal.begin`.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ interpreter are its own. The current directory is left out: libraries leave fold
 
 
 class TrackerProcess:
-    """One tracker. What it cannot take yet waits in memory, so that it delays no other.
+    """One tracker.
 
-    Its failure is reported once, by its name.
+    What it cannot take yet waits in memory, so that it delays no other. Its failure is reported once, by its name.
     """
 
     def __init__(self, name: str, run: str, process: asyncio.subprocess.Process) -> None:

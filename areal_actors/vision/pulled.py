@@ -1,6 +1,6 @@
 """Images on another host.
 
-Pulled by digest from the run's HTTP server for its inference workers, and sent there by its gateways.
+Its inference workers pull them by digest from the run's HTTP server, and its gateways send them there.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def lock_path(folder: Path) -> Path:
 def locked_folders() -> list[Path]:
     """This user's folders in shared memory with a lock file.
 
-    Those of live runs, and of killed runs that left them behind.
+    They are those of live runs, and of killed runs that left them behind.
     """
     places = (
         path.with_name(path.name.removesuffix(LOCK_SUFFIX)) for path in SHARED_MEMORY.glob(f"areal-*{LOCK_SUFFIX}")

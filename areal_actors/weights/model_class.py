@@ -15,7 +15,7 @@ from areal_actors.core.model_config import has_vision
 def language_model_class(folder: str | Path) -> Any:
     """The automatic class for this folder.
 
-    One with a vision tower only if images are supported, or if there is no other.
+    It has a vision tower only if images are supported, or if there is no other class.
 
     Raises:
         SetupError: the folder holds no configuration that transformers knows.

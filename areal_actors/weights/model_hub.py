@@ -1,4 +1,4 @@
-"""Model lookup: a folder on this machine, a model that `areal-actors model get` has fetched, or a repository of the Hugging Face hub.
+"""Model lookup: a folder, a model that `areal-actors model get` has fetched, or a repository of the hub.
 
 The library of the hub downloads a repository once, into its own cache; HF_ENDPOINT names a mirror.
 """
@@ -16,7 +16,7 @@ from areal_actors.core.durable_files import read_json
 from areal_actors.core.errors import SetupError
 from areal_actors.core.known_models import KNOWN, fetched_folder, known_by_hub_id
 from areal_actors.core.programs import program
-from areal_actors.tokenization.tokenizer import chat_template_of
+from areal_actors.tokenization.tokenizer_files import chat_template_of
 from areal_actors.weights.manifest import verify_model
 
 UNAVAILABLE = (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError)

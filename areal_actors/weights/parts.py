@@ -1,7 +1,7 @@
 """Weights in parts, as they are sent to inference servers.
 
-Whole, or what changed against the version that the server holds.
-The receiving side is `generation/servers/server_side/areal_weights.py`.
+They are whole, or what changed against the version that the server holds. The receiving side is
+`generation/servers/server_side/areal_weights.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Named = tuple[str, Tensor]
 def delta(base: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[Named]:
     """Yields what changed in tensors of equal names, types and shapes.
 
-    Values with their places, or whole tensors if that is less.
+    That is values with their places, or whole tensors if that is less.
 
     Raises:
         ValueError: names, types or shapes differ.
@@ -49,7 +49,9 @@ def delta(base: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator
 
 
 def parts_of(weights: Iterable[Named], control: Mapping[str, Any], part_bytes: int) -> list[list[Named]]:
-    """Returns tensors in parts of about this size, each with `control`, its number and their number as its first tensor.
+    """Returns tensors in parts of about this size, each with `control` and its number as its first tensor.
+
+    The first tensor has the number of parts, too.
 
     Args:
         weights: in the order in which they are sent.

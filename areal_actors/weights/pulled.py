@@ -29,9 +29,9 @@ class WeightsPuller:
     """Finds published weights on this host, or pulls them from the trainer's."""
 
     def __init__(self, objects: RemoteObjects, root: Path, model: Path, share: str) -> None:
-        """`root`: folder of the pulled versions; `model`.
+        """`root`: folder of the pulled versions; `model`: the pulled model.
 
-        The pulled model; `share`: identity of the trainer's folders.
+        `share`: identity of the trainer's folders.
         """
         self._objects, self._root, self._model, self._share = objects, root, model, share
 

@@ -11,9 +11,8 @@ from areal_actors.core.errors import SetupError
 def torch_device(name: str, setting: str, number: int = 0) -> torch.device:
     """Returns the device for `cpu`, `cuda` or `auto` (cuda if available).
 
-    Of several visible devices the one with this number.
-    The process's allocations on a CUDA device are limited to its share of the memory
-    (`areal_actors.core.devices.memory_fraction`).
+    Of several visible devices it is the one with this number. The process's allocations on a CUDA device are limited to
+    its share of the memory (`areal_actors.core.devices.memory_fraction`).
 
     Args:
         name: the word in the recipe.

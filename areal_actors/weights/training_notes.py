@@ -1,6 +1,6 @@
 """Consequences of a model's structure for its training, as lines for the plan of a run.
 
-Read from its folder without torch.
+They are read from its folder without torch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def state_problem(kinds: Iterable[str]) -> str:
 def training_notes(folder: str | Path) -> list[str]:
     """Lines about the model in this folder.
 
-    Why its rows are padded and not packed, and which of its tensors are not trained.
+    They explain why its rows are padded and not packed, and name the tensors that are not trained.
     """
     notes = []
     if problem := _packing_problem(folder):

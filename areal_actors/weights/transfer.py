@@ -120,7 +120,7 @@ def check_fit(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], sour
 def checksum(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
     """128-bit hash of names, types, shapes and bytes of all tensors in name order, floating-point ones as `dtype`.
 
-    None keeps theirs.
+    Without `dtype` they keep their own.
     """
     return hash_tensors({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, dtype)
 

@@ -58,8 +58,8 @@ class StoredTensor(NamedTuple):
 def stored_tensors(folder: str | Path) -> dict[str, StoredTensor]:
     """Returns the tensors in the `*.safetensors` of a folder that loaders read.
 
-    Those of its index, else `model.safetensors`, else all.
-    A published folder may have the same weights a second time under other names, as `consolidated.safetensors`.
+    They are those of its index, else of `model.safetensors`, else all. A published folder may have the same weights a
+    second time under other names, as `consolidated.safetensors`.
 
     Raises:
         EngineError: there is no such file, or one is damaged or shorter than its header states.

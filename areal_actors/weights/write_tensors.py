@@ -81,9 +81,9 @@ def write_tensors(
 
 
 def _write_header(file: BinaryIO, tensors: Mapping[str, tuple[Tensor, torch.dtype]]) -> dict[str, TensorPlace]:
-    """Write the header of a file.
+    """Write the header of a file; returns the places of its tensors.
 
-    Returns the places of its tensors, those with the largest elements first, so that each is aligned.
+    Those with the largest elements come first, so that each is aligned.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     ends: dict[str, int] = {}
@@ -121,9 +121,10 @@ def _write_contents(
 
 
 def hash_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
-    """128-bit hash of names, types, shapes and bytes of contiguous tensors in name order, floating-point ones as `dtype`, if given.
+    """128-bit hash of names, types, shapes and bytes of contiguous tensors in name order.
 
-    It depends neither on the device nor on the sharding, and needs no copy of the model.
+    With `dtype`, floating-point ones are hashed as of that type. It depends neither on the device nor on the sharding,
+    and needs no copy of the model.
     """
     digest = xxhash.xxh3_128()
     buffer = _transfer_buffer(tensors)

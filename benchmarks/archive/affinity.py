@@ -1,12 +1,12 @@
-"""Tokens prefilled and seconds of conversations of ten turns on two inference workers, with and without session affinity.
+"""Tokens prefilled and seconds of conversations on two inference workers, with and without session affinity.
 
     PYTHONPATH=benchmarks python benchmarks/archive/affinity.py [--together 4 16 48] [--turns 10]
         [--tool-seconds 0.05] [--repeats 3]
 
-The gateway's choice of workers (`gateway/worker_pool.py`) over two embedded engines, each with its own prefix cache and thread, and the
-conversations of `prefix_cache.py`, with a tool between turns that takes an exponentially distributed time. Without affinity every call
-goes to the least busy worker, which is what the choice does for calls without a session. Runs of the two alternate on the same engines,
-and the fastest of each counts: compare the ratio.
+The gateway's choice of workers (`gateway/worker_pool.py`) over two embedded engines, each with its own prefix cache and
+thread, and the conversations of ten turns of `prefix_cache.py`, with a tool between turns that takes an exponentially
+distributed time. Without affinity every call goes to the least busy worker, which is what the choice does for calls
+without a session. Runs of the two alternate on the same engines, and the fastest of each counts: compare the ratio.
 """
 
 from __future__ import annotations

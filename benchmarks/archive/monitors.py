@@ -1,13 +1,13 @@
-"""Cost of monitors: the main recipe with none, one and many connections that receive every message, one of them hung and one slow.
+"""Cost of monitors: the main recipe with none, one and many connections that receive every message.
 
     PYTHONPATH=benchmarks python benchmarks/archive/monitors.py [--monitors 0 1 20] [--repeats 3] [--steps 12]
         [--seed 0] [--apart] [SETTING ...]
 
-The runs alternate. With more than two monitors one is a stopped process (SIGSTOP) and one takes a second for each message; the others are
-connections of one process with the lowest priority, as monitors usually have another machine. `steps` are the seconds from the first
-optimizer step to the last; CPU seconds are those of the run's actors, and of nats-server, which copies the messages, with the supervisor.
-With `--apart` the monitors have the last core for themselves and the run has the others, with and without monitors: as if they were on
-another machine.
+The runs alternate. With more than two monitors one is a stopped process (SIGSTOP) and one takes a second for each
+message; the others are connections of one process with the lowest priority, as monitors usually have another machine.
+`steps` are the seconds from the first optimizer step to the last; CPU seconds are those of the run's actors, and of
+nats-server, which copies the messages, with the supervisor. With `--apart` the monitors have the last core for
+themselves and the run has the others, with and without monitors: as if they were on another machine.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ It makes a random model with the architecture of Qwen2 and 1.5 billion parameter
     model     the random model is made
     parity    log-probabilities of sampled tokens: engine, trainer and plain forward pass, in float32 and bfloat16
     decode    tokens per second of the embedded engine and of `generate` of transformers, 1 to 512 completions together
-    trainer   an optimizer step with prefix sharing off and on, and compiled: seconds, tokens per second, model FLOPs utilisation (mfu)
+    trainer   an optimizer step with prefix sharing off and on, and compiled: seconds, tokens per second,
+              model FLOPs utilisation (`mfu`)
     weights   publishing and loading of a weight version: seconds and bytes
     loop      `areal-actors run recipes/gsm8k_grpo.toml`, five steps, trainer and inference worker on one device
 

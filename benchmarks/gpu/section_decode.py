@@ -1,4 +1,4 @@
-"""Section `decode`: tokens per second of the embedded engine and of `generate` of transformers, at the same concurrency."""
+"""Section `decode`: tokens per second of the embedded engine and of transformers' `generate`, equally concurrent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Section `loop`: `areal-actors run recipes/gsm8k_grpo.toml` on the random model, with trainer and inference worker on one device."""
+"""Section `loop`: `areal-actors run recipes/gsm8k_grpo.toml` on the random model.
+
+Trainer and inference worker share one device.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +131,10 @@ def _lines(file: Path) -> list[str]:
 
 
 class PeakMemory:
-    """Polls, in a thread, the memory of a process with its descendants, and on a machine with `nvidia-smi` that of all devices."""
+    """Polls, in a thread, the memory of a process with its descendants.
+
+    On a machine with `nvidia-smi` it polls that of all devices, too.
+    """
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)

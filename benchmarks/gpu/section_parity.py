@@ -1,4 +1,4 @@
-"""Section `parity`: log-probabilities of the same sampled tokens from the engine, the trainer and a plain forward pass."""
+"""Section `parity`: log-probabilities of sampled tokens from the engine, the trainer and a plain forward pass."""
 
 from __future__ import annotations
 

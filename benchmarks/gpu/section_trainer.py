@@ -1,8 +1,10 @@
-"""Section `trainer`: optimizer steps with and without prefix sharing, and compiled, in groups of sequences with one prompt.
+"""Section `trainer`: optimizer steps with and without prefix sharing, and compiled.
 
-The first step of a compiled trainer has most of its compilation; without a compiler it is left out.
+The sequences are in groups with one prompt. The first step of a compiled trainer has most of its compilation; without a
+compiler it is left out.
 
-`mfu` is 6 N tokens / seconds / peak for N parameters and the tokens of all rows; `mfu_computed` counts a shared prompt once.
+`mfu` is 6 N tokens / seconds / peak for N parameters and the tokens of all rows; `mfu_computed` counts a shared prompt
+once.
 """
 
 from __future__ import annotations

@@ -120,7 +120,10 @@ class Delivery(Protocol):
     """True for an event that this durable consumer acknowledged before a restart: fold it, publish nothing."""
 
     def on_cancelled(self, callback: Callable[[], object]) -> None:
-        """Call `callback` when the caller of this request, addressed to an instance, leaves before the last part of the reply."""
+        """Call `callback` when the caller of this request leaves before the last part of the reply.
+
+        The request is addressed to an instance.
+        """
         ...
 
     async def acknowledge(self) -> None:

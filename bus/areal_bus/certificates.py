@@ -1,6 +1,6 @@
-"""Certificates with their keys.
+"""Certificates with their keys: those that a run makes for itself, and those of files.
 
-Those that a run makes for itself, and those of files; clients know them by fingerprint (`tls.py`).
+Clients know them by fingerprint (`tls.py`).
 """
 
 from __future__ import annotations

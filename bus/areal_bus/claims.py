@@ -1,4 +1,7 @@
-"""Claim check: a body too large for the wire is in a file that the message names, in a folder or in a store of the run's host."""
+"""Claim check: a body too large for the wire is in a file that the message names.
+
+The file is in a folder, or in a store of the run's host.
+"""
 
 from __future__ import annotations
 

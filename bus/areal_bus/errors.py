@@ -86,7 +86,4 @@ class CertificateUnusable(BusError):
 
 
 class RecordingDamaged(BusError):
-    """Raised when a file is no recording, or ends in the middle of an entry.
-
-    Then after all complete entries were read.
-    """
+    """Raised when a file is no recording, or ends in the middle of an entry, after all complete entries were read."""

@@ -93,7 +93,7 @@ async def _append(target: Streams, payload: bytes) -> int:
 
 
 async def create_empty_queue(source: Streams, target: Streams) -> None:
-    """Create a work queue like the source's, without its items, which may result from events that are not in the copy."""
+    """Create a work queue like the source's, without its items: their events may not be in the copy."""
     await target.api(f"STREAM.CREATE.{target.queue}", await _config(source, source.queue))
 
 

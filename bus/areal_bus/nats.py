@@ -20,18 +20,11 @@ from nats.aio.msg import Msg
 
 from areal_bus.base import Envelope, History, LogSpan, Stamp, Subscription, WorkQueue
 from areal_bus.claims import INLINE_LIMIT, Blobs, check_in, check_out
-from areal_bus.delivery import (
-    TELEMETRY_BACKLOG,
-    Deliveries,
-    Kinds,
-    OpenRequests,
-    Received,
-    by_subject,
-    open_live,
-)
+from areal_bus.delivery import TELEMETRY_BACKLOG, Deliveries, Kinds, OpenRequests, Received, by_subject, open_live
 from areal_bus.errors import AnswerLost, BusError, CorruptMessage, LogUnavailable, NoReply, NoResponder
 from areal_bus.message import Event, Message, Reply, Request, Telemetry, Work
-from areal_bus.nats_connection import Connection, status
+from areal_bus.nats_client import status
+from areal_bus.nats_connection import Connection
 from areal_bus.nats_consumers import LogConsumers
 from areal_bus.nats_direct import read_directly, span_directly
 from areal_bus.nats_inbox import Disconnected, Inbox

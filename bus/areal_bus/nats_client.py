@@ -128,3 +128,10 @@ class DirectClient(Client):
             with suppress(OSError, RuntimeError, AttributeError):
                 self._transport.writelines(self._pending)
                 self._pending, self._pending_data_size = [], 0
+
+
+def status(message: Msg) -> str:
+    """Returns the three-digit status of a message from the server itself; empty for other messages."""
+    if message.headers is None or message.data:
+        return ""
+    return message.headers.get("Status", "")

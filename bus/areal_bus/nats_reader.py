@@ -22,7 +22,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 from areal_bus.base import Envelope, History
 from areal_bus.claims import check_out
 from areal_bus.errors import BusError, LogDamaged, LogUnavailable, ServerUnavailable
-from areal_bus.nats_connection import status
+from areal_bus.nats_client import status
 from areal_bus.nats_streams import STREAM_NOT_FOUND, ApiError, Json, Streams
 from areal_bus.payload import unpack
 

@@ -34,7 +34,7 @@ class SharedLog:
     async def join(self, consumer: SharedLogReader, subjects: list[str]) -> None:
         """Pass on events on these subjects to a consumer.
 
-        All that are written after this returns, and perhaps some before.
+        It gets all that are written after this returns, and perhaps some before.
 
         Raises:
             LogUnavailable: the run has no log.
@@ -93,7 +93,7 @@ class SharedLog:
 class SharedLogReader:
     """Reads the log's events of some subjects, in order, each once.
 
-    Past ones with a reader of its own, new ones with the shared one.
+    A reader of its own brings past ones, the shared one new ones.
     """
 
     def __init__(self, log: SharedLog, subjects: list[str], name: str) -> None:

@@ -21,8 +21,9 @@ from nats.aio.msg import Msg
 from areal_bus.claims import Blobs
 from areal_bus.errors import LogUnavailable, NoReply, ServerUnavailable
 from areal_bus.message import Event, Message, Work
+from areal_bus.nats_client import status
 from areal_bus.nats_cluster import is_passing, lacks_leader, message_of
-from areal_bus.nats_connection import Connection, status
+from areal_bus.nats_connection import Connection
 from areal_bus.nats_inbox import Reconnected
 from areal_bus.retry_time import RetryTime
 from areal_bus.subjects import log_stream, subject_of, values_bucket, work_stream
@@ -161,7 +162,7 @@ class Streams:
     async def api(self, verb: str, body: Json) -> Json:
         """Send a JetStream API request.
 
-        Retried while the server is unavailable or has just started, or a cluster elects a leader.
+        It is retried while the server is unavailable or has just started, or a cluster elects a leader.
 
         Raises:
             ApiError: the server rejects the request.

@@ -22,7 +22,8 @@ from areal_bus.claims import check_out
 from areal_bus.delivery import Received
 from areal_bus.errors import BusError, LogUnavailable, ServerUnavailable
 from areal_bus.message import Message, Work
-from areal_bus.nats_connection import Connection, status
+from areal_bus.nats_client import status
+from areal_bus.nats_connection import Connection
 from areal_bus.nats_reader import DeliveryInfo
 from areal_bus.nats_streams import Json, Streams
 from areal_bus.payload import unpack
@@ -188,7 +189,7 @@ class NatsWorkQueue:
 
 
 class LeasedItems:
-    """Items that a worker has leased, by sequence in the work queue's stream, and the last ones that it acknowledged."""
+    """Items that a worker has leased, by sequence in the queue's stream, and those it acknowledged last."""
 
     def __init__(self) -> None:
         self.reply_subjects: dict[int, str] = {}

@@ -1,7 +1,7 @@
-"""Recordings: a run's log, or the messages of one actor (a tape), in one portable file, compressed if its name ends in `.xz` or `.gz`.
+"""Recordings: a run's log, or the messages of one actor (a tape), in one portable file.
 
-A file is a sequence of frames, each a length (4 bytes, big-endian) and that many bytes of msgpack. The first frame is a
-`Header`; the others are envelopes in a log and entries in a tape.
+It is compressed if its name ends in `.xz` or `.gz`. A file is a sequence of frames, each a length (4 bytes, big-endian)
+and that many bytes of msgpack. The first frame is a `Header`; the others are envelopes in a log and entries in a tape.
 """
 
 from __future__ import annotations
@@ -190,6 +190,13 @@ class Tape:
     def write(self, entry: TapeEntry) -> None:
         """Add an entry."""
         _write(self._file, entry)
+
+    def note(
+        self, kind: EntryKind, cause: str, time: float, envelope: Envelope | None, error: Exception | None
+    ) -> None:
+        """Add an entry of an event in the handling of the message `cause`, with the error that ended a request."""
+        kinds = {"error": type(error).__name__, "text": str(error)} if error else {}
+        self.write(TapeEntry(kind=kind, cause=cause, time=time, envelope=envelope, **kinds))
 
     def close(self) -> None:
         """End the tape."""

@@ -1,6 +1,6 @@
 """An embedded nats-server.
 
-A child process that ends with its parent, on the loopback interface unless it is given another address.
+It is a child process that ends with its parent, on the loopback interface unless it is given another address.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, Final
 
 import msgspec
 
-from areal_bus.descriptors import highest_descriptor_limit
 from areal_bus.errors import ServerKilled, ServerUnavailable
 from areal_bus.product import current_product
+from areal_bus.server_config import CONFIG_FILE, LOGIN_SECONDS, LOOPBACK, Ports, server_config, write_config
 from areal_bus.tls import SCHEME, Certificate
 from areal_bus.users import ACCOUNT, OWNER, BusUsers, owner_account
 
@@ -35,29 +35,14 @@ _POLL_SECONDS: Final = 0.005
 _LOCK_POLL_SECONDS: Final = 0.1
 _LAST_LINES: Final = 8
 _PR_SET_PDEATHSIG: Final = 1
-_CONFIG: Final = "nats-server.conf"
-_ANY_PORT: Final = -1
 _CORES_FOR_ONE: Final = 4
 """Cores of the machine for each that the server uses at once: waking a thread on another core costs more than most of
 its messages."""
 
-_STORE_DESCRIPTORS: Final = 256
-"""Descriptors that are left to the server's store, which cannot write without."""
-_LOGIN_SECONDS: Final = 3
-"""Time in which a new connection has to show its credentials."""
 
-LOOPBACK: Final = "127.0.0.1"
 EVERY_INTERFACE: Final = ("0.0.0.0", "::")
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-class Ports(msgspec.Struct, frozen=True):
-    """Ports of a server; -1 lets it choose. Only clients connect from other hosts."""
-
-    client: int = _ANY_PORT
-    monitoring: int = _ANY_PORT
-    websocket: int = _ANY_PORT
 
 
 class EmbeddedServer:
@@ -139,10 +124,10 @@ class EmbeddedServer:
             access = {"accounts": owner_account(owner)}
         elif users is None:
             token = token or secrets.token_hex(16)
-            access = {"authorization": {"token": token, "timeout": _LOGIN_SECONDS}}
+            access = {"authorization": {"token": token, "timeout": LOGIN_SECONDS}}
         else:
             access = {"accounts": users.config()}
-        config = {**_config(folder, host, ports or Ports(), sync_interval, certificate), **access}
+        config = {**server_config(folder, host, ports or Ports(), sync_interval, certificate), **access}
         if max_file_store:
             config["jetstream"]["max_file_store"] = max_file_store
         process = await _spawn(binary, folder, config)
@@ -154,7 +139,7 @@ class EmbeddedServer:
         finally:
             if "accounts" in access:
                 # The server has read the passwords, which must not stay on disk.
-                (folder / _CONFIG).unlink(missing_ok=True)
+                (folder / CONFIG_FILE).unlink(missing_ok=True)
         kept: dict[str, Any] = {
             "users": users,
             "owner": owner,
@@ -188,18 +173,18 @@ class EmbeddedServer:
             ServerUnavailable: the configuration cannot be written.
         """
         self.users = users
-        config = _config(self.folder, self.host, self._asked, self._sync_interval, self._certificate) | {
+        config = server_config(self.folder, self.host, self._asked, self._sync_interval, self._certificate) | {
             "accounts": users.config()
         }
         if self._max_file_store:
             config["jetstream"]["max_file_store"] = self._max_file_store
-        _write_config(self.folder, config)
+        write_config(self.folder, config)
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGHUP)
 
     def forget_config(self) -> None:
         """Remove the configuration, whose passwords must not stay on disk."""
-        (self.folder / _CONFIG).unlink(missing_ok=True)
+        (self.folder / CONFIG_FILE).unlink(missing_ok=True)
 
     async def wait_dead(self) -> str:
         """Wait until the process has ended; returns a description of how it ended."""
@@ -240,12 +225,6 @@ def find_binary() -> str:
     return on_path
 
 
-def max_connections() -> int:
-    """Returns the number of connections that a server of this machine accepts, below the descriptors that it may have."""
-    limit = highest_descriptor_limit()
-    return limit - min(_STORE_DESCRIPTORS, limit // 2)
-
-
 def has_users(folder: Path) -> bool:
     """True if the store in this folder was written by a server with users."""
     return (folder / "store" / "jetstream" / ACCOUNT).is_dir()
@@ -254,25 +233,6 @@ def has_users(folder: Path) -> bool:
 def resolve_server(url: str | None = None) -> str | None:
     """The server to use as it is: the given one, else NATS_URL; None when one should be started."""
     return url or os.environ.get("NATS_URL") or None
-
-
-def _config(
-    folder: Path, host: str, ports: Ports, sync_interval: str, certificate: Certificate | None
-) -> dict[str, Any]:
-    folder = folder.absolute()
-    return {
-        **({"tls": certificate.config()} if certificate is not None else {}),
-        "listen": f"[{host}]:{ports.client}" if ":" in host else f"{host}:{ports.client}",
-        "http": f"{LOOPBACK}:{ports.monitoring}",
-        "websocket": {"listen": f"{LOOPBACK}:{ports.websocket}", "no_tls": True},
-        "ports_file_dir": str(folder),
-        "max_connections": max_connections(),
-        "authorization": {"timeout": _LOGIN_SECONDS},
-        "max_payload": 1 << 20,
-        "max_pending": 64 << 20,
-        "write_deadline": "10s",
-        "jetstream": {"store_dir": str(folder / "store"), "sync_interval": sync_interval},
-    }
 
 
 async def _spawn(binary: str, folder: Path, config: dict[str, Any]) -> asyncio.subprocess.Process:
@@ -308,24 +268,11 @@ async def _prepare(folder: Path, config: dict[str, Any]) -> tuple[int, Path]:
             f"the bus cannot write its log to {folder}: {error}; choose a writable folder"
         ) from error
     try:
-        _write_config(folder, config)
+        write_config(folder, config)
     except BaseException:
         os.close(lock)
         raise
-    return lock, folder / _CONFIG
-
-
-def _write_config(folder: Path, config: dict[str, Any]) -> None:
-    """Write the configuration, readable by this user only."""
-    file = folder / _CONFIG
-    try:
-        file.unlink(missing_ok=True)
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
-            opened.write(msgspec.json.encode(config))
-    except OSError as error:
-        raise ServerUnavailable(
-            f"{file} cannot be written: {error}; free disk space, or choose another run folder"
-        ) from error
+    return lock, folder / CONFIG_FILE
 
 
 def _adopt_store(accounts: Path) -> None:

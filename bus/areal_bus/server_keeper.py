@@ -22,7 +22,8 @@ from areal_bus.descriptors import REMEDY as DESCRIPTORS_REMEDY
 from areal_bus.descriptors import is_out_of_descriptors
 from areal_bus.errors import ServerKilled, ServerUnavailable
 from areal_bus.message import FrozenMeta
-from areal_bus.server import LOOPBACK, EmbeddedServer, Ports
+from areal_bus.server import EmbeddedServer
+from areal_bus.server_config import LOOPBACK, Ports
 from areal_bus.tls import Certificate
 from areal_bus.users import BusUsers
 

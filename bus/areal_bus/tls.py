@@ -113,7 +113,10 @@ def cause_of(error: BaseException, url: str) -> str:
 
 
 def encrypts(url: str) -> bool:
-    """True if the first server of an address begins with a TLS handshake, for which a client without TLS waits in vain. Blocks."""
+    """True if the first server of an address begins with a TLS handshake.
+
+    A client without TLS waits for it in vain. Blocks.
+    """
     parts = urlsplit(url.partition(",")[0])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

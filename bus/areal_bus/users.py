@@ -145,7 +145,10 @@ def monitor_permissions(run: str) -> Permissions:
 
 
 def owner_account(password: str) -> dict[str, Any]:
-    """Returns the `accounts` of a server with one user with all permissions, to read a store that was written under users."""
+    """Returns the `accounts` of a server with one user with all permissions.
+
+    It reads a store that was written under users.
+    """
     return {ACCOUNT: {"jetstream": "enabled", "users": [{"user": OWNER, "password": password}]}}
 
 
@@ -170,8 +173,8 @@ def servers_of(url: str) -> list[str]:
 def credentials_of(url: str) -> dict[str, Any]:
     """Returns the credentials in a URL as options of the client.
 
-    `user` and `password`, or `token`; empty if there are none.
-    As options they hold for servers that a cluster announces, too.
+    They are `user` and `password`, or `token`; empty if there are none. As options they hold for servers that a cluster
+    announces, too.
     """
     parts = urlsplit(url)
     if parts.password is not None:

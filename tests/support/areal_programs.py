@@ -75,7 +75,8 @@ from areal.utils import stats_tracker
 class MyWorkflow(RolloutWorkflow):
     def __init__(self, tokenizer, gconfig=None, **kwargs):
         self.tokenizer = tokenizer
-        self.gconfig = (gconfig or GenerationHyperparameters(max_new_tokens=20)).new_with_stop_and_pad_token_ids(tokenizer)
+        gconfig = gconfig or GenerationHyperparameters(max_new_tokens=20)
+        self.gconfig = gconfig.new_with_stop_and_pad_token_ids(tokenizer)
 
     async def arun_episode(self, engine, data):
         input_ids = self.tokenizer.encode(data["prompt"])

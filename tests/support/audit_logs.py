@@ -3,6 +3,10 @@ group."""
 
 from __future__ import annotations
 
+import msgspec
+
+from areal_actors.audit.audit import Audit
+from areal_actors.audit.sequences import SequencesCheck
 from areal_actors.core.values import (
     Interaction,
     SamplingParams,
@@ -159,3 +163,23 @@ def sound_log():
     )
     log.add(RunFinished(steps=3))
     return log.events
+
+
+def audited(events, *, numbers=None):
+    """Fold events; their places count from 1, unless `numbers` is given."""
+    audit, rows = Audit(), SequencesCheck(EPISODE)
+    for sequence, event in zip(numbers or range(1, len(events) + 1), events, strict=True):
+        audit.event(sequence, event)
+        for check, sentence in rows.event(sequence, event):
+            audit.fault(sequence, check, sentence)
+        audit.sequences_checked = rows.checked
+    return audit
+
+
+def place(events, kind, number=0):
+    """Index of the n-th event of a kind."""
+    return [index for index, event in enumerate(events) if isinstance(event, kind)][number]
+
+
+def changed(events, index, **fields):
+    return [*events[:index], msgspec.structs.replace(events[index], **fields), *events[index + 1 :]]

@@ -142,3 +142,45 @@ def open_buses(which: str, folder: Path) -> AbstractAsyncContextManager[Buses]:
     """Both sides of the bus in memory, or of one over a real server that keeps its store in the folder (`shared`: each
     shares a reader)."""
     return _in_memory() if which == "memory" else _over_nats(folder, shares_log=which == "shared")
+
+
+@asynccontextmanager
+async def connected(
+    server: EmbeddedServer, blobs: Path | None = None, retry_for_seconds: float = 10
+) -> AsyncIterator[NatsBus]:
+    bus = await NatsBus.connect(
+        server.url,
+        "test",
+        name="tester",
+        token=server.token,
+        kinds=KINDS,
+        blobs=blobs,
+        lease_seconds=LEASE,
+        retry_for_seconds=retry_for_seconds,
+    )
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+@asynccontextmanager
+async def doubling(
+    bus: Bus, address: str = "doubler-0", group: str = "doubler", parts: int = 1
+) -> AsyncIterator[list[int]]:
+    """Answers `Double`; the list has the requests."""
+    asked: list[int] = []
+
+    async def serve(inbox: AsyncIterator[object]) -> None:
+        async for delivery in inbox:
+            number = delivery.message.n  # type: ignore[attr-defined]
+            asked.append(number)
+            for part in range(1, parts + 1):
+                await bus.reply(delivery.reply_to, Doubled(n=2 * number * part), stamp(), last=part == parts)  # type: ignore[attr-defined]
+
+    async with bus.requests(Double, group=group, address=address) as inbox:
+        serving = asyncio.create_task(serve(inbox))
+        try:
+            yield asked
+        finally:
+            serving.cancel()

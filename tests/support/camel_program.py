@@ -20,7 +20,8 @@ class CamelMathAgent:
 
     async def run_agent(self, data, client: ArealOpenAI):
         model = AReaLOpenAICompatibleModel(openai_client=client, tokenizer=self.tokenizer, model_type="areal")
-        agent = ChatAgent(system_message="You are a helpful math assistant.", model=model, token_limit=self.max_total_tokens)
+        system_message = "You are a helpful math assistant."
+        agent = ChatAgent(system_message=system_message, model=model, token_limit=self.max_total_tokens)
         response = await agent.astep(data["messages"][-1]["content"])
         reward = await self.async_reward_fn(result=response.msg.content, answer=data["answer"])
         client.set_last_reward(reward)

@@ -7,7 +7,7 @@ comment directly above the fence may have directives, separated by semicolons:
     <!-- run: no, REASON -->                        illustrative: reason that it is not run here
     <!-- run: with steps=2 evaluation.tasks=0 -->   settings laid over those of the block, because they would take long
     <!-- run: over recipes/tools.toml -->           a fragment of TOML belongs to this recipe (default: the main one)
-    <!-- run: for `some line` above -->             a fragment of Python stands in the place of this line of the block above
+    <!-- run: for `some line` above -->             a fragment of Python replaces this line of the block above
     <!-- run: on 2 ranks -->                        torchrun starts it
 """
 

@@ -156,3 +156,13 @@ async def nothing_in_flight(harness):
             session.running for session in manager.registry._sessions.values()
         ):
             await asyncio.sleep(0.005)
+
+
+async def text_of(stream):
+    """Texts of a stream's choices, and ids of their interactions."""
+    texts, names = {}, {}
+    async for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+            names[choice.index] = getattr(choice, "interaction_id", chunk.id)
+    return texts, names

@@ -12,7 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from support.conversations import WORDS, Talk, family
+from support.conversation_families import family
+from support.conversations import WORDS, Talk
 from support.template_families import FAMILIES
 
 from areal_actors.core.errors import SetupError

@@ -16,7 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 _LISTED = """
-tell tells told telling say says said saying hear hears heard hearing worth nobody somebody whoever goodbye caprice caprices lonely deaf
+tell tells told telling say says said saying hear hears heard hearing worth
+nobody somebody whoever goodbye caprice caprices lonely deaf
 """
 WORDS = frozenset(_LISTED.split())
 PHRASES = ("so many", "so long", "for good", "in hand", "last words", "as it likes", "as they like", "it is not known")

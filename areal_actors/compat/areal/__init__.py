@@ -1,7 +1,7 @@
 """AReaL's programs on this system, with AReaL's names: `from areal_actors.compat.areal import PPOTrainer`.
 
-See docs/areal.md.
-`python -m areal_actors.compat.areal program.py …` runs a program whose imports are still `from areal import …`.
+docs/areal.md describes them. `python -m areal_actors.compat.areal program.py …` runs a program whose imports are still
+`from areal import …`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Chooses the algorithm of a recipe by the settings of AReaL's `actor`.
 
-One loss with flags there, one algorithm each here.
+AReaL has one loss with flags, this package one algorithm for each of their combinations.
 """
 
 from __future__ import annotations

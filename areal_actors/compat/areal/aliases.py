@@ -1,6 +1,6 @@
 """Makes `import areal` work.
 
-Modules with AReaL's names whose members are those of this package, loaded when they are used.
+Modules with AReaL's names have the members of this package, loaded when they are used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ FOLDER = Path(__file__).parent.parent / "alias"
 
 
 def install() -> None:
-    """Add the modules to this process, in place of an installed AReaL, and to the processes of reward functions that it starts."""
+    """Add the modules to this process and to the processes of reward functions that it starts.
+
+    They take the place of an installed AReaL.
+    """
     if str(FOLDER) not in sys.path:
         sys.path.insert(1, str(FOLDER))
     for name, whole in WHOLE.items():

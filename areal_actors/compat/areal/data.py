@@ -27,10 +27,10 @@ TEST_ROWS = 500
 def get_custom_dataset(
     split: str | None = None, dataset_config: DatasetConfig | None = None, tokenizer: Any = None, **options: Any
 ) -> list[dict[str, Any]]:
-    """Rows with `messages` and `answer`, of a dataset of the Hugging Face hub, of files, or of the generated problems `arithmetic`.
+    """Rows with `messages` and `answer`, of a dataset of the hub, of files, or of the generated problems `arithmetic`.
 
-    Rows that have `messages` stay as they are; a `question` becomes a user's message. With a tokenizer and `max_length` longer questions
-    are left out.
+    Rows that have `messages` stay as they are; a `question` becomes a user's message. With a tokenizer and `max_length`
+    longer questions are left out.
 
     Raises:
         RecipeError: there is no such dataset, or its type is not `rl`.

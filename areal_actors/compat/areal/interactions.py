@@ -41,7 +41,7 @@ class TokenInteraction:
         return self.model_response.input_tokens + self.model_response.output_tokens
 
     def earlier_calls(self) -> Iterator[TokenInteraction]:
-        """Yield the earlier calls of the conversation whose tokens this call's prompt begins with, the last one first."""
+        """Yield the earlier calls of the conversation whose tokens this call's prompt begins with, last to first."""
         earlier, tokens = self.parent, self.tokens
         while earlier is not None and tokens[: len(earlier.tokens)] == earlier.tokens:
             yield earlier

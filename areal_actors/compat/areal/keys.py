@@ -1,6 +1,6 @@
-"""The keys of AReaL's YAML files.
+"""The keys of AReaL's YAML files, and their check.
 
-Those with a counterpart here, those that are read and reported, and the check for all others.
+Some have a counterpart here, others are read and reported; any further key is refused.
 """
 
 from __future__ import annotations

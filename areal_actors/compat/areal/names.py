@@ -1,6 +1,6 @@
 """The names of AReaL that this package has.
 
-In `areal_actors.compat.areal` itself, and by the modules of AReaL they are in.
+They are in `areal_actors.compat.areal` itself, and in the modules that have them in AReaL.
 """
 
 from __future__ import annotations

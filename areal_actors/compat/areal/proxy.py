@@ -1,4 +1,7 @@
-"""Submission of rewards by agents that run in a process of their own and know the model's address from the environment."""
+"""Submission of rewards by agents in a process of their own.
+
+They know the model's address from the environment.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from areal_actors.library.workflow import ArealOpenAI
 
 
 async def run_and_submit_rewards(func: Callable[[Any], Awaitable[Any]], data: Any) -> None:
-    """Run an agent, `run_agent_return_reward(data)`, and set the reward that it returns, or the rewards by the ids of responses.
+    """Run an agent, `run_agent_return_reward(data)`, and set the rewards that it returns.
+
+    It returns one reward, or rewards by the ids of responses.
 
     Raises:
         RewardError: a reward is not a finite number.

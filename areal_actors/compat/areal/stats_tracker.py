@@ -1,7 +1,6 @@
-"""AReaL's `stats_tracker`.
+"""AReaL's `stats_tracker`: named trackers of scalars, timings and masked columns.
 
-Named trackers of scalars, timings and masked columns, which `PPOTrainer` exports after every step.
-Values are kept in the process that records them.
+`PPOTrainer` exports them after every step. Values are kept in the process that records them.
 """
 
 from __future__ import annotations

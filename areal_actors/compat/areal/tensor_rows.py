@@ -1,7 +1,8 @@
-"""Converts the tensor dict of `arun_episode` to rewards of recorded calls, and refuses one with tokens that were not sampled so.
+"""Converts the tensor dict of `arun_episode` to rewards of recorded calls.
 
-The trained columns are always those that the engine recorded. A row is accepted if they are exactly the columns that it has: the
-same ids after the same prompt, the same log-probabilities and weight versions, at every position with `loss_mask` 1.
+A dict with tokens that were not sampled so is refused. The trained columns are always those that the engine recorded. A
+row is accepted if they are exactly the columns that it has: the same ids after the same prompt, the same
+log-probabilities and weight versions, at every position with `loss_mask` 1.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class ArealAgent(ABC):
 def rewards_of(returned: Any, engine: InferenceEngine) -> Any:
     """The rewards by interaction id of what `arun_episode` returned.
 
-    None, a number, a text or a mapping of numbers as it is.
+    None, a number, a text or a mapping of numbers is returned as it is.
 
     Raises:
         AgentError: a tensor dict or an interaction does not belong to the episode, or no interaction has a reward.

@@ -141,9 +141,8 @@ def make_agent(factory: Any, name: str, options: Mapping[str, Any], *, environme
 
 
 def run_function(agent: Any, name: str, *, environment: bool = False) -> Agent:
-    """The function to call for an episode.
+    """The function to call for an episode: the agent's `run` or `arun_episode`, or an agent that is a function.
 
-    The agent's `run`, its `arun_episode`, or the agent itself if it is a function.
     Call it with the task and its `address_arguments`. `environment` as in `make_agent`.
 
     Raises:

@@ -100,7 +100,7 @@ class TextEnvironment:
     def first_answer(self) -> str:
         """An answer that names the first action, with which the environment can be tried.
 
-        Empty if its form is not known.
+        It is empty if its form is not known.
         """
         names = [str(name) for name in self.args["actions"]] or list(self.actions)
         answer = f"Action: {names[0]}" if names else ""

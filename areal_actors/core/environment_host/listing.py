@@ -1,4 +1,7 @@
-"""Writes the tasks of an environment to a file, for the programs of this folder, in the environment's own interpreter."""
+"""Writes the tasks of an environment to a file.
+
+The programs of this folder use it in the environment's own interpreter.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Lists and plays tasks of a `verifiers` environment with `load_environment`, a dataset and a rubric, the interface before 0.2.
+"""Lists and plays tasks of a `verifiers` environment that has a dataset and a rubric.
 
-An episode is the environment's own rollout of one row of its dataset, with the episode's session as the model's endpoint; the rubric's
-weighted sum is the reward, and the values of its functions are metrics.
+`load_environment` returns such a one in the interface before 0.2. An episode is the environment's own rollout of one
+row of its dataset, with the episode's session as the model's endpoint; the rubric's weighted sum is the reward, and the
+values of its functions are metrics.
 """
 
 from __future__ import annotations

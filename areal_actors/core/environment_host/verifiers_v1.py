@@ -89,7 +89,7 @@ def _put_programs_on_path() -> None:
 
 
 def _make_importable(folder: Path) -> None:
-    """Add a folder to the module path of this process and of those that the environment starts, such as tool servers."""
+    """Add a folder to the module path of this process and of its children, such as tool servers."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
@@ -256,7 +256,7 @@ def _reward(trace: vf.Trace) -> float:
 def _metrics(traces: list[vf.Trace]) -> dict[str, float]:
     """Named rewards, without their weights, and metrics.
 
-    Of several agents as `AGENT/NAME`, means over the agent's traces.
+    Those of several agents are named `AGENT/NAME` and are means over the agent's traces.
     """
     by_name: dict[str, list[float]] = defaultdict(list)
     several = len({trace.agent.name for trace in traces}) > 1

@@ -1,9 +1,9 @@
-"""Incremental chat templates.
+"""Incremental chat templates: the text that a template appends after an answer.
 
-The text that a template appends after an answer, the end of its turn and the new messages.
-Rendering a whole conversation costs more with every turn. Most templates render the last messages independently of
-earlier ones, so a short placeholder history gives the same text. Each template is tested for that when it is loaded,
-and long conversations are rendered in full from time to time as a check.
+That is the end of its turn and the new messages. Rendering a whole conversation costs more with every turn. Most
+templates render the last messages independently of earlier ones, so a short placeholder history gives the same text.
+Each template is tested for that when it is loaded, and long conversations are rendered in full from time to time as a
+check.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Continuations:
         return msgspec.structs.replace(request, messages=tuple(messages))
 
     def is_local(self, features: frozenset[str]) -> bool:
-        """True if the template renders new messages independently of earlier ones, in conversations with these features."""
+        """True if the template renders new messages independently of earlier ones, given these features."""
         return self._local.get(features, False)
 
     def after(self, opened: str, conversation: AnsweredConversation, new: Sequence[MessageDict]) -> str | None:

@@ -148,9 +148,10 @@ def _text_after(
     *,
     whole: bool,
 ) -> tuple[str | None, int, str]:
-    """Text after the parent's tokens (None if they cannot be extended), messages rendered in full at the last check, the reason.
+    """Text after the parent's tokens, number of messages rendered in full at the last check, and the reason.
 
-    With `whole` all of it is rendered: tools or settings changed, and the template may or may not use them.
+    The text is None if the tokens cannot be extended. With `whole` all of it is rendered: tools or settings changed,
+    and the template may or may not use them.
     """
     sampled = completion_text(parent, continuations.chat)
     due = whole or len(request.messages) >= 4 * parent.prompt.checked

@@ -1,10 +1,9 @@
-"""Credit links of a call.
+"""Credit links of a call: the earlier calls that it continues.
 
-The earlier calls that it continues, by its messages or, where these do not name any, by time.
-Agents compact a history, keep a window of it, ask again without an invalid answer, delegate to another conversation, or
-send a message back with other spaces. The new call's messages then do not continue the call before, and with a discount
-per call no reward would reach it. So a call continues, besides its parent, every completed call that nothing continues
-yet when it begins:
+Its messages name them; where they name none, time does. Agents compact a history, keep a window of it, ask again
+without an invalid answer, delegate to another conversation, or send a message back with other spaces. The new call's
+messages then do not continue the call before, and with a discount per call no reward would reach it. So a call
+continues, besides its parent, every completed call that nothing continues yet when it begins:
 
 - a call without a parent continues the end of the conversation before (compaction, sliding window, plan and act);
 - a call whose parent is already continued by another call continues the end of that (a rewritten observation, an answer

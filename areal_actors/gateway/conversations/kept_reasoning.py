@@ -66,10 +66,10 @@ class KeptReasoning:
         new: Sequence[MessageDict],
         kwargs: Mapping[str, Any],
     ) -> str | None:
-        """Return the text after a sampled answer.
+        """Return the text after a sampled answer: the end of its turn and the new messages.
 
-        The end of its turn, without the stop token if it was sampled, and the new messages.
-        None if the template rejects the messages, or ends the answer with another kind of stop token.
+        The stop token is left out if it was sampled. None if the template rejects the messages, or ends the answer with
+        another kind of stop token.
         """
         before, tools = window(features - {"reasoning_content"})
         sampled_stops = [stop for stop in self._stops if sampled.endswith(stop)]
@@ -90,9 +90,10 @@ class KeptReasoning:
         kwargs: Mapping[str, Any],
         stops: Sequence[str],
     ) -> str | None:
-        """Return the end of an answer's turn and the new messages, rendered with the answer's kind and a text that marks its end.
+        """Return the end of an answer's turn and the new messages.
 
-        Calls that the template does not end as it ends other answers have to end with one of `stops`.
+        They are rendered after an answer of the same kind with a text that marks its end. Calls that the template does
+        not end as it ends other answers have to end with one of `stops`.
         """
         plain = {"role": "assistant", "content": SENTINEL}
         if not answer.get("tool_calls"):
@@ -120,9 +121,9 @@ class KeptReasoning:
         return closing + tail[len(end) :]
 
     def _test_features(self) -> dict[frozenset[str], bool]:
-        """By features without reasoning.
+        """True if the text after an answer does not depend on the history, by features without reasoning.
 
-        True if the text after an answer is the same after a placeholder, and extends the prompt.
+        The text is the same after a placeholder, and extends the prompt.
         """
         usable: dict[frozenset[str], bool] = {}
         for before, answer, new, tools in test_conversations():

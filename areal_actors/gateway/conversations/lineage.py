@@ -38,7 +38,7 @@ class Lineage(NamedTuple):
 def find_parent(turns: dict[str, ConversationTurn], request: ModelRequest) -> Lineage:
     """Find the call that these messages continue.
 
-    The one that the client names, or the deepest match by ids or values.
+    It is the one that the client names, or the deepest match by ids or values.
     """
     messages = request.messages
     if request.continues:
@@ -106,9 +106,9 @@ def _ids(message: MessageDict) -> Iterator[str]:
 
 
 def _by_value(turns: dict[str, ConversationTurn], history: _History) -> tuple[ConversationTurn, str] | None:
-    """The longest call that the messages continue, the latest of several.
+    """The longest call that the messages continue, the latest of several, and the difference of its answer.
 
-    And the difference of its answer as sent back.
+    The difference is between the answer as sampled and as sent back.
     """
     longest: tuple[ConversationTurn, str] | None = None
     for turn in reversed(turns.values()):

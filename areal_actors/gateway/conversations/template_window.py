@@ -1,4 +1,4 @@
-"""Placeholder histories of conversations, and the test for which conversations a chat template renders the same text after one.
+"""Tests which conversations a chat template renders the same text after as after a placeholder history.
 
 A placeholder has the features of the conversation that it stands for: a system message, tools, tool calls, reasoning.
 """

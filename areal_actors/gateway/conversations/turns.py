@@ -58,7 +58,7 @@ class Prompt(msgspec.Struct, metaclass=FrozenMeta):
     def first_position(self) -> int:
         """First position that a call with this prompt computes.
 
-        That of the last token of its prefix, which was sampled but not fed.
+        It is that of the last token of its prefix, which was sampled but not fed.
         """
         return max((len(self.token_ids) - len(self.suffix_ids)) // 4 - 1, 0)
 

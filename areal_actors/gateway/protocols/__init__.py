@@ -1,6 +1,6 @@
 """The wire formats that the gateway serves.
 
-OpenAI's chat completions, completions and responses, and Anthropic's messages.
+They are OpenAI's chat completions, completions and responses, and Anthropic's messages.
 """
 
 from __future__ import annotations

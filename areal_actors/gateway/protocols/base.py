@@ -1,6 +1,6 @@
 """A dialect: one wire format, whose JSON becomes a `ModelRequest` and the answer's parts its JSON again.
 
-No server code.
+It has no code of the server.
 """
 
 from __future__ import annotations

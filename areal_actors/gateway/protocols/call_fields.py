@@ -1,6 +1,6 @@
 """Fields of a `ModelRequest` that all dialects set in the same way.
 
-Constraint, arguments of the chat template, sampling, tools.
+They are its constraint, arguments of the chat template, sampling parameters and tools.
 """
 
 from __future__ import annotations

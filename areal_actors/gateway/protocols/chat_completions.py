@@ -1,6 +1,6 @@
-"""OpenAI chat completions.
+"""OpenAI chat completions, `/v1/chat/completions`.
 
-`/v1/chat/completions`; reasoning is in `reasoning_content`, as servers of open models have it.
+Reasoning is in `reasoning_content`, as servers of open models have it.
 """
 
 from __future__ import annotations

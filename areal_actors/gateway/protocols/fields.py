@@ -1,9 +1,8 @@
 """Field types and errors that the requests of all dialects share.
 
-Strict structs, and errors that name the field and a remedy.
-A field of a request is one of three things. Supported: it has its type. Ignored: accepted because clients send it,
-without effect, and named in the response header `x-areal-ignored`. Unsupported: only null is accepted. An unknown field
-is an error too: nothing is dropped silently.
+Structs are strict, and errors name the field and a remedy. A field of a request is one of three things. Supported: it
+has its type. Ignored: accepted because clients send it, without effect, and named in the response header
+`x-areal-ignored`. Unsupported: only null is accepted. An unknown field is an error too: nothing is dropped silently.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Requests with fields, items and tools that this gateway does not know.
 
-Accepted without them, and what was left out is listed.
-Protocols grow: clients send new metadata, hints and items of hosted tools long before a server knows them. A request
-that its types accept is taken as it is. Of another one, unknown fields are left out, and unknown elements of lists that
-carry a `type`; what is known to change what is sampled is refused by name (`neutral_values.py`), and so is content that
-the model would have to read.
+They are accepted without these, and what was left out is listed. Protocols grow: clients send new metadata, hints and
+items of hosted tools long before a server knows them. A request that its types accept is taken as it is. Of another
+one, unknown fields are left out, and unknown elements of lists that carry a `type`; what is known to change what is
+sampled is refused by name (`neutral_values.py`), and so is content that the model would have to read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Fields of requests that are known to change what is sampled and that this gateway does not have, by their values without effect.
+"""Unsupported fields of requests that change what is sampled, by their values without effect.
 
-Clients and servers send many of them at their defaults. Such a value is accepted and listed; any other is refused by name.
+Clients and servers send many of them at their defaults. Such a value is accepted and listed; any other is refused by
+name.
 """
 
 from __future__ import annotations

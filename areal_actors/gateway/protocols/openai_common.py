@@ -1,6 +1,6 @@
 """Fields and answers that OpenAI's dialects share.
 
-Errors, usage, log-probabilities, answers in choices, whole or in chunks.
+They are errors, usage, log-probabilities, and answers in choices, whole or in chunks.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class FunctionOutputItem(InputItem, ignored=("name", "namespace", "caller")):
 class ReferenceItem(RequestStruct):
     """An item of an earlier answer, by its id.
 
-    `msg_` or `rs_` and the answer's id, `fc_` or `ctc_` and the tool call's id.
+    An id is `msg_` or `rs_` and the answer's id, or `fc_` or `ctc_` and the tool call's id.
     """
 
     id: Text

@@ -67,8 +67,8 @@ class ExternalCapacity:
     def __init__(self, group_size: int, *, slots: int = 0) -> None:
         """Groups of `group_size`, granted by the staleness gate.
 
-        Or with `slots` that number of concurrent sessions, without grants.
-        A `group_size` of 0 is for runs whose own rollout workers take every group: no external session starts.
+        With `slots` there is that number of concurrent sessions instead, without grants. A `group_size` of 0 is for
+        runs whose own rollout workers take every group: no external session starts.
         """
         self.group_size = 1 if slots else group_size
         self.slots = slots
@@ -190,7 +190,7 @@ class ExternalSessionsState(Value):
 class ExternalSlots:
     """A fold over `CapacityGranted`, `SessionStarted` and the ends of episodes.
 
-    Granted slots, sessions in them, counts of ended ones.
+    It has the granted slots, the sessions in them, and counts of ended ones.
     """
 
     def __init__(self, capacity: ExternalCapacity) -> None:

@@ -1,6 +1,6 @@
-"""The end of an episode.
+"""The end of an episode, and the reports of its completed calls.
 
-A trajectory, an evaluation, or `EpisodeAbandoned` with a reason; and the reports of its completed calls.
+It is a trajectory, an evaluation, or `EpisodeAbandoned` with a reason.
 """
 
 from __future__ import annotations

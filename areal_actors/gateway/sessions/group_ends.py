@@ -1,6 +1,6 @@
 """Ends of members of a group of external agents.
 
-Of sessions that were lost with their gateway, and of members that never had one.
+They are sessions that were lost with their gateway, and members that never had one.
 """
 
 from __future__ import annotations

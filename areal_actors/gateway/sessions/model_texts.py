@@ -18,7 +18,7 @@ SHORTEST = 12
 def has_written(turns: Sequence[ConversationTurn], document: str | None) -> bool:
     """True if the model wrote this document, in an answer, its reasoning or the arguments of a tool call.
 
-    Of an empty one, last.
+    An empty document stands for the last one.
     """
     if document is None:
         return False
@@ -51,9 +51,9 @@ def continues_model(turns: Sequence[ConversationTurn], request: ModelRequest) ->
 
 
 def _texts(answer: dict[str, Any], *, reasoning: bool = True) -> Iterator[str]:
-    """Texts of an answer.
+    """Texts of an answer: its content, its reasoning, and the arguments of its tool calls.
 
-    Its content, its reasoning, and the arguments of its tool calls; the empty content of a tool call is none.
+    The empty content of a tool call is none.
     """
     calls = answer.get("tool_calls") or ()
     content = answer.get("content")

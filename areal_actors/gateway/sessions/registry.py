@@ -58,10 +58,9 @@ class SessionRegistry:
     """
 
     def __init__(self, secret: bytes = b"", *, kept: int = 0, share: GatewayShare = ONLY) -> None:
-        """`secret` keys the digests, so that weak keys cannot be guessed from them; `kept`.
+        """`secret` keys the digests, so that weak keys cannot be guessed from them.
 
-        Number of finished sessions to keep.
-        `share`: that of this gateway, if there are several.
+        `kept`: number of finished sessions to keep. `share`: that of this gateway, if there are several.
         """
         self._secret, self._share = secret, share
         self._sessions: dict[str, Session] = {}

@@ -129,7 +129,7 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     def record(
         self, turn: ConversationTurn, now: float, client_session: str = "", links: CreditLinks = NO_LINKS
     ) -> Session:
-        """Record a completed call, with its conversation's name at the client and the calls that it continues for credit.
+        """Record a completed call, its conversation's name at the client, and the calls it continues for credit.
 
         It replaces a cancelled call that it retries, in the credit links too.
         """

@@ -125,7 +125,7 @@ class ServerDialect(Protocol):
         ...
 
     async def score(self, server: ServerClient, segment: Segment, token_ids: Sequence[int], start: int) -> list[float]:
-        """Returns log_softmax(logits) of the tokens from `start` on, given those before, under the weights of a segment."""
+        """Returns log_softmax(logits) of the tokens from `start` on, under the weights of a segment."""
         ...
 
     async def routes(self, server: ServerClient, segment: Segment, token_ids: Sequence[int]) -> bytes:
@@ -231,7 +231,7 @@ def server_of(
 
 
 def adapter_lost(error: Exception, adapter: str) -> Exception:
-    """Returns an `EngineUnavailable` if a server refused a request because it no longer has this adapter, else the error itself.
+    """Returns an `EngineUnavailable` if a server no longer has this adapter, else the error itself.
 
     A server that was started elsewhere may have been restarted: that is no fault of the client's request.
     """

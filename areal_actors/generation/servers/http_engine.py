@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from itertools import count
@@ -19,7 +18,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
+from areal_actors.core.errors import EngineError, RequestError
 from areal_actors.core.model_config import route_shape_of, vocabulary_of
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
 from areal_actors.generation.engine import (
@@ -33,21 +32,17 @@ from areal_actors.generation.engine import (
 )
 from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect, adapter_lost, server_of
 from areal_actors.generation.servers.server_completion import RunningSegment, ServerCompletion
+from areal_actors.generation.servers.server_start import ServerStart
 from areal_actors.generation.servers.usage_watch import UsageWatch
 from areal_actors.generation.servers.weight_channels import LOAD_SECONDS, WeightChannel
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
-POLL_SECONDS = 0.5
-ABORT_SECONDS = (
-    0.2  # between two orders to end the same segments: one that had not reached the server is ended by the next
-)
-SHOWN_SECONDS = 10.0
-"""Time between two lines about a server that is starting."""
+ABORT_SECONDS = 0.2
+"""Time between two orders to end the same segments: one that had not reached the server is ended by the next."""
 RESTARTING = ("constraint", "frequency_penalty", "presence_penalty")  # a server forgets their state between segments
 CLOSE_SECONDS = 5.0
 """Time for a server to acknowledge an abort of its requests, when the engine is closed."""
-PHASE_CHARACTERS = 160
 DEFAULTS = SamplingParams()
 
 logger = structlog.get_logger(__name__)
@@ -75,7 +70,7 @@ class HttpEngine:
         self._server = server_of(dialect, model_folder, settings, place)
         self._channel = WeightChannel(dialect, self._server, model_folder, settings, place)
         self._watch = UsageWatch(dialect, self._server)
-        self._ready = False
+        self._start = ServerStart(dialect, self._server, settings.server.start_seconds, place.worker)
         self._closed = False
         self._adapter = ""
         """Name of the adapter that samples; empty for the model itself."""
@@ -84,7 +79,6 @@ class HttpEngine:
         self._admitted = asyncio.Event()
         self._admitted.set()
         self._loading = asyncio.Lock()
-        self._starting = asyncio.Lock()
         self._segments: dict[RunningSegment, None] = {}
         self._changed = asyncio.Event()
         self._numbers = count(1)
@@ -105,9 +99,9 @@ class HttpEngine:
         routes_from: int | None = None,
         images: PromptImages | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Yield a completion.
+        """Yield a completion in one chunk at its end, or as it is sampled when `stream` is set.
 
-        In one chunk at its end, or as it is sampled when `stream` is set; see `RoutingEngine`, too.
+        See `RoutingEngine`, too.
 
         Raises:
             RequestError: a token id is out of range, prompt and max_tokens exceed the context, or the server cannot do
@@ -252,7 +246,7 @@ class HttpEngine:
         self._segments[running] = None
 
     def _leave(self, running: RunningSegment) -> None:
-        """Forget a segment; one that has not ended is ended at the server, which would go on for a client that has left."""
+        """Forget a segment, and end it at the server if it has not ended: a server would go on without its client."""
         del self._segments[running]
         if not self._segments:
             self._busy.stop()
@@ -279,65 +273,12 @@ class HttpEngine:
                 `generation.server.start_seconds`.
             EngineUnavailable: it was killed.
         """
-        async with self._starting:
-            if self._ready:
-                return
-            limit, began, shown = self.settings.server.start_seconds, time.monotonic(), time.monotonic()
-            while not await self._answers():
-                process, seconds = self._server.process, time.monotonic() - began
-                if process is not None and (ended := process.describe_end()):
-                    raise EngineUnavailable(ended) if process.was_killed() else SetupError(ended)
-                if self._closed:
-                    raise EngineError("the generation engine is closed")
-                if seconds > limit:
-                    raise SetupError(
-                        f"{self.phase()}; it was not ready within generation.server.start_seconds = {limit:g}"
-                    )
-                if time.monotonic() - shown > SHOWN_SECONDS:
-                    logger.info(self.phase(), seconds=round(seconds))
-                    shown = time.monotonic()
-                await asyncio.sleep(POLL_SECONDS)
-            await self._try_out()
-            self._ready = True
-            if self.place.watches_usage:
-                self._task(self._watch.run())
-            logger.info("the server is ready", server=self.dialect.title, seconds=round(time.monotonic() - began, 1))
+        if await self._start.until_ready() and self.place.watches_usage:
+            self._task(self._watch.run())
 
     def phase(self) -> str:
-        """Returns what the server is doing while it starts, with the last line of its output.
-
-        Empty once it is ready.
-        """
-        if self._ready:
-            return ""
-        line = "" if self._server.process is None else self._server.process.tail(1)[:PHASE_CHARACTERS]
-        return f"{self.dialect.title} at {self._server.url} is starting{': ' if line else ''}{line}"
-
-    async def _try_out(self) -> None:
-        """Sample one token: a server may report that it is ready and end at its first request, for example of an unsupported model.
-
-        Raises:
-            SetupError: no token was sampled.
-            EngineUnavailable: the server was killed, or one that was started elsewhere is gone.
-        """
-        segment = Segment(f"{self.place.worker}.first", [0], SamplingParams(max_tokens=1), 1, (), streamed=False)
-        try:
-            async with aclosing(self.dialect.sample(self._server, segment)) as parts:
-                async for _ in parts:
-                    pass
-        except (EngineError, RequestError) as error:
-            process = self._server.process
-            await asyncio.sleep(POLL_SECONDS)  # until the end of a server that was killed can be seen
-            if isinstance(error, EngineUnavailable) and (process is None or process.was_killed()):
-                raise
-            output = f"; the end of {process.log}:\n{process.tail()}" if process is not None else ""
-            raise SetupError(f"{self.dialect.title} is ready but cannot sample a token ({error}){output}") from error
-
-    async def _answers(self) -> bool:
-        try:
-            return await self.dialect.is_ready(self._server)
-        except EngineUnavailable:
-            return False
+        """Returns what the server does while it starts, with the last line of its output; empty once it is ready."""
+        return self._start.phase()
 
     async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
         """Verify the files while decoding continues, end or await all segments, load, and continue the completions.
@@ -409,7 +350,7 @@ class HttpEngine:
         """Abort everything and end the server, unless it was started elsewhere; may be called twice."""
         if self._closed:
             return
-        self._closed = True
+        self._closed = self._start.closed = True
         self._admitted.set()
         if self._server.process is None and self._segments:
             with suppress(EngineError, TimeoutError):

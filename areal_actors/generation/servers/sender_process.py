@@ -1,6 +1,6 @@
 """The process that sends weights to one inference server.
 
-Started when it is needed, and killed when a request is late.
+It is started when it is needed, and killed when a request is late.
 """
 
 from __future__ import annotations

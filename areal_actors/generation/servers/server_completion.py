@@ -45,7 +45,7 @@ class ServerCompletion:
         routes: RouteShape | None = None,
         routes_from: int | None = None,
     ) -> None:
-        """`routes`: the model's mixtures of experts, of which those of the positions from `routes_from` on are reported."""
+        """`routes`: the mixtures of experts to report, from the position `routes_from` on."""
         self.images = images
         """Images of the prompt."""
         self.routed = None if routes is None else routes_from
@@ -115,7 +115,7 @@ class ServerCompletion:
         self.logprobs = logprobs
 
     def check_abort(self, running: RunningSegment, title: str) -> None:
-        """Raises EngineError if the server ends this completion by itself again and again, or one that cannot be continued."""
+        """Raises EngineError if the server ends this completion repeatedly, or if it cannot be continued."""
         if running.drains:
             raise EngineError(f"{title} ended a completion that cannot be continued exactly")
         self.aborts += not running.ordered
@@ -123,7 +123,7 @@ class ServerCompletion:
             raise EngineError(f"{title} ended the same completion {self.aborts} times without an order to")
 
     def lacks_routes(self, since: int) -> bool:
-        """True if there are more than `since` tokens, and experts of positions before the last one are wanted and missing."""
+        """True if there are more than `since` tokens, and wanted experts of positions before the last are missing."""
         return self.routed is not None and self.routed < len(self.token_ids) - 1 and len(self.token_ids) > since
 
     def add_routes(self, chosen: bytes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from base64 import b64decode
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -12,7 +11,6 @@ import msgspec
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTransferFailed
 from areal_actors.core.model_config import route_shape_of
-from areal_actors.core.values import SamplingParams
 from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import NO_SLEEP, EnginePlace
 from areal_actors.generation.servers.dialect import (
@@ -32,6 +30,13 @@ from areal_actors.generation.servers.server_process import (
     flags,
     message_of,
 )
+from areal_actors.generation.servers.sglang_requests import (
+    adapter_fields,
+    prompt_fields,
+    read_part,
+    routes_fields,
+    sampling_fields,
+)
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.weights.sending import Part
 
@@ -40,8 +45,6 @@ REPORT = " areal_weights="
 """Before the report of what arrived, in the message of an answer; see `server_side/sglang_weights.py`."""
 SPARE_CONTEXT = 8
 """SGLang ends completions up to two tokens before its context is full."""
-CONSTRAINTS = {"json_schema": "json_schema", "regex": "regex", "lark": "ebnf"}
-"""Names of SGLang; its `ebnf` takes llguidance's grammars as they are."""
 IDLE_WAIT_SECONDS = 60
 """SGLang drops its prefix cache when no request is left in a batch; none is sent to it meanwhile."""
 CPU_CACHE_TOKENS = 2**17
@@ -139,33 +142,33 @@ class SGLang:
         """Yield a segment, in one part or as it is sampled."""
         body: dict[str, Any] = {
             "rid": segment.request_id,
-            "sampling_params": _sampling(segment),
+            "sampling_params": sampling_fields(segment),
             "return_logprob": True,
             "top_logprobs_num": segment.sampling.top_logprobs,
             "stream": segment.streamed,
-            **_prompt(segment, segment.token_ids),
-            **_adapter(segment),
-            **_routes(segment),
+            **prompt_fields(segment, segment.token_ids),
+            **adapter_fields(segment),
+            **routes_fields(segment),
         }
         if not segment.streamed:
             status, answer = await server.post("/generate", body, seconds=None)
             if status != OK:
                 raise server.refusal_error(status, answer)
-            yield _part(server, answer, segment)
+            yield read_part(server, answer, segment)
             return
         async with aclosing(server.lines("/generate", body)) as answers:
             async for answer in answers:
-                yield _part(server, answer, segment)
+                yield read_part(server, answer, segment)
 
     async def score(self, server: ServerClient, segment: Segment, token_ids: Sequence[int], start: int) -> list[float]:
         """Returns log_softmax(logits) of the tokens from `start` on, given those before."""
         body = {
             "rid": f"score.{segment.request_id}",
-            **_prompt(segment, token_ids),
+            **prompt_fields(segment, token_ids),
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
             "logprob_start_len": start - 1,
-            **_adapter(segment),
+            **adapter_fields(segment),
         }
         status, answer = await server.post("/generate", body, seconds=None)
         if status != OK:
@@ -179,15 +182,15 @@ class SGLang:
         """
         body = {
             "rid": f"routes.{segment.request_id}",
-            **_prompt(segment, token_ids),
+            **prompt_fields(segment, token_ids),
             "sampling_params": {"max_new_tokens": 0},
-            **_adapter(segment),
-            **_routes(segment),
+            **adapter_fields(segment),
+            **routes_fields(segment),
         }
         status, answer = await server.post("/generate", body, seconds=None)
         if status != OK:
             raise server.refusal_error(status, answer)
-        if not (routes := _part(server, answer, segment._replace(token_ids=token_ids)).routes):
+        if not (routes := read_part(server, answer, segment._replace(token_ids=token_ids)).routes):
             raise EngineError(
                 f"SGLang at {server.url} does not report experts: start it with --enable-return-routed-experts"
             )
@@ -333,80 +336,3 @@ def _adapter_flags(place: EnginePlace, *, cpu_only: bool) -> dict[str, Any]:
         "max-loaded-loras": ADAPTERS,
         **({"lora-backend": "torch_native"} if cpu_only else {}),
     }
-
-
-def _adapter(segment: Segment) -> dict[str, str]:
-    return {"lora_path": segment.adapter} if segment.adapter else {}
-
-
-def _routes(segment: Segment) -> dict[str, Any]:
-    if segment.routes_from is None:
-        return {}
-    return {"return_routed_experts": True, "routed_experts_start_len": segment.routes_from}
-
-
-def _prompt(segment: Segment, token_ids: Sequence[int]) -> dict[str, Any]:
-    """The prompt's fields: SGLang takes one placeholder for each image, and expands it itself."""
-    if segment.images is None:
-        return {"input_ids": token_ids}
-    collapsed: list[int] = []
-    end = 0
-    for image in segment.images.images:
-        collapsed += token_ids[end : image.start + 1]
-        end = image.start + image.tokens
-    files = [str(segment.images.folder.file(image.digest).absolute()) for image in segment.images.images]
-    return {"input_ids": [*collapsed, *token_ids[end:]], "image_data": files}
-
-
-def _sampling(segment: Segment) -> dict[str, Any]:
-    sampling: SamplingParams = segment.sampling
-    chosen: dict[str, Any] = {
-        "max_new_tokens": segment.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k or -1,
-        "min_p": sampling.min_p,
-        "stop_token_ids": list(segment.stop_ids),
-        "skip_special_tokens": False,
-    }
-    if sampling.presence_penalty:
-        chosen["presence_penalty"] = sampling.presence_penalty
-    if sampling.frequency_penalty:
-        chosen["frequency_penalty"] = sampling.frequency_penalty
-    if sampling.logit_bias:
-        chosen["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
-    if sampling.constraint is not None:
-        chosen[CONSTRAINTS[sampling.constraint.kind]] = sampling.constraint.text
-    return chosen
-
-
-def _part(server: ServerClient, answer: Any, segment: Segment) -> SegmentPart:
-    """Returns the tokens of an answer, or of the next difference of a streamed one.
-
-    Raises:
-        EngineError: there are none, or SGLang has made other tokens of a prompt with images.
-    """
-    if not isinstance(answer, dict) or "meta_info" not in answer:
-        raise server.refusal_error(500, answer)
-    meta = answer["meta_info"]
-    if segment.images is not None and (prompt_tokens := meta.get("prompt_tokens")) not in (
-        None,
-        0,
-        len(segment.token_ids),
-    ):
-        expected = f"{len(segment.token_ids)} tokens with images"
-        raise EngineError(
-            f"SGLang at {server.url} has made {prompt_tokens} tokens of a prompt of {expected}; its image processor is"
-            " another one"
-        )
-    pairs = meta.get("output_token_logprobs") or []
-    top = meta.get("output_top_logprobs") or []
-    reason = meta.get("finish_reason") or {}
-    return SegmentPart(
-        token_ids=[token_id for _, token_id, _ in pairs],
-        logprobs=[logprob for logprob, _, _ in pairs],
-        top=[[(token_id, logprob) for logprob, token_id, _ in row] for row in top],
-        finish_reason=reason.get("type", ""),
-        cached_tokens=meta.get("cached_tokens", 0) if reason else 0,
-        routes=b64decode(meta.get("routed_experts") or ""),
-    )

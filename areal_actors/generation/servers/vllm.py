@@ -1,4 +1,7 @@
-"""vLLM 0.30 and later, over its OpenAI-compatible server in development mode, which has the requests that change weights."""
+"""vLLM 0.30 and later, over its OpenAI-compatible server.
+
+Its development mode has the requests that change weights.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`areal-actors launch RECIPE --follow` on a cluster.
 
-Acts on the decisions of a run, beside it, until it is asked to end.
+It acts on the decisions of a run, beside it, until it is asked to end.
 """
 
 from __future__ import annotations

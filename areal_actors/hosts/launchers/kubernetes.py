@@ -1,6 +1,7 @@
-"""Kubernetes: manifests of core kinds only, a Job for the run and one for each role of its workers, and of those that decisions may add.
+"""Kubernetes: manifests of core kinds only.
 
-The recipe and the files of its agent are in a ConfigMap; the workers get them from the run, as everywhere.
+There is a Job for the run, one for each role of its workers, and one for each role that decisions may add. The recipe
+and the files of its agent are in a ConfigMap; the workers get them from the run, as everywhere.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MOST_BYTES = 900_000
 def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path, *, shown: bool = False) -> str:
     """Returns the manifests of a plan, of which the recipe was read from `files` in `folder`.
 
-    Without keys if they are `shown`.
+    They have no keys if they are `shown`.
 
     Raises:
         RecipeError: `[hosts]` names no image, or the run's name is too long.
@@ -128,10 +129,7 @@ def _named_files(value: Any) -> Iterator[Path]:
 
 
 def _inside(file: Path, folder: Path) -> str:
-    """Returns how a container names a file.
-
-    By its path below the folder, or as a recipe that comes with the package.
-    """
+    """Returns how a container names a file: by its path below the folder, or as a recipe of the package."""
     if _is_shipped(file, folder):
         return file.stem
     path = Path.cwd() / file

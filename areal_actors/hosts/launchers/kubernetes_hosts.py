@@ -1,9 +1,8 @@
 """Pods that `[autoscale]` adds to a run on Kubernetes.
 
-One Job for each role, whose `parallelism` follows the decisions.
-Kubernetes starts and ends the pods: of too many, first those that have not started, then the newest. What was followed
-is in the Job itself, number and time of the decision in one change, so that a follower that is started again goes on
-from there.
+There is one Job for each role, whose `parallelism` follows the decisions. Kubernetes starts and ends the pods: of too
+many, first those that have not started, then the newest. What was followed is in the Job itself, number and time of the
+decision in one change, so that a follower that is started again goes on from there.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from areal_actors.hosts.launchers.local_command import LocalCommand
 from areal_actors.hosts.launchers.local_workers import LocalWorkers, holder
 from areal_actors.hosts.launchers.plan import PROGRAM, LaunchPlan
 from areal_actors.hosts.launchers.scaled_hosts import ScaledHosts
-from areal_bus.server import LOOPBACK
+from areal_bus.server_config import LOOPBACK
 
 LEAVING_SECONDS = 60.0
 """Time for workers to leave after the run has ended; they have left before, unless it failed at its start."""

@@ -1,6 +1,6 @@
 """Workers that `[autoscale]` adds on this machine.
 
-An `areal-actors join` for each, with GPUs that no living process has.
+Each is an `areal-actors join` with GPUs that no living process has.
 """
 
 from __future__ import annotations

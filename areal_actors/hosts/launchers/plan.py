@@ -1,6 +1,6 @@
-"""The commands of a launch.
+"""The commands of a launch: one `areal-actors run`, and an `areal-actors join` for each joining host.
 
-One `areal-actors run`, and an `areal-actors join` for each joining host; every launcher adds its addresses.
+Every launcher adds its addresses.
 """
 
 from __future__ import annotations

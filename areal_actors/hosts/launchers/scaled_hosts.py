@@ -93,7 +93,10 @@ class ScaledHosts:
                     self.start_missing()
 
     def apply(self, decision: ScaleChange) -> None:
-        """Follow a decision. There are never more hosts than the bounds of `[autoscale]` leave beside those of the recipe."""
+        """Follow a decision.
+
+        There are never more hosts than the bounds of `[autoscale]` leave beside those of the recipe.
+        """
         role, more = decision.role, decision.workers - decision.before
         for name in self._ended_hosts():
             del self.hosts[name]

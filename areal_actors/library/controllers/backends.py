@@ -1,8 +1,8 @@
 """Backends of a hand-written loop.
 
-Gateway and engines in its own process, in separate processes, or on a joined server.
-The rollout worker and the reward worker are always in the loop's process, because workflows are its objects (the reward
-function itself runs in a child); backends differ in the location of gateway and inference workers, and in the bus.
+Gateway and engines run in its own process, in separate processes, or on a joined server. The rollout worker and the
+reward worker are always in the loop's process, because workflows are its objects (the reward function itself runs in a
+child); backends differ in the location of gateway and inference workers, and in the bus.
 """
 
 from __future__ import annotations

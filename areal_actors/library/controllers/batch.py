@@ -1,6 +1,6 @@
-"""A batch is metadata.
+"""A batch as metadata: references to the trajectories of a step in a run's log.
 
-References to the trajectories of a step in a run's log; tokens are fetched where they are used.
+Tokens are fetched where they are used.
 """
 
 from __future__ import annotations

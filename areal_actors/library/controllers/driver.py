@@ -1,8 +1,8 @@
 """The base of the rollout controllers.
 
-Starts the actors, receives the outcomes of episodes, sends the next ones, and waits.
-A hand-written loop replaces three actors of a run: the decisions of the staleness gate, the task source and the batcher
-are made here by the same code (`scheduler.py`). All other actors are those of a run.
+It starts the actors, receives the outcomes of episodes, sends the next ones, and waits. A hand-written loop replaces
+three actors of a run: the decisions of the staleness gate, the task source and the batcher are made here by the same
+code (`scheduler.py`). All other actors are those of a run.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Self, TypeVar
 from areal_actors.core.errors import RolloutError, RolloutTimeout
 from areal_actors.core.values import WeightsLocation
 from areal_actors.library.controllers.backends import Backend, in_process
+from areal_actors.library.controllers.episode_workers import WORKER, serve_episode_workers
 from areal_actors.library.controllers.scheduler import RolloutScheduler
 from areal_actors.library.controllers.tasks import Feed
 from areal_actors.library.controllers.workflows import Workflows
@@ -36,13 +37,7 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.processes.actor_host import PROCESS, ActorHost
-from areal_actors.processes.fold_actors import BuildContext
-from areal_actors.processes.tensor_process import TORCH_ACTORS
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.rewards.acceptance import Acceptance
-from areal_actors.rewards.bounded_rule import bounded_rule
-from areal_actors.rewards.reward_worker import RewardWorker
-from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.rollout.runners import episodes_at_once
 from areal_actors.runtime.message_ids import message_id
 from areal_actors.tasks.attempts import next_attempt
@@ -62,7 +57,6 @@ RECEIVED = (
     ActorFailed,
     ActorStopped,
 )
-WORKER = "rollout_worker-0"
 INFERENCE = "inference_worker-"
 LOAD_SECONDS = 120.0
 """Default time for inference workers to start and to load weights."""
@@ -73,10 +67,7 @@ CLOSED = "was closed"
 
 
 class Driver:
-    """Use it as an async context manager, or call `start` and `close`, in one event loop.
-
-    Methods may be awaited concurrently.
-    """
+    """Use it as an async context manager, or `start` and `close` it, in one event loop; calls may run concurrently."""
 
     def __init__(self, recipe: Recipe, backend: Backend | None = None, *, root: Path = Path()) -> None:
         """Configure the controller; nothing starts yet.
@@ -143,7 +134,7 @@ class Driver:
             consumer.add_done_callback(self._on_consumer_exit)
             host.failed.add_done_callback(lambda _: self._notify())
             await subscribed.wait()
-            await self._serve_workers(host)
+            await serve_episode_workers(host, self.recipe, self._workflows, self._root, slots=self._slots)
             try:
                 await asyncio.wait_for(caught_up.wait(), START_SECONDS)
             except TimeoutError as error:
@@ -153,25 +144,6 @@ class Driver:
             self._stack = stack.pop_all()
         self._closed = ""
         return self
-
-    async def _serve_workers(self, host: ActorHost) -> None:
-        task = self.recipe.task
-        acceptance = Acceptance(self._workflows.accepts, self._root, retry=task.retry_rejected)
-        reward_worker = TORCH_ACTORS["reward_worker"](
-            BuildContext(recipe=self.recipe, folder=host.folder, instance="reward_worker-0")
-        )
-        assert isinstance(reward_worker, RewardWorker)
-        reward_worker.acceptance = acceptance
-        await host.serve("reward_worker-0", reward_worker)
-        worker = RolloutWorker(
-            self._workflows,
-            concurrency=self._slots,
-            timeout_seconds=task.timeout_seconds,
-            rule=bounded_rule(task.reward),
-            acceptance=acceptance,
-            retry_rejected=task.retry_rejected,
-        )
-        await host.serve(WORKER, worker)
 
     async def close(self) -> None:
         """End all episodes and actors of this controller; concurrent waits raise an error. Idempotent."""

@@ -110,7 +110,7 @@ class AsyncRolloutController(Driver):
         should_accept: Accept = None,
         timeout: float = WAIT_SECONDS,
     ) -> RolloutBatch:
-        """Returns the next batch of `trainer.batch_size` groups, while further tasks run ahead as far as staleness allows.
+        """Returns the next batch of `trainer.batch_size` groups; further tasks run ahead as staleness allows.
 
         On return, the tasks of a further batch are queued, so that the next groups start as soon as weights are
         updated, while the loop trains.

@@ -139,7 +139,7 @@ class RolloutScheduler:
     def oldest(self, count: int) -> RolloutBatch | None:
         """Returns a batch of the oldest complete groups, None until there are enough.
 
-        Any number of batches per weight version.
+        There may be any number of batches per weight version.
         """
         assembler = msgspec.structs.replace(self.assembler, batches_formed=0)
         bound, dynamic = self.recipe.staleness_gate.max_staleness, self.recipe.batcher.dynamic_batch

@@ -129,7 +129,7 @@ class TrainController:
     def forward(self, batch: Data) -> list[Tensor]:
         """Returns float32 `[tokens of the sequence]` for each sequence's trained tokens.
 
-        Log-probabilities, or values of a scalar head.
+        They are log-probabilities, or values of a scalar head.
         """
         sequences = self.sequences(batch)
         outputs = (
@@ -138,9 +138,9 @@ class TrainController:
         return list(outputs.split_with_sizes([int(sequence.loss_mask[1:].sum()) for sequence in sequences]))
 
     def compute_logp(self, batch: Data) -> Tensor:
-        """Returns log-probabilities under the present weights, at the sampling temperature.
+        """Returns log-probabilities, float32 `[tokens]` on the CPU, under the present weights.
 
-        float32 `[tokens]` on the CPU.
+        They are at the sampling temperature.
         """
         return self.engine.logp(self.sequences(batch))
 
@@ -153,7 +153,9 @@ class TrainController:
         return self.engine.values(self.sequences(batch))
 
     def compute_advantages_and_returns(self, batch: Data) -> Prepared:
-        """Returns `advantages.tokens`, `advantages.returns` and the other update inputs of a batch under the present weights.
+        """Returns `advantages.tokens`, `advantages.returns` and the other update inputs of a batch.
+
+        They are computed under the present weights.
 
         Raises:
             EngineError: as for `train_batch`; or the ranks are driven from here, and do not return prepared data.

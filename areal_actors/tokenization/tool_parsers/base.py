@@ -1,6 +1,6 @@
 """Interfaces of answer formats.
 
-A completion's text to reasoning, text and tool calls, and grammars that force a call.
+They turn a completion's text into reasoning, text and tool calls, and make grammars that force a call.
 """
 
 from __future__ import annotations
@@ -185,7 +185,10 @@ class AnswerFormat(ABC):
 
     @abstractmethod
     def _grammar(self, grammar: Grammar, declared: DeclaredTools, *, parallel: bool, in_reasoning: bool) -> str:
-        """Return an expression for optional reasoning (its rest, if the prompt has opened it), then one call, or more if `parallel`."""
+        """Return an expression for optional reasoning, then one call, or more if `parallel`.
+
+        If the prompt has opened the reasoning, the expression begins with its rest.
+        """
 
 
 def declared_tools(tools: Sequence[ToolDefinition]) -> dict[str, Mapping[str, Any]]:

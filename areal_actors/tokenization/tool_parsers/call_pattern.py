@@ -1,7 +1,7 @@
-"""Calls described by data.
+"""Calls described by data, as learned from a chat template.
 
-The delimiters around a section, its calls, their names and arguments, as learned from a chat template.
-White space between delimiters is ignored when calls are read, since models vary it; values keep theirs.
+A pattern has the delimiters around a section, its calls, their names and arguments. White space between delimiters is
+ignored when calls are read, since models vary it; values keep theirs.
 """
 
 from __future__ import annotations

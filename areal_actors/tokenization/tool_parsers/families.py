@@ -73,7 +73,7 @@ def detect_format(chat_template: str) -> str:
 
 
 def format_for_template(chat_template: str) -> AnswerFormat:
-    """Return the format that a model with this template writes, with only the reasoning delimiters that the template contains.
+    """Return the format that a model with this template writes, with the template's reasoning delimiters only.
 
     If it contains none, `<think>` is plain text: parsed as reasoning it would be missing from the next prompt.
     """

@@ -1,7 +1,7 @@
 """Delimiters around the parts of an answer.
 
-Models that write their text, like their calls, in a channel or an element of its own.
-A family is a row of `FRAMES`. Its delimiters are taken out of the text of answers; the chat template writes them again.
+Some models write their text, like their calls, in a channel or an element of its own. A family is a row of `FRAMES`.
+Its delimiters are taken out of the text of answers; the chat template writes them again.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Grammar:
         return self._delimiter_rule(delimiter, ID_PLACEHOLDER, self.literal(delimiter))
 
     def until(self, delimiter: str, before: str = "", without: str = "") -> str:
-        """Return an expression for any text that ends with `before` and this delimiter and does not contain `without`."""
+        """Return an expression for any text without `without` that ends with `before` and this delimiter."""
         text = f"(/(?s:.*)/ & ~/(?s:.*){escape_text(without)}(?s:.*)/)" if without else "/(?s:.*)/"
         free = self._rule_name(f"{text} {self.literal(before)}" if before else text, "TEXT")
         whole = self._rule_name(f"{text} {self.literal(before + delimiter)}", "TEXT")
@@ -79,7 +79,7 @@ class Grammar:
     def text(self, delimiter: str) -> str:
         """Return an expression for a delimiter of several tokens.
 
-        Each part that may be a token as one, the rest as text.
+        Each part that may be a token is one, the rest is text.
         """
         parts, at = [], 0
         for mark in MARK.finditer(delimiter):

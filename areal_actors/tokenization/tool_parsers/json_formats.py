@@ -1,6 +1,6 @@
 """Formats that write a call's arguments as JSON.
 
-Hermes, Llama 3, Mistral, DeepSeek, and bare JSON for any other model.
+They are Hermes, Llama 3, Mistral, DeepSeek, and bare JSON for any other model.
 """
 
 from __future__ import annotations
@@ -160,7 +160,10 @@ def read_deepseek(text: str, at: int, declared: DeclaredTools) -> ParsedCalls:
 
 
 def _read_deepseek_call(text: str, at: int, declared: DeclaredTools) -> tuple[ToolCall, int]:
-    """Parse one call; `at` is the position after its opening delimiter, the returned one is after its closing delimiter."""
+    """Parse one call.
+
+    `at` is the position after its opening delimiter, the returned one is after its closing delimiter.
+    """
     end_of_name = text.find("<", at)
     if end_of_name < 0:
         raise IncompleteCall

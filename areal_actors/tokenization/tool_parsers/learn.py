@@ -219,7 +219,7 @@ def _tagged_call(texts: _Texts, before: str, rest: str) -> CallPattern | None:
 
 
 def _number_calls(pattern: CallPattern, after_second_name: str) -> CallPattern:
-    """Return the pattern with the number of a call in the delimiter after its name, if the second call has another one."""
+    """Return the pattern with a call's number in the delimiter after its name, if the second call has another."""
     start, number, rest = pattern.name_end.rpartition("1")
     if (
         number

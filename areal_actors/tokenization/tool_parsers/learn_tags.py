@@ -1,6 +1,6 @@
 """Learns how a chat template writes arguments between delimiters.
 
-With types, with CDATA, with elements for lists and objects.
+It may write types, CDATA, and elements for lists and objects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Renders known tool calls through a chat template, and cuts out the text that a model would have to generate for them."""
+"""Renders known tool calls through a chat template.
+
+The text that a model would have to generate for them is cut out.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +133,7 @@ class Probe:
     def _start(self, whole: str) -> int:
         """Return the position in a rendered conversation where the answer begins.
 
-        Where the prompt ends, or they differ.
+        That is where the prompt ends, or where they differ.
         """
         user = USER["content"]
         asked, sent = self.prompt.find(user), whole.find(user)

@@ -1,6 +1,6 @@
 """Python calls without delimiters of their own.
 
-`[name(key=value), …]` at the start of an answer, and lines in a fence.
+They are `[name(key=value), …]` at the start of an answer, and lines in a fence.
 """
 
 from __future__ import annotations

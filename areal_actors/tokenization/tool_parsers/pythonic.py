@@ -136,7 +136,7 @@ def pythonic_body(grammar: Grammar, name: str, parameters: Mapping[str, Any]) ->
 
 
 def _keywords_grammar(grammar: Grammar, parameters: Mapping[str, Any]) -> str:
-    """Return an expression for `key=value` of every required argument, then of any optional ones, separated by commas."""
+    """Return an expression for `key=value` of all required arguments, then of optional ones, with commas."""
     definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
     written = {
         key: (

@@ -94,7 +94,7 @@ class QuotedValues(NamedTuple):
         return f"[{', '.join(values)}]", position + 1
 
     def grammar(self, grammar: Grammar, parameters: Mapping[str, Any]) -> str:
-        """Return an expression for an object with the arguments of this schema, sorted by name, as the templates write them."""
+        """Return an expression for an object with the arguments of this schema, sorted by name, as templates do."""
         schemas = dict(sorted(argument_schemas(parameters).items()))
         needed = parameters.get("required")
         required = [key for key in schemas if isinstance(needed, list) and key in needed]

@@ -121,7 +121,7 @@ def _last_candidates(
 ) -> Iterator[tuple[ToolDialect, AnswerFormat]]:
     """Yield what is tested after the formats that the template renders.
 
-    Calls as it describes them, and JSON without delimiters.
+    That is calls as it describes them, and JSON without delimiters.
     """
     described, written = written_calls(template.source), None
     if described is not None:
@@ -136,7 +136,10 @@ def _last_candidates(
 
 
 def _is_left_to_text(problem: str, first: AnswerFormat, described: WrittenCalls) -> bool:
-    """True if the template renders no calls, or those in the described syntax without escapes, so that only plain ones are read back."""
+    """True if only plain calls are read back.
+
+    The template renders none, or renders them in the described syntax without escapes.
+    """
     same = isinstance(first, DelimitedFormat) and first.syntax == described.syntax
     return problem.endswith(NO_CALLS) or (same and not problem)
 

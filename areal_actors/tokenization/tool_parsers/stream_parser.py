@@ -277,7 +277,7 @@ class DelimitedStreamParser(StreamParser):
     def _malformed_block(self, at: int, error: MalformedCall, *, final: bool) -> ParsedCalls | None:
         """Return a malformed call as text.
 
-        All up to the closing delimiter, or the opening one alone if there is no closing one.
+        It ends with the closing delimiter; without one the opening delimiter alone is text.
         """
         problem = call_problem(error)
         match = self._openings.match(self._pending, at) if self._openings else None

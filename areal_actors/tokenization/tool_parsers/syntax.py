@@ -118,7 +118,9 @@ class CallSyntax(NamedTuple):
     """Text between calls in the grammar."""
 
     def grammar(self, grammar: Grammar, declared: DeclaredTools, *, parallel: bool) -> str:
-        """Add rules for a call of these tools as the templates render it (or several if `parallel`), and return their expression.
+        """Add rules for a call of these tools as templates render it, and return their expression.
+
+        With `parallel` there may be several calls.
 
         Raises:
             RequestError: the format has no syntax for calls.

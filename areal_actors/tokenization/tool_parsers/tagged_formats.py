@@ -103,7 +103,9 @@ QWEN_CODER_TAGS = Tags(
 
 
 def unopened_text(text: str, at: int) -> tuple[str, int]:
-    """Return a function whose opening delimiter the model left out, and the position after it and its closing delimiter, if there is one.
+    """Return a function whose opening delimiter the model left out, and the position after it.
+
+    The position is behind the closing delimiter, if there is one.
 
     Raises:
         IncompleteCall: the function does not end.
@@ -234,7 +236,7 @@ def value_grammar(
 def arguments_grammar(parameters: Mapping[str, Any], written: Callable[[str, object], str]) -> str:
     """Join the expressions that `written` returns for names and schemas.
 
-    Required ones once, the others at most once.
+    Required ones come once, the others at most once.
     """
     required = parameters.get("required")
     needed = set(required) if isinstance(required, list) else set()

@@ -1,6 +1,7 @@
-"""Call syntax of templates that describe calls to the model, and do not render those of earlier answers, or not without mistakes.
+"""Call syntax of templates that describe calls to the model and do not render earlier ones faithfully.
 
-The gateway then writes earlier calls into the text of their messages. A family is a row of `PYTHON_CALLS` or `JSON_CALLS`.
+The gateway then writes earlier calls into the text of their messages. A family is a row of `PYTHON_CALLS` or
+`JSON_CALLS`.
 """
 
 from __future__ import annotations

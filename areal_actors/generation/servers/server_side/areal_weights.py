@@ -101,7 +101,7 @@ class ReceivedWeights:
 
 
 def join_group(address: str, port: int, rank: int, ranks: int, name: str, backend: str, seconds: float) -> Any:
-    """Returns a process group besides the default one, whose rank 0 is the sender (`areal_actors/weights/sender.py`)."""
+    """Returns a process group besides the default one; its rank 0 is the sender (`weights/sender.py`)."""
     limit = timedelta(seconds=seconds)
     store = dist.PrefixStore(name, dist.TCPStore(address, port, ranks, is_master=False, timeout=limit))
     return c10d._new_process_group_helper(

@@ -125,7 +125,7 @@ class NativeCpuPlatform(CpuDeviceMixin, SRTPlatform):
     device_type = "cpu"
 
     def empty_cache(self) -> None:
-        """Nothing: a CPU has no cache of memory, and SGLang's garbage collection instead takes 0.3 s of every new version."""
+        """Does nothing: a CPU has no cache of memory, and SGLang's garbage collection takes 0.3 s a version."""
 
     def get_default_attention_backend(self) -> str:
         return "torch_native"

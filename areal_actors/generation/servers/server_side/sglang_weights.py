@@ -23,7 +23,7 @@ SECONDS = "AREAL_WEIGHTS_SECONDS"
 def receive() -> None:
     """Report and verify weights, if any are sent.
 
-    For the processes of the scheduler, which import the main module again.
+    The processes of the scheduler, which import the main module again, do so.
     """
     if SECONDS not in os.environ:
         return
