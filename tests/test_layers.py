@@ -42,6 +42,8 @@ ORDER = (
         "replay",
         "testing",
         "track",
+        "export",
+        "stages",
         "web",
         "run",
         "contracts",
@@ -81,7 +83,7 @@ WINGS = {
     "audit",
     "history",
     "reader",
-} | {*("replay", "track", "web")}
+} | {*("replay", "track", "export", "stages", "web")}
 """Beside the path: these import stations, no station imports them."""
 
 PURE = (
