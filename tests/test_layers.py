@@ -43,6 +43,7 @@ ORDER = (
         "testing",
         "track",
         "export",
+        "imports",
         "stages",
         "web",
         "run",
@@ -83,7 +84,7 @@ WINGS = {
     "audit",
     "history",
     "reader",
-} | {*("replay", "track", "export", "stages", "web")}
+} | {*("replay", "track", "export", "imports", "stages", "web")}
 """Beside the path: these import stations, no station imports them."""
 
 PURE = (

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from areal_actors import __version__
-from areal_actors.cli.export_arguments import add_export
+from areal_actors.cli.export_arguments import add_export, add_import
 from areal_actors.cli.gateway_arguments import add_gateway_command
 from areal_actors.cli.installed import DO as INSTALLED
 from areal_actors.cli.installed import add_installed_commands
@@ -254,6 +254,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     _uploads(command)
 
     add_export(command)
+    add_import(command)
 
     audit = command(
         "audit",

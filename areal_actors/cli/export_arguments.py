@@ -1,4 +1,4 @@
-"""Arguments of the command `export`."""
+"""Arguments of the commands export | import."""
 
 from __future__ import annotations
 
@@ -50,3 +50,27 @@ def add_export(command: Callable[..., argparse.ArgumentParser]) -> None:
         help="with --preferences: smallest difference of the two rewards (any)",
     )
     takes_folder(export)
+
+
+def add_import(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add import."""
+    about = (
+        "Write rollouts of another program as a log, which show, view, compare and what-if read as they read a run:\n"
+        "rows with prompt, completion and reward (as verl, TRL and AReaL write them), or trajectories in ATIF."
+    )
+    imported = command(
+        "import", "imports.command:import_rollouts", "read rollouts of another program into a log", about
+    )
+    imported.add_argument(
+        "files", nargs="+", metavar="FILE", help="rows (.jsonl, .parquet, .csv), or trajectories (.json), or folders"
+    )
+    imported.add_argument("destination", type=Path, metavar="LOG", help="the log to write, as in episodes.xz")
+    imported.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        metavar="KIND=NAME",
+        help="column of prompt, completion, reward, group or step, where it has another name",
+    )
+    imported.add_argument("--run", default="", metavar="NAME", help="name of the run (default: that of the log)")
+    imported.add_argument("--model", default="", metavar="NAME", help="name of the model, for readers")

@@ -5,25 +5,55 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 import msgspec
 
-from areal_actors.core.errors import SetupError
+from areal_actors.core.devices import detect_cuda
+from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.export.command import export
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.reader.run_files import read_run_files
+from areal_actors.recipe.load import load
 from areal_actors.stages.stage_file import Stage, StageFile
 
 FINISHED = "finished"
-Start = Callable[[list[str]], int]
-"""Runs a command of this program in a process; returns its exit status."""
+
+
+def check_stages(stages: StageFile, root: Path) -> int:
+    """Check the recipe of every stage with its settings, and print a line for each; returns the exit status.
+
+    Model and data set of a later stage, which an earlier one makes, are those of its recipe here.
+
+    Raises:
+        RecipeError: a recipe or a setting is invalid.
+    """
+    cuda = detect_cuda()
+    for number, stage in enumerate(stages.stage, start=1):
+        recipe, *settings = stages.words(stage, root)
+        try:
+            resolved = load([Path(recipe)], settings, cuda)
+        except RecipeError as error:
+            raise RecipeError(f"stage `{stage.name}`: {error}") from error
+        origin = ", ".join(
+            text
+            for name, text in (
+                (stage.model_of, f"model of {stage.model_of}"),
+                (stage.episodes_of, f"episodes of {stage.episodes_of} as {stage.episodes_as}"),
+            )
+            if name
+        )
+        facts = f"{resolved.recipe.algorithm.resolve().__struct_config__.tag}, {resolved.recipe.steps} steps"
+        _print_line(
+            f"stage {number} of {len(stages.stage)}, {stage.name}: run '{resolved.recipe.run}', {facts}"
+            + (f"; {origin}" if origin else "")
+        )
+    return 0
 
 
 def run_stages(stages: StageFile, root: Path) -> int:
-    """Run all stages; returns the exit status of the first that fails, else 0.
+    """Check, then run all stages; returns the exit status of the first that fails, else 0.
 
     A stage that has finished with the same words is not run again, unless one before it was; one that was interrupted
     is resumed.
@@ -33,8 +63,10 @@ def run_stages(stages: StageFile, root: Path) -> int:
         root: folder of their file.
 
     Raises:
+        RecipeError: a recipe or a setting is invalid; nothing was started.
         SetupError: a stage has no checkpoint or no episodes for a later one.
     """
+    check_stages(stages, root)
     folder = Path(stages.folder)
     record = folder / f"{stages.run}.stages.json"
     words_before: dict[str, list[str]] = msgspec.json.decode(record.read_bytes()) if record.is_file() else {}
@@ -46,20 +78,20 @@ def run_stages(stages: StageFile, root: Path) -> int:
         title = f"stage {number} of {len(stages.stage)}, {stage.name}: run '{run.path.name}'"
         if is_fresh or not status or words_before.get(stage.name) != words:
             is_fresh = True
-            _tell(f"{title} starts")
+            _print_line(f"{title} starts")
             words_before[stage.name] = words
             folder.mkdir(parents=True, exist_ok=True)
             record.write_bytes(msgspec.json.encode(words_before))
             code = start_command(["run", *words, *_inputs(stages, stage)])
         elif status == FINISHED:
-            _tell(f"{title} has finished already")
+            _print_line(f"{title} has finished already")
             continue
         else:
             is_fresh = True
-            _tell(f"{title} is resumed")
+            _print_line(f"{title} is resumed")
             code = start_command(["resume", run.path.name, "--folder", stages.folder])
         if code:
-            _tell(f"{title} ended with exit status {code}; the same command goes on from here")
+            _print_line(f"{title} ended with exit status {code}; the same command goes on from here")
             return code
     return 0
 
@@ -120,6 +152,6 @@ def newest_checkpoint(run: Path) -> Path:
     return kept[-1].absolute()
 
 
-def _tell(text: str) -> None:
+def _print_line(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()

@@ -78,7 +78,7 @@ def has_stages(path: Path) -> bool:
     try:
         return isinstance(tomllib.loads(path.read_text(encoding="utf-8")).get(KEY), list)
     except (OSError, ValueError):
-        return False  # the recipe's reader says what is wrong
+        return False  # the recipe's reader names the error
 
 
 def read_stages(path: Path, overrides: Sequence[str]) -> StageFile:

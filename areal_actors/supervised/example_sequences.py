@@ -18,7 +18,7 @@ from areal_actors.core.model_config import context_of
 from areal_actors.core.values import PROMPT_VERSION, TrainingSequence
 from areal_actors.messages import ExamplesDropped
 from areal_actors.supervised.examples import Example, ExampleConversation, Examples, LengthLimit
-from areal_actors.supervised.sampled_tokens import SampledTokens
+from areal_actors.supervised.tokenized_conversation import TokenizedConversation
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def sequences_of_example(
     """
     sequences: list[TrainingSequence] = []
     for number, conversation in enumerate(example.conversations):
-        if isinstance(conversation, SampledTokens):
+        if isinstance(conversation, TokenizedConversation):
             reward = CHOSEN if number == 0 else REJECTED
             sequences.append(_sequence_of_tokens(conversation, group, tokenizer, example.place, reward, scored=scored))
             continue
@@ -158,7 +158,7 @@ def sequences_of_example(
 
 
 def _sequence_of_tokens(
-    tokens: SampledTokens, group: int, tokenizer: ChatTokenizer, place: str, reward: float, *, scored: bool
+    tokens: TokenizedConversation, group: int, tokenizer: ChatTokenizer, place: str, reward: float, *, scored: bool
 ) -> TrainingSequence:
     try:
         tokens.check(tokenizer)
@@ -219,8 +219,8 @@ def _is_short(example: Example, limit: int, tokenizer: ChatTokenizer) -> bool:
         return False
 
 
-def _most_tokens(conversation: ExampleConversation | SampledTokens, tokenizer: ChatTokenizer) -> int:
-    if isinstance(conversation, SampledTokens):
+def _most_tokens(conversation: ExampleConversation | TokenizedConversation, tokenizer: ChatTokenizer) -> int:
+    if isinstance(conversation, TokenizedConversation):
         return len(conversation.ids)
     rendered = tokenizer.render(conversation.messages, conversation.tools, add_generation_prompt=False)
     return len(rendered.encode()) + len(msgspec.json.encode(conversation.messages))

@@ -5,7 +5,7 @@
     {"question": "...", "answer": "..."}                  a task with its worked answer, as in GSM8K
     {"prompt": ..., "chosen": ..., "rejected": ...}       a pair
     {"chosen": [...], "rejected": [...]}                  a pair of conversations; answers begin where they diverge
-    {"input_ids": [...], "completion_mask": [...]}        tokens of an episode (`sampled_tokens.py`, also for pairs)
+    {"input_ids": [...], "completion_mask": [...]}        tokens of an episode (`tokenized_conversation.py`, also for pairs)
 
 `prompt`, `completion`, `chosen` and `rejected` are a text or a list of chat messages; `tools` is optional; further
 fields are ignored.
@@ -21,7 +21,13 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from areal_actors.core.errors import RecipeError, SetupError
-from areal_actors.supervised.sampled_tokens import PAIR, SEQUENCE, SampledTokens, read_pair, read_sequence
+from areal_actors.supervised.tokenized_conversation import (
+    PAIR,
+    SEQUENCE,
+    TokenizedConversation,
+    read_pair,
+    read_sequence,
+)
 from areal_actors.tasks.arithmetic import Calculation, Split, WordProblem, problems
 from areal_actors.tasks.datasets import ARITHMETIC, ARITHMETIC_ROWS, HELD_OUT_SEED, choose_held_out
 from areal_actors.tasks.rows import DatasetRows, field_names
@@ -65,7 +71,7 @@ class ExampleConversation(msgspec.Struct, frozen=True):
 class Example(msgspec.Struct, frozen=True):
     """A demonstration, or a preference pair."""
 
-    conversations: tuple[ExampleConversation | SampledTokens, ...]
+    conversations: tuple[ExampleConversation | TokenizedConversation, ...]
     """The demonstration; or the chosen and the rejected conversation."""
     place: str
     """Location of the example, for error messages."""
@@ -308,7 +314,7 @@ def _messages(value: Any, role: str, place: str) -> tuple[Message, ...]:
 
 def _prompt(example: Example) -> bytes:
     conversation = example.conversations[0]
-    if isinstance(conversation, SampledTokens):
+    if isinstance(conversation, TokenizedConversation):
         return msgspec.json.encode(conversation.prompt)
     return msgspec.json.encode(conversation.messages[: conversation.first])
 

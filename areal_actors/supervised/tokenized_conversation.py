@@ -20,7 +20,7 @@ SEQUENCE = ("input_ids", "completion_mask")
 PAIR = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 
-class SampledTokens(msgspec.Struct, frozen=True):
+class TokenizedConversation(msgspec.Struct, frozen=True):
     """Tokens of a sequence, some of which are learned."""
 
     ids: list[int]
@@ -50,7 +50,7 @@ class SampledTokens(msgspec.Struct, frozen=True):
             )
 
 
-def read_sequence(row: dict[str, Any], place: str) -> SampledTokens:
+def read_sequence(row: dict[str, Any], place: str) -> TokenizedConversation:
     """Returns the sequence of a row.
 
     Raises:
@@ -61,10 +61,10 @@ def read_sequence(row: dict[str, Any], place: str) -> SampledTokens:
         raise SetupError(f"{place}: `completion_mask` must be a list of 0 and 1, as long as `input_ids` ({len(ids)})")
     if 1 not in mask[1:] or mask[0] == 1:
         raise SetupError(f"{place}: `completion_mask` has to be 0 at the first token and 1 at a later one")
-    return SampledTokens(ids, [entry == 1 for entry in mask], _texts(row, "completion"))
+    return TokenizedConversation(ids, [entry == 1 for entry in mask], _texts(row, "completion"))
 
 
-def read_pair(row: dict[str, Any], place: str) -> tuple[SampledTokens, SampledTokens]:
+def read_pair(row: dict[str, Any], place: str) -> tuple[TokenizedConversation, TokenizedConversation]:
     """Returns the chosen and the rejected sequence of a row.
 
     Raises:
@@ -75,7 +75,7 @@ def read_pair(row: dict[str, Any], place: str) -> tuple[SampledTokens, SampledTo
         raise SetupError(f"{place}: `chosen_ids` and `rejected_ids` are the same; leave the row out")
     sides = (("chosen", chosen), ("rejected", rejected))
     first, second = (
-        SampledTokens(prompt + answer, [False] * len(prompt) + [True] * len(answer), _texts(row, name))
+        TokenizedConversation(prompt + answer, [False] * len(prompt) + [True] * len(answer), _texts(row, name))
         for name, answer in sides
     )
     return first, second
