@@ -5,7 +5,7 @@
     {"question": "...", "answer": "..."}                  a task with its worked answer, as in GSM8K
     {"prompt": ..., "chosen": ..., "rejected": ...}       a pair
     {"chosen": [...], "rejected": [...]}                  a pair of conversations; answers begin where they diverge
-    {"input_ids": [...], "completion_mask": [...]}        tokens of an episode (`tokenized_conversation.py`, also for pairs)
+    {"input_ids": [...], "completion_mask": [...]}        tokens of an episode (`tokenized_conversation.py`)
 
 `prompt`, `completion`, `chosen` and `rejected` are a text or a list of chat messages; `tools` is optional; further
 fields are ignored.
