@@ -9,9 +9,10 @@ from support.framework_harness import ROOT
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.recipe.load import load
+from areal_actors.stages.stage_file import has_stages
 
 OVER_TOOLS = ("anthropic", "camel", "langgraph", "mcp_tools", "openai_agents")
-RECIPES = {path.stem: path.read_text() for path in (ROOT / "recipes").glob("*.toml")}
+RECIPES = {path.stem: path.read_text() for path in (ROOT / "recipes").glob("*.toml") if not has_stages(path)}
 OVER_MAIN = {
     name for name, text in RECIPES.items() if f"`areal-actors run recipes/gsm8k_grpo.toml recipes/{name}.toml" in text
 }

@@ -42,6 +42,9 @@ ORDER = (
         "replay",
         "testing",
         "track",
+        "export",
+        "imports",
+        "stages",
         "web",
         "run",
         "contracts",
@@ -81,7 +84,7 @@ WINGS = {
     "audit",
     "history",
     "reader",
-} | {*("replay", "track", "web")}
+} | {*("replay", "track", "export", "imports", "stages", "web")}
 """Beside the path: these import stations, no station imports them."""
 
 PURE = (

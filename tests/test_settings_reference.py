@@ -16,9 +16,10 @@ from areal_actors.cli import main
 from areal_actors.core.devices import CudaDevices
 from areal_actors.recipe.load import load
 from areal_actors.recipe.reference import json_schema, settings
+from areal_actors.stages.stage_file import has_stages
 
 ROOT = Path(__file__).parent.parent
-RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
+RECIPES = sorted(path for path in (ROOT / "recipes").glob("*.toml") if not has_stages(path))
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from areal_actors import __version__
+from areal_actors.cli.export_arguments import add_export, add_import
 from areal_actors.cli.gateway_arguments import add_gateway_command
 from areal_actors.cli.installed import DO as INSTALLED
 from areal_actors.cli.installed import add_installed_commands
@@ -162,10 +163,8 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     add_readers(command)
     _uploads(command)
 
-    about = "Write the durable log of a run to one portable file."
-    export = command("export", "display.monitor:export", "write the log of a run to one file", about)
-    _takes_run(export)
-    export.add_argument("destination", type=Path, metavar="FILE", help="where to write it")
+    add_export(command)
+    add_import(command)
 
     audit = command(
         "audit",

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Generator, Sequence
 
 from areal_actors.cli.arguments import Options
-from areal_actors.cli.check_static import resolve
+from areal_actors.cli.check_static import resolve, stages_of
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.foreign_text import show_controls
 from areal_actors.folder.process_logs import log_to_terminal
@@ -18,11 +18,14 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.data_check import check_data
 from areal_actors.run.preflight import check_parts
 from areal_actors.run.rehearsal import Played, rehearse
+from areal_actors.stages.run_stages import check_stages
 from areal_actors.supervision.nats_server import with_port
 
 
 def check(options: Options) -> int:
     """Print the resolved recipe and the plan, check all parts, and play a task."""
+    if stages := stages_of(options):
+        return check_stages(*stages)
     resolved = resolve(options, measures=True)
     print(plan.explain(resolved), flush=True)
     log_to_terminal()

@@ -17,10 +17,14 @@ from areal_actors.recipe.measured import measurements
 from areal_actors.recipe.paths import find_recipe, is_file
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.reference import explain_settings, json_schema
+from areal_actors.stages.run_stages import check_stages
+from areal_actors.stages.stage_file import StageFile, has_stages, read_stages
 
 
 def check(options: Options) -> int:
     """Print the resolved recipe and the plan."""
+    if stages := stages_of(options):
+        return check_stages(*stages)
     resolved = resolve(options, cuda=options.devices)
     print(plan.to_json(resolved) if options.as_json else plan.explain(resolved), flush=True)
     return 0
@@ -32,6 +36,12 @@ def explain(options: Options) -> int:
         json.dumps(json_schema(), indent=1) if options.json_schema else explain_settings(options.settings), flush=True
     )
     return 0
+
+
+def stages_of(options: Options) -> tuple[StageFile, Path] | None:
+    """Returns the stages of the file that the words name, and its folder; None for a recipe."""
+    files, overrides = files_and_overrides(options)
+    return (read_stages(files[0], overrides), files[0].parent) if has_stages(files[0]) else None
 
 
 def resolve(

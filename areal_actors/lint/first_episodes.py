@@ -39,7 +39,7 @@ class Episode:
     task: str
     """Id of its task."""
     sampled: int
-    """Hash of all sampled token ids."""
+    """Hash of all sampled token ids; 0 if the log has none, as an imported one."""
     prompts: int
     """Hash of the new tokens of all prompts."""
     calls: int
@@ -129,7 +129,9 @@ def _episode(trajectory: Trajectory, credit: Credit) -> Episode:
         group=trajectory.group,
         reward=trajectory.reward,
         task=trajectory.task,
-        sampled=hash(tuple(call.completion.token_ids for call in trajectory.interactions)),
+        sampled=hash(tuple(call.completion.token_ids for call in trajectory.interactions))
+        if trajectory.sampled_tokens()
+        else 0,
         prompts=hash(tuple(call.prompt_suffix for call in trajectory.interactions)),
         calls=len(trajectory.interactions),
         is_empty=last.finish_reason == "stop" and len(last.completion) <= 1,

@@ -23,7 +23,7 @@ EQUAL = 1e-9
 def find_equal_samples(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningFault]:  # noqa: ARG001 - a rule
     """Groups in which all episodes sampled the same tokens."""
     groups = facts.groups()
-    equal = [group for group in groups if len({episode.sampled for episode in group}) == 1]
+    equal = [group for group in groups if group[0].sampled and len({episode.sampled for episode in group}) == 1]
     if not groups or len(equal) < MOSTLY * len(groups):
         return
     yield LearningFault(

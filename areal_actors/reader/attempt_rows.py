@@ -16,7 +16,8 @@ from areal_actors.reader.records import EndedEpisode
 def episode_row(ended: EndedEpisode) -> dict[str, Any]:
     """Returns the row of an ended attempt."""
     event, calls = ended.event, interaction_rows(ended)
-    versions = [call[field] for call in calls for field in ("oldest_version", "newest_version")]
+    fields = ("oldest_version", "newest_version")
+    versions = [call[field] for call in calls for field in fields if call[field] is not None]
     failed = event if isinstance(event, EpisodeAbandoned) else None
     return {
         "episode": ended.episode,

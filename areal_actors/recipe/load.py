@@ -40,6 +40,8 @@ from areal_actors.recipe.model_size import is_pretrained
 from areal_actors.recipe.paths import beside
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key, Layer, is_stated, read_file, read_override
+from areal_actors.rewards import ARGUMENTS
+from areal_actors.rewards.composition import WEIGHTED, expand_reward_list
 from areal_actors.training.algorithms import AnyAlgorithm
 
 DIRECTIVES = ("profile", "profiles")
@@ -251,7 +253,17 @@ def _merge_layers(layers: Sequence[Layer], written: Layer, profile: str) -> Laye
             chosen = chosen.without_setting(key)
         is_override = layer is layers[-1]
         stated = layer.over(chosen.over(stated)) if is_override else chosen.over(layer.over(stated))
-    return stated.without(*DIRECTIVES)
+    return _with_reward_list(stated.without(*DIRECTIVES))
+
+
+def _with_reward_list(stated: Layer) -> Layer:
+    """Returns the settings with a list of rewards as the parts of `weighted`."""
+    task = stated.data.get("task")
+    rewards = task.get("reward") if isinstance(task, dict) else None
+    if not isinstance(task, dict) or not isinstance(rewards, list):
+        return stated
+    options = expand_reward_list(rewards, task.get("reward_options", {}), ARGUMENTS)
+    return Layer({**stated.data, "task": {**task, "reward": WEIGHTED, "reward_options": options}}, stated.places)
 
 
 def _with_implied(stated: Layer, *, serving: bool) -> Layer:

@@ -14,7 +14,8 @@ from areal_actors.generation.settings import ENGINES
 from areal_actors.recipe.errors import Problems, decode
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key, Layer
-from areal_actors.rewards import REWARDS, WEIGHTED
+from areal_actors.rewards import REWARDS
+from areal_actors.rewards.composition import WEIGHTED
 from areal_actors.tasks.sources import READERS
 from areal_actors.tokenization.tool_parsers.families import FORMATS
 

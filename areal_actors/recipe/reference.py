@@ -19,6 +19,7 @@ from areal_actors.core.errors import RecipeError
 from areal_actors.core.installed_parts import PartKind
 from areal_actors.recipe.errors import nearest, toml_value
 from areal_actors.recipe.part_checks import parts_beside_ours, settings_of
+from areal_actors.core.settings import TaskSettings
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.training.algorithms import AnyAlgorithm
 
@@ -121,6 +122,9 @@ def json_schema() -> dict[str, Any]:
                 table["properties"][name]["description"] = meaning
     for table in schema["$defs"].values():
         table.pop("required", None)  # a file may complete another one
+    reward = schema["$defs"][TaskSettings.__name__]["properties"]["reward"]
+    reward["type"] = [reward["type"], "array"]  # a list is a short form of `weighted`
+    reward["items"] = {"type": "string"}
     recipe = schema["$defs"][Recipe.__name__]
     recipe["properties"] |= {
         "profile": {"type": "string", "description": "Name of the profile to use, or `auto`."},

@@ -17,7 +17,8 @@ from areal_actors.recipe.errors import Problems, decode, is_installed, nearest, 
 from areal_actors.recipe.part_checks import part_problems
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key, Layer
-from areal_actors.rewards import MODEL, REWARDS, WEIGHTED
+from areal_actors.rewards import MODEL, REWARDS
+from areal_actors.rewards.composition import ONLY_IF, OWN_KEYS, RULE, WEIGHTED
 from areal_actors.rewards.settings import RewardModelSettings
 
 PACKAGES = {"json_schema": "jsonschema", "math": "math_verify"}
@@ -77,12 +78,13 @@ def _check_weights(recipe: Recipe, options: Mapping[str, Any]) -> Problems:
         weight = table.get("weight") if isinstance(table, Mapping) else None
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
             yield key, f"found {toml_value(table)}; write a table with a finite weight, as in `{{ weight = 1.0 }}`"
-        elif name == WEIGHTED or name.startswith(MODEL):
+        elif (rule := table.get(RULE, name)) == WEIGHTED or rule.startswith(MODEL):
             yield key, "found a reward that cannot be part of a sum; name rules and functions only"
-        elif ":" not in name:
-            yield from _rule(
-                recipe, name, {option: value for option, value in table.items() if option != "weight"}, key, key
-            )
+        elif (gate := table.get(ONLY_IF, "")) and (gate not in options or gate == name):
+            yield (*key, ONLY_IF), f"found {toml_value(gate)}; {nearest(gate, tuple(options.keys() - {name}))}"
+        elif ":" not in rule:
+            own = {option: value for option, value in table.items() if option not in OWN_KEYS}
+            yield from _rule(recipe, rule, own, key, key)
 
 
 def _model(recipe: Recipe, folder: Path) -> Problems:

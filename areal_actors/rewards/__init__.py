@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,9 @@ import msgspec
 
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.installed_parts import installed_parts, load_part
+from areal_actors.rewards.answer_form import AnswerForm, Length
 from areal_actors.rewards.checks import Score, check_reward, check_score, task_name
+from areal_actors.rewards.composition import PARTS, WEIGHTED, weighted_reward
 from areal_actors.rewards.foreign_signatures import adapt
 from areal_actors.rewards.gsm8k import Gsm8k
 from areal_actors.rewards.json_schema import JsonSchema
@@ -41,11 +42,11 @@ Reward = Callable[[dict[str, Any], str], Any]
 
 
 class Rule(Protocol):
-    """A built-in reward: a callable table of options."""
+    """A built-in reward: a callable table of options.
 
-    def prepare(self) -> None:
-        """Load dependencies before the reward is timed; raises RecipeError or SetupError."""
-        ...
+    One with a method `prepare` loads its dependencies there, before the reward is timed; it raises RecipeError or
+    SetupError.
+    """
 
     def __call__(self, task: dict[str, Any], output: str) -> float | Mapping[str, float]:
         """Returns the reward of the output; raises RewardError if it cannot be computed."""
@@ -53,15 +54,16 @@ class Rule(Protocol):
 
 
 REWARDS: Mapping[str, type[Rule]] = {
+    "format": AnswerForm,
     "gsm8k": Gsm8k,
     "json_schema": JsonSchema,
+    "length": Length,
     "math": MathEquivalence,
     "python_tests": PythonTests,
 }
 """Built-in rule-based rewards by name."""
-WEIGHTED = "weighted"
-PARTS = "__areal_parts__"
-"""Attribute of a weighted reward with those that it adds up."""
+ARGUMENTS = {name: rule.argument for name, rule in REWARDS.items() if hasattr(rule, "argument")}
+"""Option that `rule:argument` sets in a list of rewards, by rule."""
 MODEL = "model:"
 """Prefix of the name of a trained reward model, followed by its folder; served by `rewards/reward_model.py`."""
 
@@ -87,7 +89,7 @@ def resolve_reward(name: str, root: Path = Path(), options: Mapping[str, Any] | 
     if name in REWARDS:
         return _rule(name, REWARDS[name], options)
     if name == WEIGHTED:
-        return _weighted_reward(options, root)
+        return weighted_reward(options, lambda part, table: resolve_reward(part, root, table), MODEL)
     if ":" not in name and name not in installed_parts("reward"):
         names = [*REWARDS, WEIGHTED, *installed_parts("reward")]
         near = difflib.get_close_matches(name, names, n=1)
@@ -116,42 +118,6 @@ def _rule(name: str, kind: Any, options: dict[str, Any]) -> Reward:
     if hasattr(rule, "prepare"):
         rule.prepare()
     return rule
-
-
-def _weighted_reward(options: dict[str, Any], root: Path) -> Reward:
-    if not options:
-        raise RecipeError(
-            "`task.reward_options`: `weighted` adds up the rewards named here; write for example `math = { weight ="
-            " 1.0 }`"
-        )
-    parts: list[tuple[str, float, Reward]] = []
-    for name, table in options.items():
-        weight = table.get("weight") if isinstance(table, Mapping) else None
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-            raise RecipeError(
-                f"`task.reward_options.{name}`: must be a table with a finite `weight`; write `{{ weight = 1.0 }}`"
-            )
-        if name == WEIGHTED or name.startswith(MODEL):
-            raise RecipeError(f"`task.reward_options.{name}`: only rules and functions can be added up; leave it out")
-        part = resolve_reward(name, root, {option: value for option, value in table.items() if option != "weight"})
-        if inspect.iscoroutinefunction(part):
-            raise RecipeError(
-                f"`task.reward_options.{name}`: a coroutine function cannot be added up; write a plain function"
-            )
-        parts.append((name, float(weight), part))
-
-    def weigh(task: dict[str, Any], output: str) -> Mapping[str, float]:
-        """Returns the sum as `reward`, each reward by its name, and their own metrics.
-
-        If one of them fails, so does the sum.
-        """
-        scores = [(part_name, weight, check_score(reward(task, output))) for part_name, weight, reward in parts]
-        metrics = {metric: value for *_, score in scores for metric, value in score.metrics.items()}
-        named = {part_name: float(score) for part_name, _, score in scores}
-        return {**metrics, **named, "reward": sum(weight * score for _, weight, score in scores)}
-
-    setattr(weigh, PARTS, [part for *_, part in parts])
-    return weigh
 
 
 def _takes_task_and_output(function: Reward, options: Mapping[str, Any]) -> bool:

@@ -7,7 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from areal_actors.core.errors import RewardError
 from areal_actors.core.settings import TaskSettings
-from areal_actors.rewards import REWARDS, WEIGHTED, resolve_reward
+from areal_actors.rewards import REWARDS, resolve_reward
+from areal_actors.rewards.composition import OWN_KEYS, RULE, WEIGHTED
 
 
 @runtime_checkable
@@ -21,13 +22,13 @@ class ReferenceReader(Protocol):
 
 def reference_readers(task: TaskSettings) -> Iterator[tuple[str, ReferenceReader]]:
     """Yields the built-in rules of a reward that have a reference in every task, by name."""
-    parts: dict[str, Mapping[str, Any]] = {task.reward: task.reward_options}
+    parts: list[tuple[str, Mapping[str, Any]]] = [(task.reward, task.reward_options)]
     if task.reward == WEIGHTED:
-        parts = {
-            name: {key: value for key, value in table.items() if key != "weight"}
+        parts = [
+            (table.get(RULE, name), {key: value for key, value in table.items() if key not in OWN_KEYS})
             for name, table in task.reward_options.items()
-        }
-    for name, options in parts.items():
+        ]
+    for name, options in parts:
         rule: object = resolve_reward(name, options=options) if name in REWARDS else None
         if isinstance(rule, ReferenceReader):
             yield name, rule

@@ -18,6 +18,7 @@ from areal_actors.core.model_config import context_of
 from areal_actors.core.values import PROMPT_VERSION, TrainingSequence
 from areal_actors.messages import ExamplesDropped
 from areal_actors.supervised.examples import Example, ExampleConversation, Examples, LengthLimit
+from areal_actors.supervised.tokenized_conversation import TokenizedConversation
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:
@@ -133,6 +134,10 @@ def sequences_of_example(
     """
     sequences: list[TrainingSequence] = []
     for number, conversation in enumerate(example.conversations):
+        if isinstance(conversation, TokenizedConversation):
+            reward = CHOSEN if number == 0 else REJECTED
+            sequences.append(_sequence_of_tokens(conversation, group, tokenizer, example.place, reward, scored=scored))
+            continue
         if scored and conversation.unlearned:
             raise SetupError(
                 f"{example.place}: message {min(conversation.unlearned)} has weight 0, which has no meaning where a"
@@ -150,6 +155,17 @@ def sequences_of_example(
             )
         sequences += [sequence(*part, group, reward=CHOSEN if number == 0 else REJECTED) for part in parts]
     return sequences
+
+
+def _sequence_of_tokens(
+    tokens: TokenizedConversation, group: int, tokenizer: ChatTokenizer, place: str, reward: float, *, scored: bool
+) -> TrainingSequence:
+    try:
+        tokens.check(tokenizer)
+    except SetupError as error:
+        raise SetupError(f"{place}: {error}") from error
+    part = scored_ids(tokens.ids) if scored else (tokens.ids, tokens.learned)
+    return sequence(*part, group, reward=reward)
 
 
 class FilteredExamples(msgspec.Struct, frozen=True):
@@ -198,14 +214,16 @@ def _is_short(example: Example, limit: int, tokenizer: ChatTokenizer) -> bool:
     count twice.
     """
     try:
-        return all(
-            len(tokenizer.render(conversation.messages, conversation.tools, add_generation_prompt=False).encode())
-            + len(msgspec.json.encode(conversation.messages))
-            <= limit
-            for conversation in example.conversations
-        )
+        return all(_most_tokens(conversation, tokenizer) <= limit for conversation in example.conversations)
     except (RequestError, SetupError):
         return False
+
+
+def _most_tokens(conversation: ExampleConversation | TokenizedConversation, tokenizer: ChatTokenizer) -> int:
+    if isinstance(conversation, TokenizedConversation):
+        return len(conversation.ids)
+    rendered = tokenizer.render(conversation.messages, conversation.tools, add_generation_prompt=False)
+    return len(rendered.encode()) + len(msgspec.json.encode(conversation.messages))
 
 
 def _too_long_message(examples: Examples, longer: Sequence[dict[int, int]], limit: int, *, of_model: bool) -> str:
@@ -277,8 +295,12 @@ def scored_segment(conversation: ExampleConversation, tokenizer: ChatTokenizer) 
     sequence needs one more.
     """
     text = tokenizer.render(conversation.messages, conversation.tools, add_generation_prompt=False)
-    ids = [*tokenizer.encode(text), 0]
-    return ids, [False] * (len(ids) - 1) + [True]
+    return scored_ids(tokenizer.encode(text))
+
+
+def scored_ids(ids: list[int]) -> Segment:
+    """The tokens of a scored sequence, and the one that is never fed."""
+    return [*ids, 0], [False] * len(ids) + [True]
 
 
 def sequence(ids: list[int], learned: list[bool], group: int, *, reward: float) -> TrainingSequence:

@@ -5,6 +5,7 @@
     {"question": "...", "answer": "..."}                  a task with its worked answer, as in GSM8K
     {"prompt": ..., "chosen": ..., "rejected": ...}       a pair
     {"chosen": [...], "rejected": [...]}                  a pair of conversations; answers begin where they diverge
+    {"input_ids": [...], "completion_mask": [...]}        tokens of an episode (`tokenized_conversation.py`)
 
 `prompt`, `completion`, `chosen` and `rejected` are a text or a list of chat messages; `tools` is optional; further
 fields are ignored.
@@ -20,6 +21,13 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.supervised.tokenized_conversation import (
+    PAIR,
+    SEQUENCE,
+    TokenizedConversation,
+    read_pair,
+    read_sequence,
+)
 from areal_actors.tasks.arithmetic import Calculation, Split, WordProblem, problems
 from areal_actors.tasks.datasets import ARITHMETIC, ARITHMETIC_ROWS, HELD_OUT_SEED, choose_held_out
 from areal_actors.tasks.rows import DatasetRows, field_names
@@ -44,8 +52,8 @@ DIRECT_SHARE = 0.5
 """Share of generated pairs whose rejected answer is correct but has no working; in the others it misreads a number."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FORMS: dict[Kind, tuple[tuple[str, ...], ...]] = {
-    "demonstrations": (("messages",), ("prompt", "completion"), ("question", "answer")),
-    "pairs": (("chosen", "rejected"),),
+    "demonstrations": (SEQUENCE, ("messages",), ("prompt", "completion"), ("question", "answer")),
+    "pairs": (PAIR, ("chosen", "rejected")),
 }
 
 
@@ -63,7 +71,7 @@ class ExampleConversation(msgspec.Struct, frozen=True):
 class Example(msgspec.Struct, frozen=True):
     """A demonstration, or a preference pair."""
 
-    conversations: tuple[ExampleConversation, ...]
+    conversations: tuple[ExampleConversation | TokenizedConversation, ...]
     """The demonstration; or the chosen and the rejected conversation."""
     place: str
     """Location of the example, for error messages."""
@@ -206,6 +214,10 @@ def _example(row: dict[str, Any], kind: Kind, place: str) -> Example:
     form = next((form for form in FORMS[kind] if all(name in row for name in form)), None)
     if form is None:
         raise SetupError(f"{place}: expected {_forms(kind)}; the row has {field_names(row)}")
+    if form == SEQUENCE:
+        return Example((read_sequence(row, place),), place)
+    if form == PAIR:
+        return Example(read_pair(row, place), place)
     tools = tuple(row.get("tools") or ())
     if kind == "pairs":
         return Example(
@@ -239,7 +251,7 @@ def _find_unlearned(messages: Sequence[Message], first: int, place: str) -> froz
 
 
 def _pair(row: dict[str, Any], place: str) -> list[ExampleConversation]:
-    names = FORMS["pairs"][0]
+    names = ("chosen", "rejected")
     answers = [_answer(row[name], f"{place}: `{name}`") for name in names]
     unweighted = [
         [{name: value for name, value in message.items() if name != "weight"} for message in answer]
@@ -302,6 +314,8 @@ def _messages(value: Any, role: str, place: str) -> tuple[Message, ...]:
 
 def _prompt(example: Example) -> bytes:
     conversation = example.conversations[0]
+    if isinstance(conversation, TokenizedConversation):
+        return msgspec.json.encode(conversation.prompt)
     return msgspec.json.encode(conversation.messages[: conversation.first])
 
 

@@ -10,9 +10,10 @@ from areal_actors.core.config import Config, Fraction, NonNegativeFloat, NonNega
 class OptimizerSettings(Config):
     """`[trainer.optimizer]`: an optimizer of torch and its learning rate schedule."""
 
-    lr: PositiveFloat = 8e-4
+    lr: NonNegativeFloat = 8e-4
     """The default suits the embedded model. Unstated, a pretrained model gets 1e-6, and up to 1e-5 below 1.5 billion
-    parameters (SFT and reward models 1e-5, DPO 5e-7), with LoRA 20 times that."""
+    parameters (SFT and reward models 1e-5, DPO 5e-7), with LoRA 20 times that. With 0 nothing is learned: the run
+    samples and scores episodes, as for `areal-actors export --sft`."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     """For `adamw` and `adam`."""
     weight_decay: NonNegativeFloat = 0.0
