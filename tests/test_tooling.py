@@ -257,7 +257,7 @@ def is_alive(pid):
 
 async def test_an_mcp_server_over_stdio_is_started_asked_and_ended():
     async with ToolingEnv(add) as env:
-        await env.connect(SERVER, prefix="abacus_", environment={"COLOUR": "red"}, timeout_seconds=2.0)
+        await env.connect(SERVER, prefix="abacus_", environment={"COLOUR": "red"}, timeout_seconds=8.0)
         names = [tool["function"]["name"] for tool in env.tools]
         assert names == ["add", "abacus_add", "abacus_who", "abacus_fail", "abacus_sleep", "abacus_die"]
         assert env.tools[1]["function"]["parameters"]["required"] == ["a", "b"]
@@ -266,7 +266,7 @@ async def test_an_mcp_server_over_stdio_is_started_asked_and_ended():
         assert colour == "red"
         assert await tool_result(env, "abacus_fail", reason="so it is") == "Error: Error executing tool fail"
         assert (await tool_result(env, "abacus_add", a="x", b=2)).startswith("Error: ")
-        assert await tool_result(env, "abacus_sleep", seconds=30) == "Error: abacus_sleep did not answer within 2 s"
+        assert await tool_result(env, "abacus_sleep", seconds=30) == "Error: abacus_sleep did not answer within 8 s"
         assert (env.calls, env.failures, is_alive(pid)) == (5, 3, True)
     assert not is_alive(pid)
 

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from areal_actors.core.values import SamplingParams, TokenColumns
+from areal_actors.core.values import SamplingParams, TokenColumns, joined_columns
 from areal_actors.embedded.transformers import TransformersEngine
 from areal_actors.generation.engine import TokenChunk
 from areal_actors.generation.settings import GenerationSettings
@@ -68,10 +69,15 @@ async def running(folder: str, settings: GenerationSettings = SETTINGS) -> Async
 
 
 async def complete(engine: TransformersEngine, prompt: Sequence[int], sampling: SamplingParams) -> TokenChunk:
-    """The only chunk of a completion that is not streamed."""
+    """A completion that is not streamed: one chunk, or on a slow machine those of every few seconds, as one."""
     chunks = [chunk async for chunk in engine.generate("request", prompt, sampling)]
-    assert len(chunks) == 1
-    return chunks[0]
+    assert chunks[-1].finish_reason
+    return msgspec.structs.replace(
+        chunks[-1],
+        columns=joined_columns([chunk.columns for chunk in chunks]),
+        top_ids=b"".join(chunk.top_ids for chunk in chunks),
+        top_logprobs=b"".join(chunk.top_logprobs for chunk in chunks),
+    )
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
