@@ -74,6 +74,7 @@ async def calls_with_reasoning(harness, run, over, streamed):
     assert "<think>\nI multiply." in harness.prompt_text(1), (over, streamed)
 
 
+@pytest.mark.long
 @FRAMEWORKS
 async def test_a_framework_calls_its_tool_nine_times_and_every_prompt_extends_the_one_before_to_the_token(
     environment, agent, variants
@@ -83,6 +84,7 @@ async def test_a_framework_calls_its_tool_nine_times_and_every_prompt_extends_th
             await calls_ten_times(harness, run, over, streamed)
 
 
+@pytest.mark.long
 @FRAMEWORKS
 async def test_with_a_model_that_reasons_the_second_prompt_of_a_framework_extends_the_first_to_the_token(
     environment, agent, variants
@@ -95,6 +97,7 @@ async def test_with_a_model_that_reasons_the_second_prompt_of_a_framework_extend
             await calls_with_reasoning(harness, run, over, streamed)
 
 
+@pytest.mark.long
 async def test_text_beside_a_call_is_read_once_by_a_framework_that_reads_events_in_their_order():
     async with (
         opened_chat_gateway() as harness,
@@ -123,6 +126,7 @@ WITHOUT_KEY = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("environment", "agent", "protocols"), WITHOUT_KEY)
 async def test_a_client_that_a_framework_makes_without_a_key_calls_the_session_of_its_address(
     environment, agent, protocols, monkeypatch
@@ -139,6 +143,7 @@ async def test_a_client_that_a_framework_makes_without_a_key_calls_the_session_o
                 assert len(trajectory.interactions) == 2, (over, key)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("sdk", "variants"), [(OpenAiSdk, OPENAI_TWO), (AnthropicSdk, ALL_THREE[4:])])
 async def test_an_sdk_has_a_conversation_of_ten_calls_and_one_with_reasoning(sdk, variants):
     async with opened_chat_gateway(chat=chat_tokenizer(THINKING_TEMPLATE)) as harness:
@@ -147,6 +152,7 @@ async def test_an_sdk_has_a_conversation_of_ten_calls_and_one_with_reasoning(sdk
             await calls_with_reasoning(harness, sdk().run, over, streamed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("agent", "over", "script", "answer", "parent", "reason"),
     [
@@ -187,6 +193,7 @@ async def test_where_a_framework_rewrites_history_the_next_call_extends_no_token
         assert reason in harness.recorded()[1].prefix_break_reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("over", "streamed"), OPENAI_TWO[1:3])
 async def test_a_handoff_to_an_agent_with_other_instructions_continues_the_conversation_but_not_its_tokens(
     over, streamed
@@ -211,6 +218,7 @@ OURS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("environment", "agent"), OURS)
 async def test_an_agent_in_a_framework_ends_well_whatever_the_model_does(environment, agent):
     async with opened_chat_gateway() as harness, agent_in(environment, f"agents/{agent}") as run:
@@ -242,6 +250,7 @@ async def test_an_agent_in_a_framework_ends_well_whatever_the_model_does(environ
             assert len(trajectory.interactions) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("environment", "agent"), OURS)
 async def test_an_answer_cut_off_by_length_is_scored_like_any_other(environment, agent):
     async with opened_chat_gateway() as harness, agent_in(environment, f"agents/{agent}") as run:

@@ -47,6 +47,7 @@ async def test_the_example_of_the_documentation_runs_each_episode_once(tmp_path)
     assert figures["exported"] >= 64
 
 
+@pytest.mark.long
 async def test_an_agent_that_sleeps_longer_than_the_lease_costs_no_attempt_and_is_named(tmp_path, sleeping_agent):
     figures = await measure("blocking", sleeping_agent, 32, 1, tmp_path)
     assert nothing_failed(figures), json.dumps(figures)

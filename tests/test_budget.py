@@ -219,6 +219,7 @@ def test_memory_is_that_within_the_limits_of_control_groups(tmp_path, monkeypatc
     assert detect_machine(tmp_path / "runs" / "new").memory_bytes == 4_000_000
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_machine_is_measured_for_a_model_in_processes_of_their_own(read, monkeypatch):
     monkeypatch.setattr(calibrate_module, "DEADLINE_SECONDS", 600.0)  # of a machine that is busy with other tests

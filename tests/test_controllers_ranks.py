@@ -14,6 +14,7 @@ from support.tiny_trainer import write_model
 LOOP = Path(__file__).with_name("support") / "ranks_loop.py"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_ranks_that_pull_the_same_batches_train_as_one_does(tmp_path):
     (tmp_path / "model").mkdir()

@@ -159,6 +159,7 @@ class LogOf:
         )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_loop_gives_the_weights_and_metrics_of_the_run_whose_batches_it_is_given(tmp_path):
     reward = tmp_path / "reward.py"

@@ -287,6 +287,7 @@ def test_check_prints_the_map_of_another_machine():
     assert json.loads(printed)["cuda"]["count"] == 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler makes the pretended driver")
 def test_every_process_of_a_run_has_its_own_devices(tmp_path: Path):

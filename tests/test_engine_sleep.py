@@ -127,6 +127,7 @@ def in_an_event_loop(function, *arguments):
     return asyncio.run(function(*arguments))
 
 
+@pytest.mark.long
 def test_the_process_has_less_memory_while_its_engine_sleeps(folder, new_weights):
     """In a process of its own: in one that allocated much before, storages may come from memory that the C library
     keeps."""

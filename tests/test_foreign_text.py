@@ -83,6 +83,7 @@ def test_warnings_on_a_terminal_and_their_tracebacks_hold_none_of_them(capsys: p
     assert not HARMFUL.search(shown)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_run_of_foreign_tasks_and_answers_shows_none_of_them(tmp_path) -> None:
     rows = [

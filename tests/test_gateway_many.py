@@ -90,6 +90,7 @@ class Agent:
         return identifier, text
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.slow
 async def test_two_hundred_concurrent_agents_never_get_each_other_s_answers():

@@ -91,6 +91,7 @@ async def test_ports_in_a_row_are_chosen_and_a_taken_one_is_named(read):
         server.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_run_with_two_gateways_survives_the_death_of_one(live):
     run = live("steps=12", "actors.session_manager.count=2")

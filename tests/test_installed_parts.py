@@ -202,6 +202,7 @@ CONTRACT = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_contracts_prove_its_parts(elsewhere):
     done = run(elsewhere, *CONTRACT, *PARTS)
@@ -239,6 +240,7 @@ def test_the_contracts_find_what_is_wrong(elsewhere):
         assert failed in done.stdout.partition("short test summary")[2], done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_with_parts_of_another_distribution_alone(elsewhere):
     done = areal(elsewhere, "run", "recipe.toml")

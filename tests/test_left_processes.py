@@ -26,6 +26,7 @@ def left(mark):
     ]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="environments of other processes are read on Linux")
 async def test_a_daemon_that_a_reward_starts_ends_with_the_run(live, tmp_path):
     file = tmp_path / "daemon_reward.py"

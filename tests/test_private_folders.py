@@ -66,6 +66,7 @@ def readable_by_other(*places):
     return looked.stdout.split("\n")[:-1]
 
 
+@pytest.mark.long
 @as_root
 @pytest.mark.slow
 async def test_another_user_reads_nothing_of_a_run_while_it_lives_nor_after_it(open_place):

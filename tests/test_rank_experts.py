@@ -148,6 +148,7 @@ def test_a_number_of_parts_that_does_not_divide_the_experts_is_refused():
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_trains_a_mixture_of_experts_on_the_embedded_engine(tmp_path):
     """Two steps of the main recipe: the engine's log-probabilities are the trainer's, with the weights and experts that

@@ -70,6 +70,7 @@ def close_to(ours, theirs):
     )
 
 
+@pytest.mark.long
 def test_a_group_steps_publishes_saves_and_is_started_anew_as_a_whole_when_a_rank_is_killed_in_a_step(
     group, model_folder, batches, expected, tmp_path
 ):
@@ -150,6 +151,7 @@ def test_ranks_end_with_the_process_that_started_them(model_folder, tmp_path):
     assert len(gone) == 2, alive
 
 
+@pytest.mark.long
 def test_the_checksum_is_that_of_one_rank_alone_and_a_step_taken_again_from_a_checkpoint_has_the_same_one(
     model_folder, batches, tmp_path
 ):

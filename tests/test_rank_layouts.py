@@ -124,6 +124,7 @@ def ranks(models, batches, alone, tmp_path_factory):
     return run_cases(folder, cases, rows) | {"folder": folder}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "model"), [(name, model) for name, (_, model) in LAYOUTS.items()])
 def test_every_layout_gives_the_losses_gradients_and_log_probabilities_of_one_rank(ranks, alone, name, model):
     found, expected = ranks[name], alone[model]

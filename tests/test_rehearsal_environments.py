@@ -50,6 +50,7 @@ def test_check_refuses_an_environment_that_does_not_exist(tmp_path, monkeypatch)
         lines_of(tmp_path, "gymnasium:NoSuch-v0", program)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("library", "name"), [("gymnasium", "NoSuch-v0"), ("verifiers", "no_such")])
 def test_genuine_interpreters_refuse_environments_that_do_not_exist(tmp_path, monkeypatch, library, name):

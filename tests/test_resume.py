@@ -109,6 +109,7 @@ async def test_an_interrupted_run_continues_with_other_settings_of_how_fast_and_
     assert run.processes_left() == []
 
 
+@pytest.mark.long
 async def test_a_trainer_that_is_killed_comes_back_to_where_the_run_is(live):
     run = live("steps=60", "checkpoint.every_steps=4", "evaluation.tasks=0")
     async with run.listening():
@@ -122,6 +123,7 @@ async def test_a_trainer_that_is_killed_comes_back_to_where_the_run_is(live):
     assert run.processes_left() == []
 
 
+@pytest.mark.long
 async def test_a_run_that_learns_from_examples_and_is_killed_continues(live):
     run = live("steps=80", "checkpoint.every_steps=5", *EXAMPLES, recipe=ROOT / "recipes" / "sft.toml", small=False)
     async with run.listening():

@@ -75,6 +75,7 @@ async def differences_on_replay(folder: RunFolder, kind: str) -> list[TapeDiffer
     return await replay(actor, tape, instance=instance, seed=recipe.seed)
 
 
+@pytest.mark.long
 async def test_a_run_ends_with_everything_in_its_place(live):
     run = live("steps=3", "record_actor_io=true")
     assert await run.ended() == 0, run.output()
@@ -136,6 +137,7 @@ async def test_any_process_may_be_killed_and_the_final_step_count_is_exact(live)
     assert run.processes_left() == []
 
 
+@pytest.mark.long
 async def test_with_staleness_zero_every_trained_token_has_the_version_of_its_step(live):
     run = live("steps=3", "staleness_gate.max_staleness=0", "evaluation.tasks=0")
     assert await run.ended() == 0, run.output()
@@ -184,6 +186,7 @@ async def test_real_gsm8k_rows_run_score_and_train(live):
     assert len(evaluated[0].samples[0]["task"]["question"]) > 40
 
 
+@pytest.mark.long
 async def test_an_interrupted_run_saves_a_checkpoint_and_leaves_no_process(live):
     run = live("steps=500", "evaluation.tasks=0")
     async with run.listening():
@@ -202,6 +205,7 @@ async def test_an_interrupted_run_saves_a_checkpoint_and_leaves_no_process(live)
     assert run.processes_left() == []
 
 
+@pytest.mark.long
 async def test_when_the_command_is_killed_its_processes_end_with_it(live):
     run = live("steps=500", "evaluation.tasks=0")
     async with run.listening():

@@ -39,6 +39,7 @@ def live(tmp_path):
         run.abort()
 
 
+@pytest.mark.long
 async def test_a_run_on_solved_tasks_saves_what_it_has_and_ends_with_a_sentence(live):
     run = live(
         "1.0", "steps=9", "evaluation.tasks=0", "batcher.dynamic_sampling=true", "batcher.max_filtered_batches=2"
@@ -57,6 +58,7 @@ async def test_a_run_on_solved_tasks_saves_what_it_has_and_ends_with_a_sentence(
     assert (run.folder / "checkpoints" / "step-0" / "model.safetensors").is_file()
 
 
+@pytest.mark.long
 async def test_a_run_on_a_parquet_file_trains_groups_with_signal_and_keeps_its_best_checkpoint(live, tmp_path):
     made = [{"problem": row["question"], "answer": row["answer"]} for row in rows("train", 60, 0)]
     datasets.Dataset.from_list(made).to_parquet(tmp_path / "sums.parquet")

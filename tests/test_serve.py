@@ -68,6 +68,7 @@ print("done", sum(sampled))
 """
 
 
+@pytest.mark.long
 def test_any_recipe_is_served_by_the_gateway_and_its_engines_alone(monkeypatch):
     monkeypatch.chdir(ROOT)
     recipe = load(
@@ -83,6 +84,7 @@ def test_any_recipe_is_served_by_the_gateway_and_its_engines_alone(monkeypatch):
     }
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_agent_with_the_openai_sdk_from_its_session_to_its_rows(tmp_path):
     output = tmp_path / "serve.txt"
@@ -113,6 +115,7 @@ def test_an_agent_with_the_openai_sdk_from_its_session_to_its_rows(tmp_path):
     assert _left(tmp_path) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_online_run_trains_on_what_agents_outside_bring(tmp_path):
     """Two steps of two groups of four, played by the script that comes with the repository."""

@@ -43,6 +43,7 @@ def command(folder, state, *options):
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_the_server_serves_until_it_is_interrupted(folder, tmp_path, ending):
     state = tmp_path / "state"
@@ -60,6 +61,7 @@ def test_the_server_serves_until_it_is_interrupted(folder, tmp_path, ending):
         assert process.wait(SECONDS) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "found"),
     [
@@ -84,6 +86,7 @@ def test_a_start_that_cannot_succeed_ends_with_its_reason(folder, tmp_path, opti
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_two_servers_do_not_share_a_state_folder(folder, tmp_path):
     with subprocess.Popen(
         command(folder, tmp_path, "--port", "0"), stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -97,6 +100,7 @@ def test_two_servers_do_not_share_a_state_folder(folder, tmp_path):
     assert f"--state {tmp_path}: another server has this folder (process {process.pid})" in second.stderr
 
 
+@pytest.mark.long
 def test_a_name_that_leaves_the_state_folder_is_refused(capsys):
     for name in ("/etc/model", "../model"):
         assert main(["tinker", "--name", name]) == 1

@@ -75,6 +75,7 @@ def close_to(points, tracker):
     return pytest.approx(points, rel=1e-6 if tracker == "tensorboard" else 0.0, abs=0.0, nan_ok=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tracker", TRACKERS)
 def test_a_tracker_holds_the_numbers_of_the_file_and_each_once(tracker, tmp_path):
     place = run_folder(

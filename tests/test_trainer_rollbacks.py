@@ -129,6 +129,7 @@ async def test_a_trainer_that_is_started_again_takes_the_steps_since_the_checkpo
     assert phases == [(done, again) for done in range(again)]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_run_whose_rank_is_killed_takes_every_step_once_more_from_the_checkpoint_and_ends(tmp_path):
     run = LiveRun(tmp_path, "steps=6", "trainer.ranks=2", "evaluation.tasks=0", "checkpoint.every_steps=2")

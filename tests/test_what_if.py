@@ -167,6 +167,7 @@ def of_another_machine(envelope):
     return msgspec.structs.replace(sealed, sequence=envelope.sequence)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_weights_of_another_kind_of_machine_are_computed_here_on_both_sides(capsys, tmp_path):
     path = tmp_path / "other.log"
