@@ -313,7 +313,7 @@ def test_a_maker_gets_its_place_if_it_has_a_parameter_for_it(tmp_path):
         "class Engine:\n    def __init__(self, folder, settings, place):\n        raise ValueError(place.worker)\n"
     )
     make = engine_factory(
-        GenerationSettings(engine="mine.py:Engine"), {}, tmp_path, EnginePlace(worker="inference_worker-3")
+        GenerationSettings(engine="mine.py:Engine"), tmp_path, EnginePlace(worker="inference_worker-3")
     )
     with pytest.raises(ValueError, match="inference_worker-3"):
         make("model")

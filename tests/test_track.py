@@ -28,9 +28,9 @@ from areal_actors.folder.run_folder import LOCK, RunFolder
 from areal_actors.folder.run_lock import lock_file
 from areal_actors.messages import EvaluationCompleted, LossEvaluated, RunFinished, RunResumed
 from areal_actors.recipe.load import load
-from areal_actors.recipe.track_checks import track_problems
 from areal_actors.track import run_trackers
 from areal_actors.track.follow import follow_file, follow_folder
+from areal_actors.track.recipe_check import track_problems
 
 FAKES = ROOT / "tests" / "support" / "fake_trackers"
 PATIENCE = 240.0

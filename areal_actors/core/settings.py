@@ -320,6 +320,13 @@ class Placement(Config):
     """Name of the process; actors with the same name share one. With a count above 1 each instance has its own."""
 
 
+def processes_of(placement: Placement) -> list[str]:
+    """Returns the process names of an actor: none, one, or one for each of a count above 1."""
+    if placement.count == 1:
+        return [placement.process]
+    return [f"{placement.process}-{index}" for index in range(placement.count)]
+
+
 class ActorsSettings(Config):
     """`[actors]`: every actor of a run, with its default placement."""
 

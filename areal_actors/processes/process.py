@@ -30,14 +30,14 @@ from areal_actors.core.durable_files import atomic_write, explain_os_error
 from areal_actors.core.errors import ArealError, CheckpointError, RecipeError, SetupError, StepMismatch
 from areal_actors.core.gateways import GatewayShare
 from areal_actors.core.lazy import LazyModule
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.settings import TaskSettings, processes_of
 from areal_actors.folder.connections import retry_seconds
 from areal_actors.folder.process_logs import log_to_file
 from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.generation.engine import EnginePlace
+from areal_actors.generation.engines import describe_engine
 from areal_actors.generation.inference_worker import InferenceWorker
-from areal_actors.generation.settings import SERVER_ENGINES, TENSOR_ENGINES
 from areal_actors.messages import ActorStopped
 from areal_actors.metrics.episode_log import EpisodeLog
 from areal_actors.metrics.metrics_file import Metrics
@@ -53,7 +53,7 @@ from areal_actors.processes.remote_environment import (
     snapshots_of,
 )
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.supervision import joined_kind, processes_of
+from areal_actors.recipe.supervision import joined_kind
 from areal_actors.rewards import MODEL
 from areal_actors.rewards.judge_host import SpawnFailed
 from areal_actors.runtime.actor import Actor
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from areal_actors.chaos import corruption
     from areal_actors.gateway import session_manager
     from areal_actors.generation import named
-    from areal_actors.generation.named import GenerationEngineFactory
     from areal_actors.rewards import acceptance, bounded_rule, reward_pool, reward_worker
     from areal_actors.rollout import rollout_worker, runners
     from areal_actors.tokenization import tokenizer
@@ -184,41 +183,34 @@ def acceptance_of(task: TaskSettings) -> acceptance.Acceptance | None:
     )
 
 
-def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
-    """Returns a builder of inference workers with these engines, besides those without torch and engines from files."""
-
-    def build(context: BuildContext) -> Actor:
-        recipe, run_folder = context.recipe, context.folder.path
-        temperature = None if recipe.gateway.temperature_policy == "as_asked" else recipe.sampling.temperature
-        place = EnginePlace(worker=context.instance, logs=run_folder / "logs", temperature=temperature)
-        adapted = recipe.staleness_gate.max_concurrent == "auto"
-        place = place._replace(
-            seed=recipe.seed + place.number, memory_fraction=memory_fraction(), watches_usage=adapted
-        )
-        place = place._replace(routes="off" if recipe.is_served() else recipe.trainer.routing_replay)
-        if (lora := recipe.trainer.lora) is not None and lora.published == "adapter":
-            place = place._replace(adapter_rank=lora.rank, adapter_targets=lora.targets)
-        locate, pull_images = pullers_of(context.folder, context.instance)
-        make = named.engine_factory(
-            recipe.engine_settings(), {**named.ENGINES_WITHOUT_TORCH, **engines}, Path.cwd(), place
-        )
-        return InferenceWorker(
-            (
-                (lambda model: corruption.SpoilingEngine(make(model), run_folder, context.instance))
-                if recipe.chaos.injects("bad_completion")
-                else make
-            ),
-            name=context.instance,
-            concurrency=recipe.actors.inference_worker.concurrency,
-            load_seconds=recipe.watchdog.load_seconds,
-            start_seconds=recipe.generation.server.start_seconds if recipe.generation.engine in SERVER_ENGINES else 0.0,
-            run_folder=run_folder,
-            reports_load=adapted,
-            locate=locate,
-            pull_images=pull_images,
-        )
-
-    return build
+def _inference_worker(context: BuildContext) -> Actor:
+    recipe, run_folder = context.recipe, context.folder.path
+    temperature = None if recipe.gateway.temperature_policy == "as_asked" else recipe.sampling.temperature
+    place = EnginePlace(worker=context.instance, logs=run_folder / "logs", temperature=temperature)
+    adapted = recipe.staleness_gate.max_concurrent == "auto"
+    place = place._replace(seed=recipe.seed + place.number, memory_fraction=memory_fraction(), watches_usage=adapted)
+    place = place._replace(routes="off" if recipe.is_served() else recipe.trainer.routing_replay)
+    if (lora := recipe.trainer.lora) is not None and lora.published == "adapter":
+        place = place._replace(adapter_rank=lora.rank, adapter_targets=lora.targets)
+    locate, pull_images = pullers_of(context.folder, context.instance)
+    make = named.engine_factory(recipe.engine_settings(), Path.cwd(), place)
+    return InferenceWorker(
+        (
+            (lambda model: corruption.SpoilingEngine(make(model), run_folder, context.instance))
+            if recipe.chaos.injects("bad_completion")
+            else make
+        ),
+        name=context.instance,
+        concurrency=recipe.actors.inference_worker.concurrency,
+        load_seconds=recipe.watchdog.load_seconds,
+        start_seconds=recipe.generation.server.start_seconds
+        if describe_engine(recipe.generation.engine).is_server
+        else 0.0,
+        run_folder=run_folder,
+        reports_load=adapted,
+        locate=locate,
+        pull_images=pull_images,
+    )
 
 
 REWARD_PROCESSES = 1
@@ -235,7 +227,7 @@ CPU_ACTORS: Mapping[str, Builder] = {
     "session_manager": _session_manager,
     "rollout_worker": _rollout_worker,
     "reward_worker": _reward_worker,
-    "inference_worker": inference_worker({}),
+    "inference_worker": _inference_worker,
 }
 """Builders of actors that need no tensors: their processes never load torch."""
 
@@ -267,7 +259,11 @@ def has_tensors(recipe: Recipe, process: str) -> bool:
     """Returns True if an actor of this process loads torch."""
     kinds = set(actors_of_process(recipe, process).values())
     scores = "reward_worker" in kinds and recipe.task.reward.startswith(MODEL)
-    return scores or "trainer" in kinds or ("inference_worker" in kinds and recipe.generation.engine in TENSOR_ENGINES)
+    return (
+        scores
+        or "trainer" in kinds
+        or ("inference_worker" in kinds and describe_engine(recipe.generation.engine).loads_torch)
+    )
 
 
 def serve_actors(builders: Mapping[str, Builder], arguments: list[str]) -> None:

@@ -9,9 +9,8 @@ import time
 
 import msgspec
 
-from areal_actors.embedded.transformers import TransformersEngine
 from areal_actors.processes.fold_actors import BuildContext, Builder
-from areal_actors.processes.process import CPU_ACTORS, acceptance_of, inference_worker, serve_actors
+from areal_actors.processes.process import CPU_ACTORS, acceptance_of, serve_actors
 from areal_actors.processes.training_engine import EngineBuilder, example_sequences
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
@@ -86,7 +85,6 @@ def _reward_worker(context: BuildContext) -> Actor:
 TORCH_ACTORS: dict[str, Builder] = {
     **CPU_ACTORS,
     "trainer": _trainer,
-    "inference_worker": inference_worker({"transformers": TransformersEngine}),
     "reward_worker": _reward_worker,
 }
 """Builders of all actors; those of `CPU_ACTORS` too, in case a recipe places them here."""

@@ -11,15 +11,16 @@ from typing import Any
 import msgspec
 
 from areal_actors.core.command import COMMAND
+from areal_actors.core.model_names import is_local_model
+from areal_actors.core.problems import toml_key, toml_value
 from areal_actors.core.proxies import describe_proxies
-from areal_actors.recipe.autoscale_checks import exhausted_bounds
-from areal_actors.recipe.checks import EMBEDDED, is_local
+from areal_actors.core.settings import processes_of
+from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.recipe.device_map import describe_devices
-from areal_actors.recipe.errors import toml_key, toml_value
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.load import Resolved
 from areal_actors.recipe.recipe import Recipe, recorded_recipe, redact_recipe
-from areal_actors.recipe.supervision import draw_tree, processes_of
+from areal_actors.recipe.supervision import draw_tree
 from areal_actors.tasks.sources import is_on_hub
 from areal_actors.training.algorithms.base import INITIAL
 from areal_actors.weights.training_notes import training_notes
@@ -124,7 +125,7 @@ def _model(recipe: Recipe) -> str:
             f"created locally: a small model, {f'warmed up by {steps} supervised steps' if steps else 'untrained'};"
             " nothing is downloaded"
         )
-    if is_local(recipe.model):
+    if is_local_model(recipe.model):
         return f"read from {recipe.model}"
     if "/" not in recipe.model:
         return f"{recipe.model}, which `{COMMAND} model get {recipe.model}` fetches"
@@ -134,7 +135,7 @@ def _model(recipe: Recipe) -> str:
 def _tool_calls(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Yields the result of the test of the model's tool calls, if its tokenizer is on this machine."""
     folder = Path(recipe.model).expanduser()
-    if is_local(recipe.model) and (folder / "tokenizer.json").is_file():
+    if is_local_model(recipe.model) and (folder / "tokenizer.json").is_file():
         # Only here are tokenizers needed: other checks of settings answer faster without them.
         templates, tokenizers = map(importlib.import_module, TEMPLATE_MODULES)
         yield (
@@ -266,3 +267,15 @@ def _table(path: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
 
 def _comment_lines(text: str) -> str:
     return "\n".join(f"# {line}" for line in text.splitlines())
+
+
+def exhausted_bounds(recipe: Recipe) -> Iterator[str]:
+    """Yields a sentence for each role that begins with as many workers as it may have."""
+    hosts = recipe.hosts.joined_hosts()
+    for role, bounds in recipe.autoscale.bounds().items() if recipe.autoscale.enabled else ():
+        if role in hosts and hosts[role].count * hosts[role].workers == bounds.max:
+            yield f"hosts.{role} starts {bounds.max}, as many as autoscale.{role}.max allows: no decision can add one"
+        elif role not in hosts and getattr(recipe.actors, role).count == bounds.max:
+            yield (
+                f"actors.{role}.count = {bounds.max} is as many as autoscale.{role}.max allows: no decision can add one"
+            )

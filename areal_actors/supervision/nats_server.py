@@ -18,7 +18,7 @@ import msgspec
 
 from areal_actors.batching.batcher import Batcher
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import COUNTED, JOIN_TOKEN, SEVERAL, GatewaySettings
+from areal_actors.core.settings import COUNTED, JOIN_TOKEN, SEVERAL, GatewaySettings, processes_of
 from areal_actors.evaluation.evaluator import Evaluator
 from areal_actors.folder.certificate_files import bus_certificate
 from areal_actors.folder.run_folder import BusAddresses, RunFolder, ServerAddress
@@ -39,7 +39,7 @@ from areal_actors.metrics.episode_log import EpisodeLog
 from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.processes.process import actors_of_process
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.supervision import joined_kind, processes_of
+from areal_actors.recipe.supervision import joined_kind
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.runtime.actor import Actor, Tick

@@ -14,8 +14,8 @@ from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect
 from areal_actors.generation.servers.http_engine import HttpEngine
 from areal_actors.generation.servers.server_process import OK, ServerClient
-from areal_actors.generation.servers.sglang import SGLang
-from areal_actors.generation.servers.vllm import VLLM
+from areal_actors.generation.servers.sglang.dialect import SGLang
+from areal_actors.generation.servers.vllm.dialect import VLLM
 from areal_actors.generation.settings import GenerationSettings, ServerSettings
 
 Kind = Literal["vllm", "sglang"]

@@ -13,7 +13,6 @@ import msgspec
 from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTransferFailed
 from areal_actors.core.model_config import route_shape_of
 from areal_actors.core.values import SamplingParams
-from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import NO_SLEEP, EnginePlace
 from areal_actors.generation.servers.dialect import (
     USAGE_SECONDS,
@@ -24,6 +23,7 @@ from areal_actors.generation.servers.dialect import (
     merged_flags,
     on_cpu,
 )
+from areal_actors.generation.servers.http_engine import engine_of
 from areal_actors.generation.servers.server_process import (
     IDLE_SECONDS,
     OK,
@@ -32,6 +32,7 @@ from areal_actors.generation.servers.server_process import (
     flags,
     message_of,
 )
+from areal_actors.generation.servers.sglang.engine_description import DESCRIPTION
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.weights.sending import Part
 
@@ -57,9 +58,9 @@ ADAPTERS = 2
 class SGLang:
     """See `ServerDialect`."""
 
-    name = "sglang"
-    title = "SGLang"
-    abilities = ENGINE_ABILITIES[name]
+    name = DESCRIPTION.name
+    title = DESCRIPTION.title
+    abilities = DESCRIPTION.abilities
 
     def altering(self, place: EnginePlace) -> frozenset[str]:  # noqa: ARG002 - the same everywhere
         """Returns the fields after which log-probabilities are reported."""
@@ -410,3 +411,6 @@ def _part(server: ServerClient, answer: Any, segment: Segment) -> SegmentPart:
         cached_tokens=meta.get("cached_tokens", 0) if reason else 0,
         routes=b64decode(meta.get("routed_experts") or ""),
     )
+
+
+sglang_engine = engine_of(SGLang())

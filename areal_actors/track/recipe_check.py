@@ -6,9 +6,16 @@ import os
 import subprocess
 from pathlib import Path
 
+from areal_actors.core.problems import Problems, nearest, toml_value
+from areal_actors.core.run_facts import RunFacts
 from areal_actors.core.settings import TrackSettings
 from areal_actors.core.trackers import install_hint, interpreter, known_trackers, missing_trackers
-from areal_actors.recipe.errors import Problems, nearest, toml_value
+
+
+def find_problems(track: TrackSettings, facts: RunFacts) -> Problems:
+    """Yields what keeps a tracker from being used, except by `areal-actors serve`, which uses none."""
+    if not facts.is_serving:
+        yield from track_problems(track)
 
 
 def track_problems(track: TrackSettings) -> Problems:
