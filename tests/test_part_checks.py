@@ -1,0 +1,78 @@
+"""Checks of parts: found in the folders of their parts, asked for what they name, and reported in the order of the recipe."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import get_type_hints
+
+import msgspec
+import pytest
+
+from areal_actors.core.own_modules import PACKAGE, own_modules
+from areal_actors.core.run_facts import RunFacts
+from areal_actors.recipe.checks import problems
+from areal_actors.recipe.part_checks import part_checks
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.training.algorithms import Algorithm
+
+CHECKS = {check.name: check for check in part_checks()}
+TABLES = get_type_hints(Recipe)
+FAULTS = {
+    "run": "faults",
+    "steps": 1,
+    "model": "embedded",
+    "seed": -1,
+    "task": {"dataset": "no such", "reward": "gsm8k"},
+    "sampling": {"top_p": 0.0, "max_tokens": 32},
+    "gateway": {"tool_format": "no such"},
+    "bus": {"url": "http://host"},
+    "track": {"to": ["no such"]},
+    "chaos": {"enabled": True},
+}
+
+
+def test_every_folder_with_a_check_is_asked():
+    files = {path for path in PACKAGE.rglob("*.py") if path.name == "recipe_check.py"}
+    assert {Path(module.__file__) for module in own_modules("recipe_check")} == files
+    assert len(files) >= 12
+    assert {f"areal_actors.{path.parent.name}.recipe_check" for path in files} == set(CHECKS)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_check_asks_for_what_a_recipe_has(name):
+    hints = get_type_hints(CHECKS[name].find_problems)
+    hints.pop("return")
+    for parameter, kind in hints.items():
+        if parameter == "facts":
+            assert kind is RunFacts
+        elif parameter == "recipe":
+            assert issubclass(Recipe, kind)
+        else:
+            assert kind is (Algorithm if parameter == "algorithm" else TABLES[parameter]), parameter
+
+
+def test_problems_of_several_parts_are_in_the_order_of_the_recipe():
+    keys = [".".join(problem.key) for problem in problems(msgspec.convert(FAULTS, Recipe))]
+    assert keys == [
+        "seed",
+        "task.dataset",
+        "sampling.top_p",
+        "gateway.tool_format",
+        "bus.url",
+        "track.to",
+        "chaos.enabled",
+    ]
+
+
+def test_nothing_names_the_module_of_a_check():
+    """Except tests: what a check shares with others lies elsewhere."""
+    importing = [
+        f"{path.relative_to(PACKAGE)}: {node.module}"
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").endswith((".recipe_check", ".engine_description"))
+        and not (node.module or "").startswith(".".join(("areal_actors", *path.relative_to(PACKAGE).parent.parts)))
+    ]
+    assert importing == []
