@@ -11,7 +11,7 @@ import pytest
 from support.gateway_harness import GatewayHarness, opened
 from support.samples import TOOLS_TEMPLATE, letters, work
 
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.core.values import SamplingParams
 from areal_actors.generation.scripted.engine import ScriptedEngine
 from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, EpisodeScored, EvaluateEpisode, TrajectoryExported

@@ -14,8 +14,9 @@ from support.live_run import LiveRun
 from support.samples import published
 from support.tiny_engine import random_qwen
 
+from areal_actors.core.actor_settings import ActorsSettings
 from areal_actors.core.errors import EngineError, EngineUnavailable, SetupError
-from areal_actors.core.settings import ActorsSettings, TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.core.values import SamplingParams, TokenColumns, pack_ids
 from areal_actors.display.sentences import plain_line
 from areal_actors.generation import inference_worker

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.embedded import kept_models
 from areal_actors.embedded.kept_models import kept_model
 from areal_actors.embedded.settings import EMBEDDED, WarmStart

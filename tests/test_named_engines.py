@@ -12,7 +12,7 @@ from support.tiny_engine import CONTEXT, VOCABULARY, random_qwen, save
 
 from areal_actors.contracts.engine import CASES, EngineHarness, chunks_of, running
 from areal_actors.core.errors import RecipeError, SetupError
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.core.values import Constraint, SamplingParams
 from areal_actors.embedded.transformers import TransformersEngine
 from areal_actors.generation.abilities import CONSTRAINT_ABILITIES, SAMPLING_ABILITIES

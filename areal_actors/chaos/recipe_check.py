@@ -8,9 +8,9 @@ import msgspec
 
 from areal_actors.chaos.corruption import SPOILT
 from areal_actors.chaos.settings import EVERYTHING, LAUNCHER, SERVER, ChaosSettings, Kind
+from areal_actors.core.actor_settings import ActorsSettings, processes_of
 from areal_actors.core.bus_settings import BusSettings
 from areal_actors.core.problems import Problems, nearest, toml_value
-from areal_actors.core.settings import ActorsSettings, processes_of
 
 
 def find_problems(chaos: ChaosSettings, actors: ActorsSettings, bus: BusSettings) -> Problems:

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 
 class RunFacts(NamedTuple):
-    """What a run of a recipe does."""
+    """Facts about the run of a recipe, for checks of parts."""
 
     is_serving: bool
     """`areal-actors serve`: its model answers agents, and nothing is trained."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from areal_actors.core.problems import Problems
 from areal_actors.core.run_facts import RunFacts
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.evaluation.evaluator import EvaluationConfig
 
 

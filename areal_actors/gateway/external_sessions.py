@@ -17,7 +17,6 @@ import msgspec
 
 from areal_actors.core.errors import SessionError
 from areal_actors.core.gateways import GATEWAY, GatewayShare, gateway_of_session
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.conversations.turns import path_to, token_ids_of
 from areal_actors.gateway.model_calls import ModelCalls
@@ -27,6 +26,7 @@ from areal_actors.gateway.sessions.group_ends import end_slot, end_unstarted, lo
 from areal_actors.gateway.sessions.keys import session_key
 from areal_actors.gateway.sessions.model_texts import has_written
 from areal_actors.gateway.sessions.table import FinishedSession, Session, summaries
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.gateway.sharing import (
     ASK_SECONDS,
     SOON_SECONDS,

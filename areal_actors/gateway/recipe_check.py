@@ -6,13 +6,15 @@ from pathlib import Path
 
 import msgspec
 
+from areal_actors.core.actor_settings import ActorsSettings
 from areal_actors.core.bus_settings import BusSettings
 from areal_actors.core.environments import host_of
 from areal_actors.core.gateways import GATEWAY
 from areal_actors.core.problems import Problems, nearest, toml_value
 from areal_actors.core.run_facts import RunFacts
-from areal_actors.core.settings import TEMPLATE_WORDS, ActorsSettings, GatewaySettings, TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.gateway.sessions.keys import weakness
+from areal_actors.gateway.settings import TEMPLATE_WORDS, GatewaySettings
 from areal_actors.tokenization.tool_parsers.families import format_names
 
 LAST_PORT = 65_535

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from areal_actors.core.actor_settings import ActorsSettings
 from areal_actors.core.installed_parts import installed_parts
 from areal_actors.core.named_code import named_code_problems
 from areal_actors.core.part_problems import part_problems
 from areal_actors.core.problems import Problems, nearest, toml_value
-from areal_actors.core.settings import ActorsSettings
 from areal_actors.generation.engines import EngineDescription, engine_descriptions
 from areal_actors.generation.settings import GenerationSettings, ServerSettings, is_here
 

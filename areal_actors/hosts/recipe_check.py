@@ -8,8 +8,8 @@ from areal_actors.core.command import COMMAND
 from areal_actors.core.gateways import GATEWAY
 from areal_actors.core.problems import Problems, toml_value
 from areal_actors.core.run_facts import RunFacts
-from areal_actors.core.settings import COUNTED
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.run_actors import COUNTED
 from areal_bus.users import without_credentials
 
 SLURM_OPTION = re.compile(r"--[a-z][a-z-]*(=\S+)?")

@@ -25,12 +25,13 @@ import structlog
 import uvloop
 
 from areal_actors.chaos.tcp_proxy import link_of
+from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.devices import memory_fraction
 from areal_actors.core.durable_files import atomic_write, explain_os_error
 from areal_actors.core.errors import ArealError, CheckpointError, RecipeError, SetupError, StepMismatch
 from areal_actors.core.gateways import GatewayShare
 from areal_actors.core.lazy import LazyModule
-from areal_actors.core.settings import TaskSettings, processes_of
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.folder.connections import retry_seconds
 from areal_actors.folder.process_logs import log_to_file
 from areal_actors.folder.run_folder import RunFolder, ServerAddress

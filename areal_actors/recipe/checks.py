@@ -17,7 +17,6 @@ from areal_actors.core.model_config import context_of
 from areal_actors.core.model_names import model_problems
 from areal_actors.core.problems import Problems, toml_value
 from areal_actors.core.run_facts import RunFacts
-from areal_actors.core.settings import CONCURRENT, COUNTED, SEVERAL
 from areal_actors.core.values import HIGHEST_TEMPERATURE
 from areal_actors.embedded.settings import CONTEXT as EMBEDDED_CONTEXT
 from areal_actors.embedded.settings import EMBEDDED
@@ -25,6 +24,7 @@ from areal_actors.generation.abilities import ROUTES
 from areal_actors.generation.engines import describe_engine, no_routes_complaint
 from areal_actors.recipe.part_checks import facts_of, part_checks
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.run_actors import CONCURRENT, COUNTED, SEVERAL
 from areal_actors.recipe.supervision import tree_problems
 from areal_actors.rewards import MODEL
 

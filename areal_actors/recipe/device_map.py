@@ -13,11 +13,11 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.devices import MEMORY_FRACTION, VISIBLE, CudaDevices, visibility
 from areal_actors.core.durable_files import GIBIBYTE
 from areal_actors.core.layers import Key, is_stated
 from areal_actors.core.problems import Problems
-from areal_actors.core.settings import processes_of
 from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.generation.engines import describe_engine
 from areal_actors.recipe.model_size import engine_bytes, rank_bytes

@@ -16,8 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 from areal_actors.calibration.calibrate import Calibration
+from areal_actors.core.actor_settings import Placement
 from areal_actors.core.layers import is_stated
-from areal_actors.core.settings import Placement
 from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.generation.abilities import ROUTES
 from areal_actors.generation.engines import describe_engine

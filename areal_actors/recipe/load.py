@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from areal_actors.calibration.calibrate import Calibration
+from areal_actors.core.actor_settings import ActorsSettings
 from areal_actors.core.config import Config, merge_tables
 from areal_actors.core.decoding import decode
 from areal_actors.core.devices import CudaDevices
@@ -23,15 +24,6 @@ from areal_actors.core.errors import RecipeError
 from areal_actors.core.known_models import fetched_folder
 from areal_actors.core.layers import Key, Layer, is_stated
 from areal_actors.core.problems import nearest, toml_value
-from areal_actors.core.settings import (
-    NOT_IN_ENVIRONMENTS,
-    NOT_ONLINE,
-    NOT_WITH_EXAMPLES,
-    ONLINE,
-    ONLY_WITH_EXAMPLES,
-    SERVING,
-    ActorsSettings,
-)
 from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.generation.engines import describe_engine
 from areal_actors.recipe.budget import budget_problems
@@ -43,6 +35,14 @@ from areal_actors.recipe.measured import expected_lengths
 from areal_actors.recipe.model_size import is_pretrained
 from areal_actors.recipe.paths import beside
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.run_actors import (
+    NOT_IN_ENVIRONMENTS,
+    NOT_ONLINE,
+    NOT_WITH_EXAMPLES,
+    ONLINE,
+    ONLY_WITH_EXAMPLES,
+    SERVING,
+)
 from areal_actors.recipe.source import read_file, read_override
 from areal_actors.training.algorithms import AnyAlgorithm
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.command import COMMAND
 from areal_actors.core.model_names import is_local_model
 from areal_actors.core.problems import toml_key, toml_value
 from areal_actors.core.proxies import describe_proxies
-from areal_actors.core.settings import processes_of
 from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.recipe.device_map import describe_devices
 from areal_actors.recipe.limits import lowest_limit

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from areal_actors.core.actor_settings import ActorsSettings, Placement, processes_of
 from areal_actors.core.problems import Problems
-from areal_actors.core.settings import COUNTED, ActorsSettings, Placement, SupervisorSettings, processes_of
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.run_actors import COUNTED
+from areal_actors.recipe.run_settings import SupervisorSettings
 
 Tree = Mapping[str, SupervisorSettings]
 

@@ -11,10 +11,11 @@ import os
 import shutil
 from pathlib import Path
 
+from areal_actors.core.actor_settings import ActorsSettings, Placement
 from areal_actors.core.named_code import dotted_parts, named_code_problems
 from areal_actors.core.problems import Problems, is_installed, nearest, toml_value
 from areal_actors.core.run_facts import RunFacts
-from areal_actors.core.settings import ActorsSettings, Placement, TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 
 SCRIPTS = (".js", ".mjs", ".cjs", ".ts", ".sh")
 """Suffixes of scripts that are not Python."""

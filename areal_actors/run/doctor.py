@@ -29,10 +29,10 @@ from areal_actors.core.extras import DISTRIBUTION as PACKAGE
 from areal_actors.core.extras import EMBEDDED, EXTRAS, TRAIN, absent_modules, install_command
 from areal_actors.core.installed_parts import all_installed_parts
 from areal_actors.core.proxies import describe_proxies
-from areal_actors.core.settings import DiskSettings
 from areal_actors.generation.engines import ability_rows, engine_abilities, engine_descriptions, server_engines
 from areal_actors.generation.servers.server_process import interpreter
 from areal_actors.generation.settings import ServerSettings
+from areal_actors.recipe.run_settings import DiskSettings
 from areal_actors.sandbox.programs import Limits, run_program
 from areal_actors.supervision.disk_watch import refuse_full_disk
 from areal_actors.supervision.process_limits import limit_problems

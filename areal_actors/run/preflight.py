@@ -23,11 +23,11 @@ from areal_actors.core.devices import CudaDevices, detect_cuda
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import AgentError, SetupError
 from areal_actors.core.programs import program
-from areal_actors.core.settings import NO_TEMPLATE
 from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.folder.certificate_files import named_certificate
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.folder.run_lock import LockHeld, holder, lock_file
+from areal_actors.gateway.settings import NO_TEMPLATE
 from areal_actors.gateway.template_settings import apply_template_settings
 from areal_actors.generation.engines import describe_engine
 from areal_actors.generation.servers.server_process import interpreter

@@ -6,7 +6,7 @@ from areal_actors.core.autoscale_settings import AutoscaleSettings
 from areal_actors.core.bus_settings import BusSettings
 from areal_actors.core.host_settings import HostsSettings
 from areal_actors.core.problems import Problems, toml_value
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 
 MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 1.0, 60.0
 """Bounds of a work item's lease in seconds; a lease as long as an attempt at an episode is also valid."""

@@ -10,7 +10,7 @@ import msgspec
 from areal_actors.core.layers import Key
 from areal_actors.core.problems import Problems, toml_value
 from areal_actors.core.run_facts import RunFacts
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.evaluation.evaluator import EvaluationConfig
 from areal_actors.tasks.sources import GSM8K
 from areal_actors.training.algorithms import Algorithm

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from areal_actors.core.environments import HOSTS, host_of
 from areal_actors.core.problems import Problems, is_installed, toml_value
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 
 BROUGHT = {
     "dataset": "tasks",

@@ -8,7 +8,7 @@ from areal_actors.core.layers import Key
 from areal_actors.core.named_code import named_code_problems
 from areal_actors.core.problems import Problems, is_installed, nearest, toml_value
 from areal_actors.core.run_facts import RunFacts
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.tasks import huggingface as library
 from areal_actors.tasks import sources
 from areal_actors.tasks.environment_check import environment_problems, misplaced_problems

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from areal_actors.core.problems import Problems, nearest, toml_value
 from areal_actors.core.run_facts import RunFacts
-from areal_actors.core.settings import TrackSettings
 from areal_actors.core.trackers import install_hint, interpreter, known_trackers, missing_trackers
+from areal_actors.recipe.run_settings import TrackSettings
 
 
 def find_problems(track: TrackSettings, facts: RunFacts) -> Problems:

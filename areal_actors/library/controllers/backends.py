@@ -17,9 +17,9 @@ from pathlib import Path
 
 import structlog
 
+from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import processes_of
 from areal_actors.folder.process_logs import log_to_file
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import KINDS, DescribeGateway, Heartbeat, RunStarted
