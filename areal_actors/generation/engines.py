@@ -41,6 +41,8 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     """It computes in the process of its worker, on one device."""
     is_server: bool = False
     """It is a server of its own, asked over HTTP."""
+    plain_dialect: str = ""
+    """Of a server: `module:attribute` that returns the requests of one as it is usually started, by the model's name."""
     has_model: bool = True
     """It computes a model, and so uses devices and their memory."""
     can_sleep: bool = False

@@ -414,3 +414,8 @@ def _part(server: ServerClient, answer: Any, segment: Segment) -> SegmentPart:
 
 
 sglang_engine = engine_of(SGLang())
+
+
+def plain_sglang(model: str) -> SGLang:  # noqa: ARG001 - its requests name none
+    """Returns the requests of a server as it is usually started, which are the same."""
+    return SGLang()

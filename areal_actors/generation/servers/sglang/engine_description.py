@@ -10,5 +10,6 @@ DESCRIPTION = EngineDescription(
     abilities=ABILITIES - {"seed"},
     weight_channels=("folder", "broadcast", "tensors", "delta"),
     is_server=True,
+    plain_dialect="areal_actors.generation.servers.sglang.dialect:plain_sglang",
     can_sleep=True,
 )

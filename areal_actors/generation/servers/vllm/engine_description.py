@@ -13,6 +13,7 @@ DESCRIPTION = EngineDescription(
     abilities=SAMPLING_ABILITIES - {"seed"},
     weight_channels=("folder", "broadcast", "tensors", "delta"),
     is_server=True,
+    plain_dialect="areal_actors.generation.servers.vllm.plain_dialect:PlainVLLM",
     can_sleep=True,
     largest_adapter_rank=LARGEST_RANK,
     implied={"warm_start": {"head_dim": 32}},  # it has no narrower heads on a CPU
