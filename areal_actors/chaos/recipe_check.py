@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -10,6 +10,7 @@ from areal_actors.chaos.corruption import SPOILT
 from areal_actors.chaos.settings import EVERYTHING, LAUNCHER, SERVER, ChaosSettings, Kind
 from areal_actors.core.actor_settings import ActorsSettings, processes_of
 from areal_actors.core.bus_settings import BusSettings
+from areal_actors.core.layers import Key
 from areal_actors.core.problems import Problems, nearest, toml_value
 
 
@@ -55,3 +56,9 @@ def known_targets(actors: ActorsSettings) -> Mapping[Kind, tuple[str, ...]]:
         "slow_disk": (SERVER,),
         "bad_completion": tuple(SPOILT),
     }
+
+
+def unused_settings(chaos: ChaosSettings) -> Iterator[Key]:
+    """Yields the table of a run without faults."""
+    if not chaos.enabled:
+        yield ("chaos",)

@@ -207,36 +207,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     add_gateway_command(command)
     add_model_commands(command)
 
-    check = command(
-        "check",
-        "check_static:check",
-        "validate a recipe and print the resolved configuration (dry run)",
-        "Print the resolved recipe, the chosen profile with its reason, the supervision tree and the plan; then open"
-        " the data, load\nagent and reward, and let them play a task with given answers in place of a model. Nothing is"
-        " written.\nExit status 2, with every error, if the recipe is invalid.",
-        _SETTINGS_HELP.format(command=COMMAND, verb="check"),
-    )
-    _takes_recipe(check)
-    check.add_argument(
-        "--devices",
-        type=_devices,
-        metavar="COUNT[xGIB]",
-        help="check for another machine: its number of CUDA devices and their memory, as 8 or 8x80; 0: without any",
-    )
-    check.add_argument(
-        "--static", action="store_true", help="read settings only: load no data, agent or reward, and play no task"
-    )
-    check.add_argument(
-        "--data",
-        action="store_true",
-        help=(
-            "also look at every row: references that the reward cannot read, prompts against the limits, duplicates,"
-            " overlap"
-        ),
-    )
-    check.add_argument(
-        "--json", dest="as_json", action="store_true", help="print recipe, profile and reason as JSON, nothing else"
-    )
+    _checks(command)
 
     about = (
         f"Describe settings of a recipe, or all settings of a table, as in\n`{COMMAND} explain"
@@ -333,6 +304,41 @@ def _begins(command: Callable[..., argparse.ArgumentParser]) -> None:
         " (default: %(default)s)"
     )
     begun.add_argument("--kind", choices=("text", "tools", "environment", "node"), default="text", help=kinds)
+
+
+def _checks(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the command `check`."""
+    check = command(
+        "check",
+        "check_static:check",
+        "validate a recipe and print the resolved configuration (dry run)",
+        "Print the resolved recipe, the chosen profile with its reason, the supervision tree and the plan; then open"
+        " the data, load\nagent and reward, and let them play a task with given answers in place of a model. Nothing is"
+        " written.\nExit status 2, with every error, if the recipe is invalid.",
+        _SETTINGS_HELP.format(command=COMMAND, verb="check"),
+    )
+    _takes_recipe(check)
+    check.add_argument(
+        "--devices",
+        type=_devices,
+        metavar="COUNT[xGIB]",
+        help="check for another machine: its number of CUDA devices and their memory, as 8 or 8x80; 0: without any",
+    )
+    check.add_argument(
+        "--static", action="store_true", help="read settings only: load no data, agent or reward, and play no task"
+    )
+    check.add_argument(
+        "--data",
+        action="store_true",
+        help=(
+            "also look at every row: references that the reward cannot read, prompts against the limits, duplicates,"
+            " overlap"
+        ),
+    )
+    check.add_argument("--full", action="store_true", help="print settings without effect in such a run, too")
+    check.add_argument(
+        "--json", dest="as_json", action="store_true", help="print recipe, profile and reason as JSON, nothing else"
+    )
 
 
 def _joins(command: Callable[..., argparse.ArgumentParser]) -> None:

@@ -24,7 +24,7 @@ from areal_actors.supervision.nats_server import with_port
 def check(options: Options) -> int:
     """Print the resolved recipe and the plan, check all parts, and play a task."""
     resolved = resolve(options, measures=True)
-    print(plan.explain(resolved), flush=True)
+    print(plan.explain(resolved, full=options.full), flush=True)
     log_to_terminal()
     if lacking := extras_problem(resolved.recipe):
         print(f"# not here     a run cannot start on this machine: {lacking}", flush=True)

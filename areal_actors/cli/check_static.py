@@ -22,7 +22,8 @@ from areal_actors.recipe.reference import explain_settings, json_schema
 def check(options: Options) -> int:
     """Print the resolved recipe and the plan."""
     resolved = resolve(options, cuda=options.devices)
-    print(plan.to_json(resolved) if options.as_json else plan.explain(resolved), flush=True)
+    show = plan.to_json if options.as_json else plan.explain
+    print(show(resolved, full=options.full), flush=True)
     return 0
 
 

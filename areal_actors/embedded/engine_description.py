@@ -12,4 +12,5 @@ DESCRIPTION = EngineDescription(
     loads_torch=True,
     can_sleep=True,
     extra=EMBEDDED,
+    settings=frozenset({"start_check", "batch_invariant"}),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ from areal_actors.core.actor_settings import ActorsSettings
 from areal_actors.core.bus_settings import BusSettings
 from areal_actors.core.environments import host_of
 from areal_actors.core.gateways import GATEWAY
+from areal_actors.core.layers import Key
 from areal_actors.core.problems import Problems, nearest, toml_value
 from areal_actors.core.run_facts import RunFacts
 from areal_actors.core.task_settings import TaskSettings
@@ -88,3 +90,11 @@ def _several(gateway: GatewaySettings, count: int, bus: BusSettings) -> Problems
                 f" {taken}"
             )
             yield ("gateway", "port"), f"{fault}; write another"
+
+
+def unused_settings(gateway: GatewaySettings, bus: BusSettings) -> Iterator[Key]:
+    """Yields the key of a certificate that is not named, and the number of gateways of hosts that cannot join."""
+    if not bus.host:
+        yield ("gateway", "joined")
+    if not gateway.certificate:
+        yield ("gateway", "certificate_key")

@@ -49,6 +49,8 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     """It releases its memory during an optimizer step."""
     largest_adapter_rank: int | None = None
     """Largest rank of an adapter that it loads; None for any."""
+    settings: frozenset[str] = frozenset()
+    """Settings of `[generation]` that only such engines use."""
     extra: str = ""
     """Extra of this distribution that brings its packages."""
     implied: Mapping[str, Any] = {}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from areal_actors.core.actor_settings import ActorsSettings
 from areal_actors.core.installed_parts import installed_parts
+from areal_actors.core.layers import Key
 from areal_actors.core.named_code import named_code_problems
 from areal_actors.core.part_problems import part_problems
 from areal_actors.core.problems import Problems, nearest, toml_value
@@ -70,3 +73,11 @@ def _unused(generation: GenerationSettings, engine: EngineDescription) -> Proble
     if (width := generation.tensor_parallel) > 1 and engine.loads_torch:
         fault = f"found {width}, but generation.engine = {toml_value(engine.name)} uses one device"
         yield ("generation", "tensor_parallel"), f"{fault}; write 1, or an engine that is a server"
+
+
+def unused_settings(generation: GenerationSettings) -> Iterator[Key]:
+    """Yields settings of other engines; a class in a file, or of another distribution, may read all of them."""
+    if (engine := engine_descriptions().get(generation.engine)) is None:
+        return
+    theirs = frozenset[str]().union(*(other.settings for other in engine_descriptions().values())) - engine.settings
+    yield from (("generation", name) for name in sorted(theirs))

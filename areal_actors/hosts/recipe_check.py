@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from areal_actors.core.command import COMMAND
 from areal_actors.core.gateways import GATEWAY
+from areal_actors.core.host_settings import HostsSettings
+from areal_actors.core.layers import Key
 from areal_actors.core.problems import Problems, toml_value
 from areal_actors.core.run_facts import RunFacts
 from areal_actors.recipe.recipe import Recipe
@@ -76,3 +79,9 @@ def _slurm_problems(options: tuple[str, ...]) -> Problems:
                 ("hosts", "slurm"),
                 f"found {toml_value(option)}, which the script sets itself from [hosts]; remove it",
             )
+
+
+def unused_settings(hosts: HostsSettings) -> Iterator[Key]:
+    """Yields the table if no host joins the run."""
+    if not hosts.joined_hosts():
+        yield ("hosts",)

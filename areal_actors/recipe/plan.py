@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import msgspec
 
 from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.command import COMMAND
+from areal_actors.core.layers import Key
 from areal_actors.core.model_names import is_local_model
 from areal_actors.core.problems import toml_key, toml_value
 from areal_actors.core.proxies import describe_proxies
@@ -20,6 +22,7 @@ from areal_actors.recipe.device_map import describe_devices
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.load import Resolved
 from areal_actors.recipe.recipe import Recipe, recorded_recipe, redact_recipe
+from areal_actors.recipe.shown_settings import shown_settings
 from areal_actors.recipe.supervision import draw_tree
 from areal_actors.tasks.sources import is_on_hub
 from areal_actors.training.algorithms.base import INITIAL
@@ -31,14 +34,14 @@ INLINE_TABLES = ("supervisors", "actors")
 """Tables whose entries are one line each."""
 
 
-def explain(resolved: Resolved) -> str:
-    """Returns the output of `areal-actors check`.
+def explain(resolved: Resolved, *, full: bool = False) -> str:
+    """Returns the output of `areal-actors check`, with `full` also the settings without effect in such a run.
 
     Valid TOML without keys and passwords, with all that is no setting in comments.
     """
     resolved = _without_secrets(resolved)
     parts = {
-        "The recipe with all defaults": to_toml(resolved.recipe),
+        "The recipe with all defaults": to_toml(resolved.recipe) if full else _shown(resolved.recipe),
         "Profile": _comment_lines(profile_line(resolved)),
         "Supervision": _comment_lines(draw_tree(resolved.recipe.supervisors, resolved.recipe.actors)),
         "Plan": _comment_lines("\n".join((*plan(resolved.recipe), *device_plan(resolved)))),
@@ -240,9 +243,34 @@ def to_toml(recipe: Recipe) -> str:
     return "\n".join(_table((), msgspec.to_builtins(recipe))).strip()
 
 
-def to_json(resolved: Resolved) -> str:
-    """Returns the resolved recipe without keys and passwords, the profile and its reason as JSON."""
-    return msgspec.json.format(msgspec.json.encode(_without_secrets(resolved)), indent=2).decode()
+def _shown(recipe: Recipe) -> str:
+    """Returns the settings that the run uses as TOML, and the names of the others in comments."""
+    tables, left_out = shown_settings(recipe)
+    names = ", ".join(_name_of(recipe, key) for key in left_out)
+    line = f"Without effect in this run, and not shown (--full prints them with their values): {names}"
+    written = "\n".join(_table((), tables)).strip()
+    return f"{written}\n\n{_comment_lines(textwrap.fill(line, 118))}" if left_out else written
+
+
+def _name_of(recipe: Recipe, key: Key) -> str:
+    """Returns the name of a setting; that of a table in brackets."""
+    value: Any = recipe
+    for name in key:
+        value = getattr(value, name)
+    name = ".".join(key)
+    return f"[{name}]" if isinstance(value, msgspec.Struct) else name
+
+
+def to_json(resolved: Resolved, *, full: bool = False) -> str:
+    """Returns the resolved recipe without keys and passwords, the profile and its reason as JSON.
+
+    Without `full` also the names of settings without effect in such a run, which are not in the recipe then.
+    """
+    answer: dict[str, Any] = msgspec.to_builtins(_without_secrets(resolved))
+    if not full:
+        answer["recipe"], left_out = shown_settings(_without_secrets(resolved).recipe)
+        answer["left_out"] = [".".join(key) for key in left_out]
+    return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
 
 
 def _without_secrets(resolved: Resolved) -> Resolved:

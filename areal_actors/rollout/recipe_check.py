@@ -9,9 +9,11 @@ import ast
 import math
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from areal_actors.core.actor_settings import ActorsSettings, Placement
+from areal_actors.core.layers import Key
 from areal_actors.core.named_code import dotted_parts, named_code_problems
 from areal_actors.core.problems import Problems, is_installed, nearest, toml_value
 from areal_actors.core.run_facts import RunFacts
@@ -188,3 +190,15 @@ def _group(task: TaskSettings, workers: Placement, size: int) -> Problems:
         yield (*worker, "count"), f"found {workers.count}, {groups} (`arun_group`) in one worker; write `count = 1`"
     if workers.concurrency < size:
         yield (*worker, "concurrency"), f"found {workers.concurrency}, {groups} of {size}; write at least {size}"
+
+
+def unused_settings(task: TaskSettings) -> Iterator[Key]:
+    """Yields settings of agents in processes of their own, and those of the built-in agent beside another."""
+    if task.runner != "subprocess":
+        yield from (("task", name) for name in ("command", "processes", *ONLY_SUBPROCESS))
+    if task.agent or task.command:
+        yield ("task", "system_prompt")
+    if not task.should_accept:
+        yield ("task", "retry_rejected")
+    if task.turn_discount is None:
+        yield ("task", "branch_credit")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from areal_actors.core.autoscale_settings import AutoscaleSettings
 from areal_actors.core.bus_settings import BusSettings
 from areal_actors.core.host_settings import HostsSettings
+from areal_actors.core.layers import Key
 from areal_actors.core.problems import Problems, toml_value
 from areal_actors.core.task_settings import TaskSettings
 
@@ -48,3 +51,11 @@ def find_problems(bus: BusSettings, hosts: HostsSettings, autoscale: AutoscaleSe
     elif lease > (most := max(attempt, MAX_LEASE_SECONDS)):
         fault = f"found {lease:g}, but after a worker's death its episodes wait for the whole lease"
         yield key, f"{fault}, and an attempt takes at most task.timeout_seconds = {attempt:g}; write at most {most:g}"
+
+
+def unused_settings(bus: BusSettings, hosts: HostsSettings, autoscale: AutoscaleSettings) -> Iterator[Key]:
+    """Yields settings of a server that other hosts reach, and of one that runs already, for a run without such a one."""
+    if not (bus.host or hosts.joined_hosts() or autoscale.enabled):
+        yield from (("bus", name) for name in ("tls", "certificate", "certificate_key", "objects_port"))
+    if not bus.url:
+        yield from (("bus", name) for name in ("replicas", "monitor_url"))

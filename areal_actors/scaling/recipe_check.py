@@ -5,9 +5,12 @@ Bounds that agree with each other and with the workers of the run, and leave roo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
-from areal_actors.core.autoscale_settings import WorkerBounds
+from areal_actors.core.autoscale_settings import AutoscaleSettings, WorkerBounds
+from areal_actors.core.layers import Key
 from areal_actors.core.problems import Problems
 from areal_actors.core.run_facts import RunFacts
 from areal_actors.recipe.recipe import Recipe
@@ -51,3 +54,9 @@ def find_problems(recipe: Recipe, facts: RunFacts) -> Problems:
             enabled,
             f"found true, but trainer and generation take turns with staleness_gate.max_staleness = 0; {remedy}",
         )
+
+
+def unused_settings(autoscale: AutoscaleSettings) -> Iterator[Key]:
+    """Yields the table of a run with fixed numbers of workers."""
+    if not autoscale.enabled:
+        yield ("autoscale",)

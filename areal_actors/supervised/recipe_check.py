@@ -75,3 +75,10 @@ def _differing(table: msgspec.Struct) -> Iterator[tuple[str, Any]]:
     for name in table.__struct_fields__:
         if (value := getattr(table, name)) != getattr(usual, name):
             yield name, value
+
+
+def unused_settings(recipe: msgspec.Struct, facts: RunFacts) -> Iterator[Key]:
+    """Yields the settings that a run without episodes does not use."""
+    if facts.trains_examples():
+        for table, names in NO_EFFECT.items():
+            yield from ((table, name) for name in names or getattr(recipe, table).__struct_fields__)

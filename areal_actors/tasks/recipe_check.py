@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from areal_actors.core.layers import Key
@@ -64,3 +65,11 @@ def _source(key: Key, spec: str, remedy: str) -> Problems:
     elif sources.needs_library(spec) and not is_installed("datasets"):
         needed = f'{library.NEEDED}, or name a local .jsonl file, or "arithmetic"'
         yield key, f"{fault}, but the `datasets` library is not installed; {needed}"
+
+
+def unused_settings(task: TaskSettings, facts: RunFacts) -> Iterator[Key]:
+    """Yields settings of environments in a run without one, and of examples in a run of episodes."""
+    if not task.environment:
+        yield from (("task", name) for name in ("environment_args", "environment_tasks", "held_out_args"))
+    if not facts.learns_from_examples:
+        yield from (("task", name) for name in ("max_length", "overlong"))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
+from areal_actors.core.layers import Key
 from areal_actors.core.problems import Problems, nearest, toml_value
 from areal_actors.core.run_facts import RunFacts
 from areal_actors.core.trackers import install_hint, interpreter, known_trackers, missing_trackers
@@ -45,3 +47,9 @@ def track_problems(track: TrackSettings) -> Problems:
         return
     if missing:
         yield key, f"found {toml_value(track.to)}, but {install_hint(missing, track.python)}"
+
+
+def unused_settings(track: TrackSettings) -> Iterator[Key]:
+    """Yields the table of a run without trackers."""
+    if not track.to:
+        yield ("track",)

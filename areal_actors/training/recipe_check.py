@@ -10,8 +10,9 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.layers import Key
@@ -22,6 +23,14 @@ from areal_actors.training.algorithms.base import INITIAL, Algorithm
 from areal_actors.training.algorithms.custom import CustomAlgorithm
 from areal_actors.training.distributed.layout import layout_problem
 from areal_actors.training.settings import OptimizerSettings, TrainerSettings
+
+ONLY_RANKS = ("tensor_parallel", "sequence_parallel", "pipeline_parallel", "ranks_address", "rank_timeout_seconds")
+"""Settings of `[trainer]` that several ranks use."""
+SWITCHES: tuple[tuple[Key, str, object], ...] = (
+    (("kl",), "coefficient", 0.0),
+    (("correction", "mismatch"), "importance_sampling", "off"),
+)
+"""Tables of algorithms, the setting that turns each off, and its value."""
 
 
 def find_problems(trainer: TrainerSettings, algorithm: Algorithm, facts: RunFacts) -> Problems:
@@ -109,3 +118,23 @@ def _triton_problem(environment: Mapping[str, str]) -> str | None:
 def _header_problem() -> str | None:
     header = Path(sysconfig.get_path("include"), "Python.h")
     return None if header.is_file() else f"there is no {header}; install the headers of this Python (python3-dev)"
+
+
+def unused_settings(trainer: TrainerSettings, algorithm: Algorithm) -> Iterator[Key]:
+    """Yields settings of several ranks for one, and settings that another one of the same table turns off."""
+    if trainer.ranks == 1:
+        yield from (("trainer", name) for name in ONLY_RANKS)
+    if trainer.optimizer.schedule == "constant":
+        yield ("trainer", "optimizer", "minimum_ratio")
+    if trainer.optimizer.name != "sgd":
+        yield ("trainer", "optimizer", "momentum")
+    for table, switch, off in SWITCHES:
+        part: Any = algorithm
+        for name in table:
+            part = getattr(part, name, None)
+        if part is not None and getattr(part, switch, None) == off:
+            yield from (("algorithm", *table, name) for name in part.__struct_fields__ if name != switch)
+    if getattr(getattr(algorithm, "correction", None), "level", "") == "token":
+        yield ("algorithm", "correction", "aggregation")
+    if getattr(algorithm, "loss_aggregation", "constant") != "constant":
+        yield ("algorithm", "constant_length")

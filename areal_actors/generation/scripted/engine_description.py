@@ -9,4 +9,5 @@ DESCRIPTION = EngineDescription(
     factory="areal_actors.generation.scripted.engine:scripted_engine",
     abilities=SAMPLING_ABILITIES - {*CONSTRAINT_ABILITIES.values(), "top_logprobs"},
     has_model=False,
+    settings=frozenset({"scripted"}),
 )

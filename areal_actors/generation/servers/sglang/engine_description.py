@@ -12,4 +12,5 @@ DESCRIPTION = EngineDescription(
     is_server=True,
     plain_dialect="areal_actors.generation.servers.sglang.dialect:plain_sglang",
     can_sleep=True,
+    settings=frozenset({"server", "options", "tensor_parallel"}),
 )

@@ -17,4 +17,5 @@ DESCRIPTION = EngineDescription(
     can_sleep=True,
     largest_adapter_rank=LARGEST_RANK,
     implied={"warm_start": {"head_dim": 32}},  # it has no narrower heads on a CPU
+    settings=frozenset({"server", "options", "tensor_parallel"}),
 )
