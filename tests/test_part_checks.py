@@ -1,4 +1,4 @@
-"""Checks of parts: found in the folders of their parts, asked for what they name, and reported in the order of the recipe."""
+"""Checks of parts: found in their folders, asked for what they name, and reported in the order of the recipe."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1]
 
 @cache
 def own_modules(name: str) -> tuple[ModuleType, ...]:
-    """Returns the modules of this name in the folders of the package, at any depth, in the order of their paths; imports them."""
+    """Returns the modules of this name in the folders of the package, at any depth, by their paths; imports them."""
     files = sorted(PACKAGE.rglob(f"{name}.py"))
     return tuple(
         importlib.import_module(".".join((PACKAGE.name, *file.relative_to(PACKAGE).with_suffix("").parts)))

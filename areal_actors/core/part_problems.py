@@ -17,7 +17,7 @@ from areal_actors.core.problems import Problems
 def part_problems(
     part: InstalledPart, recipe: object, options: Mapping[str, Any], key: Key, options_key: Key
 ) -> Problems:
-    """Yields what keeps a part from being used, and what its function `recipe_problems` yields, if it has one; imports it.
+    """Yields what keeps a part from being used, and what its function `recipe_problems` yields; imports it.
 
     Args:
         part: the part that the recipe names.

@@ -15,7 +15,7 @@ def find_problems() -> Problems:
 
 
 def unused_settings(model: str) -> Iterator[Key]:
-    """Yields the table of the warm start for another model; for this one what concerns images, experts and pretraining."""
+    """Yields the table of the warm start for another model, else what concerns images, experts and pretraining."""
     if model == EMBEDDED:
         yield from (("gateway", "images"), ("trainer", "routing_replay"), ("trainer", "optimizer", "allow_high_lr"))
     else:

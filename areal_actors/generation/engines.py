@@ -1,4 +1,4 @@
-"""Descriptions of generation engines: facts that recipes, checks, `doctor` and documents need without loading an engine.
+"""Descriptions of generation engines: facts that recipes, checks and `doctor` need without loading an engine.
 
 An engine of ours has a module `engine_description.py` in its folder; nothing else names it. An engine of another
 distribution, or of a file, has no description: it counts as able to do whatever it is asked for until it is loaded.
@@ -42,7 +42,7 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     is_server: bool = False
     """It is a server of its own, asked over HTTP."""
     plain_dialect: str = ""
-    """Of a server: `module:attribute` that returns the requests of one as it is usually started, by the model's name."""
+    """`module:attribute` of the requests of a server as it is usually started, made with its model's name."""
     has_model: bool = True
     """It computes a model, and so uses devices and their memory."""
     can_sleep: bool = False
@@ -119,6 +119,6 @@ def missing_ability_error(ability: str, title: str) -> RequestError:
 
 
 def no_routes_complaint(engine: str) -> str:
-    """Returns a sentence about `trainer.routing_replay = "on"` with an engine that does not report the experts of each position."""
+    """Returns a complaint about `trainer.routing_replay = "on"` with an engine that does not report experts."""
     able = " or ".join(engines_with(ROUTES))
     return f'the engine {engine} reports no experts; set generation.engine to {able}, or write "auto"'

@@ -46,7 +46,7 @@ class RecipeProblem(NamedTuple):
 
 
 def problems(recipe: Recipe, *, serving: bool = False) -> list[RecipeProblem]:
-    """Returns all problems that keep a recipe from running, or with `serving` from being served, in the order of the recipe."""
+    """Returns what keeps a recipe from running, or with `serving` from being served, in the order of the recipe."""
     facts = facts_of(recipe, serving=serving)
     yielded = chain(_crossing(recipe, facts), *(check.problems(recipe, facts) for check in part_checks()))
     return sorted((RecipeProblem(*problem) for problem in yielded), key=lambda problem: _place(recipe, problem.key))

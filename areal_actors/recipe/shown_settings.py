@@ -41,7 +41,7 @@ def _of_actors(absent: frozenset[str]) -> Iterator[Key]:
 
 
 def _has_default(recipe: Recipe, key: Key, absent: frozenset[str]) -> bool:
-    """Returns True if a setting or table is as it is in a recipe that does not state it; an absent actor has no instance."""
+    """Returns True if a setting is as in a recipe that does not state it; an absent actor has no instance."""
     table = getattr(recipe, key[0])
     value, default = table, type(table)()
     if isinstance(default, ActorsSettings):

@@ -54,7 +54,7 @@ def find_problems(bus: BusSettings, hosts: HostsSettings, autoscale: AutoscaleSe
 
 
 def unused_settings(bus: BusSettings, hosts: HostsSettings, autoscale: AutoscaleSettings) -> Iterator[Key]:
-    """Yields settings of a server that other hosts reach, and of one that runs already, for a run without such a one."""
+    """Yields settings of a server that other hosts reach, or that runs already, for a run without one."""
     if not (bus.host or hosts.joined_hosts() or autoscale.enabled):
         yield from (("bus", name) for name in ("tls", "certificate", "certificate_key", "objects_port"))
     if not bus.url:

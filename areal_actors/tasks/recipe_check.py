@@ -1,4 +1,4 @@
-"""Validates the tasks of a recipe: its dataset, or the environment that brings them. Nothing is downloaded or imported."""
+"""Validates the tasks of a recipe: its dataset, or the environment that brings them. Nothing is downloaded."""
 
 from __future__ import annotations
 

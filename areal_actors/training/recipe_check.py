@@ -1,4 +1,4 @@
-"""Validates the algorithm, the optimizer, the layout of the trainer's ranks, its folder for weights, and `trainer.compile`.
+"""Validates the algorithm, the optimizer, the layout of ranks, the folder for weights, and `trainer.compile`.
 
 `torch.compile` generates C++ for a CPU, and Triton kernels with launchers in C for a GPU: this machine needs the
 compilers.
