@@ -18,7 +18,7 @@ from gateway_tokenizer import VOCABULARY, Texts, tokenizer_folder
 from areal_actors.core.values import SamplingParams, TokenColumns
 from areal_actors.generation.engine import EngineCounters, TokenChunk
 from areal_actors.generation.inference_worker import InferenceWorker
-from areal_actors.generation.scripted import ScriptedEngine
+from areal_actors.generation.scripted.engine import ScriptedEngine
 from areal_actors.processes.cpu_actors import CPU_ACTORS
 from areal_actors.processes.fold_actors import BuildContext
 from areal_actors.processes.process import serve_actors

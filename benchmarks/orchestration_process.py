@@ -14,7 +14,7 @@ from pathlib import Path
 from areal_actors.core.values import TrainingSequence, WeightsLocation
 from areal_actors.generation.engine import EngineCounters
 from areal_actors.generation.inference_worker import InferenceWorker
-from areal_actors.generation.scripted import ScriptedEngine, scripted_engine
+from areal_actors.generation.scripted.engine import ScriptedEngine, scripted_engine
 from areal_actors.processes.cpu_actors import CPU_ACTORS
 from areal_actors.processes.fold_actors import BuildContext
 from areal_actors.processes.process import serve_actors

@@ -18,7 +18,7 @@ from areal_actors.chaos.corruption import SPOILT, SpoilableCompletion
 from areal_actors.core.errors import EngineError
 from areal_actors.core.values import SamplingParams, TokenColumns
 from areal_actors.generation.engine import TokenChunk
-from areal_actors.generation.scripted import ScriptedEngine, scripted_engine
+from areal_actors.generation.scripted.engine import ScriptedEngine, scripted_engine
 from areal_actors.generation.settings import GenerationSettings
 
 KINDS = (*SPOILT, "raises", "raises-anything", "silent", "endless")

@@ -29,7 +29,7 @@ from areal_actors.core.values import SamplingParams, Task, TrainingSequence
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.generation.engine import TokenChunk
 from areal_actors.generation.inference_worker import InferenceWorker
-from areal_actors.generation.scripted import ScriptedEngine
+from areal_actors.generation.scripted.engine import ScriptedEngine
 from areal_actors.messages import EventLoopBlocked
 from areal_actors.processes.cpu_actors import CPU_ACTORS
 from areal_actors.processes.fold_actors import BuildContext

@@ -28,11 +28,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import SamplingParams, WeightsLocation
-from areal_actors.embedded.transformers import TransformersEngine
 from areal_actors.generation.engine import EnginePlace, GenerationEngine
-from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, engine_factory
+from areal_actors.generation.engines import describe_engine, server_engines
+from areal_actors.generation.named import engine_factory
 from areal_actors.generation.servers.server_process import interpreter
-from areal_actors.generation.settings import SERVER_ENGINES, Channel, GenerationSettings, ServerSettings
+from areal_actors.generation.settings import Channel, GenerationSettings, ServerSettings
 from areal_actors.weights.transfer import write_weights
 
 HEAD = 32
@@ -40,7 +40,6 @@ HEAD = 32
 CONTEXT = 256
 WEIGHTS_SECONDS = 600.0
 """Time limit of a server for a version: the machine may be busy."""
-ENGINES = {**ENGINES_WITHOUT_TORCH, "transformers": TransformersEngine}
 SHAPES: dict[str, dict[str, int]] = {"small": {"head_dim": HEAD}, "135M": {"head_dim": 64, **SHAPE}}
 QUICK = {"tokens": 8, "repeats": 1, "together": [1, 4], "engines": ["transformers"]}
 
@@ -50,7 +49,7 @@ def available(names: list[str], report: Callable[[str], None]) -> list[str]:
     found = []
     for name in names:
         try:
-            if name in SERVER_ENGINES:
+            if describe_engine(name).is_server:
                 interpreter(name, GenerationSettings().server, Path.cwd())
             found.append(name)
         except SetupError as error:
@@ -69,9 +68,7 @@ async def started(
         engine=name, device="cpu", max_num_seqs=128, max_model_len=CONTEXT, options=options, server=server
     )
     began = time.perf_counter()
-    make = engine_factory(
-        settings, ENGINES, Path.cwd(), EnginePlace(logs=Path(folder) / "logs", adapter_rank=adapter_rank)
-    )
+    make = engine_factory(settings, Path.cwd(), EnginePlace(logs=Path(folder) / "logs", adapter_rank=adapter_rank))
     engine = await asyncio.to_thread(make, folder)
     await engine.load_weights(location, 0)
     await first_token(engine)
@@ -157,7 +154,7 @@ async def measure(options: argparse.Namespace, report: Callable[[str], None]) ->
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", nargs="+", default=["transformers", *SERVER_ENGINES], help="engines to compare")
+    parser.add_argument("--engines", nargs="+", default=["transformers", *server_engines()], help="engines to compare")
     parser.add_argument("--shape", choices=SHAPES, default="small", help="shape of the model")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens per completion")
     parser.add_argument("--repeats", type=int, default=3)

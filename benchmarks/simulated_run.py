@@ -23,9 +23,9 @@ from simulated_hardware import Decoder, Machine, Work
 
 from areal_actors.batching.batcher import Batcher
 from areal_actors.core.errors import AgentError
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams, Task, TokenColumns, TrainingSequence, WeightsLocation
 from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.generation.engine import EngineCounters, TokenChunk
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import (

@@ -10,7 +10,7 @@ from pathlib import Path
 from openai import AsyncOpenAI
 
 from areal_actors.core.errors import EngineError
-from areal_actors.generation.scripted import scripted_engine
+from areal_actors.generation.scripted.engine import scripted_engine
 
 FOREVER = 10_000.0
 

@@ -30,9 +30,9 @@ from servers import HEAD, available, started, update_seconds
 from transformers import AutoModelForCausalLM
 
 from areal_actors.core.values import WeightsLocation
-from areal_actors.generation.abilities import WEIGHT_CHANNELS
 from areal_actors.generation.engine import Arrival
-from areal_actors.generation.settings import SERVER_ENGINES, Channel
+from areal_actors.generation.engines import describe_engine, server_engines
+from areal_actors.generation.settings import Channel
 from areal_actors.training.lora import Lora
 from areal_actors.training.settings import LoraSettings
 from areal_actors.weights.folders import SHARED_MEMORY
@@ -170,7 +170,7 @@ async def measure(options: argparse.Namespace, report: Callable[[str], None]) ->
     rows = []
     for name in available(options.engines, report):
         for megabytes, way in itertools.product(options.megabytes, options.ways):
-            if way != "adapter" and way not in WEIGHT_CHANNELS[name]:
+            if way != "adapter" and way not in describe_engine(name).weight_channels:
                 continue
             figures = await one_case(name, megabytes, way, options)
             rows.append({"engine": name, "megabytes": megabytes, "way": way, **figures})
@@ -187,7 +187,7 @@ async def measure(options: argparse.Namespace, report: Callable[[str], None]) ->
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", nargs="+", default=["transformers", *SERVER_ENGINES], help="engines to measure")
+    parser.add_argument("--engines", nargs="+", default=["transformers", *server_engines()], help="engines to measure")
     parser.add_argument(
         "--megabytes", type=int, nargs="+", default=[1, 10, 100, 1000], help="sizes of the weights in float32"
     )

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import msgspec
 
 from areal_actors.core.config import Config
-from areal_actors.recipe.errors import toml_value
+from areal_actors.core.problems import toml_value
 from areal_actors.recipe.reference import meanings
 from areal_actors.training.algorithms import Algorithm, AnyAlgorithm, CriticSettings
 from areal_actors.training.algorithms.correction import Correction

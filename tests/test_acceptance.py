@@ -4,7 +4,7 @@ import pytest
 from support.samples import exported, work
 
 from areal_actors.core.errors import RecipeError
-from areal_actors.core.settings import WatchdogSettings
+from areal_actors.core.watchdog_settings import WatchdogSettings
 from areal_actors.messages import (
     DescribeSession,
     EpisodeAbandoned,

@@ -29,7 +29,7 @@ from areal_actors.core.values import SamplingParams
 from areal_actors.display.sentences import plain_line
 from areal_actors.display.summary import summary
 from areal_actors.display.view import RunView
-from areal_actors.generation.scripted import ScriptedEngine
+from areal_actors.generation.scripted.engine import ScriptedEngine
 from areal_actors.messages import ActorFailed, ActorStarted, BatchFormed, FaultInjected, RunResumed, StepCompleted
 from areal_bus.server import EmbeddedServer
 

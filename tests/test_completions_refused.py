@@ -14,8 +14,8 @@ from support.fake_engine import FixedTextEngine
 from support.gateway_harness import HELLO, client, opened_gateway, root, work
 
 from areal_actors.core.errors import EngineError
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import TokenColumns
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.generation.engine import TokenChunk
 from areal_actors.generation.inference_worker import MAX_FAILURES
 from areal_actors.messages import CompletionRefused, EpisodeAbandoned, EpisodeScored

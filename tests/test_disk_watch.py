@@ -7,8 +7,8 @@ import pytest
 
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import DiskSettings
 from areal_actors.folder.run_folder import RunFolder
+from areal_actors.recipe.run_settings import DiskSettings
 from areal_actors.supervision.disk_watch import DiskWatch, refuse_full_disk
 
 Usage = namedtuple("Usage", "total used free")  # noqa: PYI024 - as shutil has it

@@ -15,7 +15,7 @@ import pytest
 from areal_actors.cli import main
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import SandboxError
-from areal_actors.generation.abilities import ENGINE_ABILITIES, engine_abilities
+from areal_actors.generation.engines import engine_abilities, engine_descriptions
 from areal_actors.run import doctor
 from areal_actors.run.doctor import Report
 
@@ -74,7 +74,7 @@ def test_the_report_can_be_read_by_a_program(tmp_path):
     report = msgspec.json.decode(ended.stdout, type=Report)
     assert (ended.returncode, report.ready) == (0, True)
     assert tuple(finding.name for finding in report.findings) == NAMES
-    assert report.abilities == {engine: sorted(engine_abilities(engine)) for engine in ENGINE_ABILITIES}
+    assert report.abilities == {engine: sorted(engine_abilities(engine)) for engine in engine_descriptions()}
     assert "weights:delta" in report.abilities["sglang"]
 
 

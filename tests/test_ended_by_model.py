@@ -11,9 +11,9 @@ import pytest
 from support.gateway_harness import GatewayHarness, opened
 from support.samples import TOOLS_TEMPLATE, letters, work
 
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.core.values import SamplingParams
-from areal_actors.generation.scripted import ScriptedEngine
+from areal_actors.generation.scripted.engine import ScriptedEngine
 from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, EpisodeScored, EvaluateEpisode, TrajectoryExported
 from areal_actors.rewards.reward_pool import RewardPool
 from areal_actors.rewards.reward_worker import RewardWorker

@@ -64,7 +64,7 @@ class Agent:
                 messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "go on, " * 6}]
 """
 ENGINE = """
-from areal_actors.generation.scripted import ScriptedEngine
+from areal_actors.generation.scripted.engine import ScriptedEngine
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 CALL = '<tool_call>\\n{"name": "add", "arguments": {"row": "{\\\\"a\\\\": 1,"}}\\n</tool_call>'

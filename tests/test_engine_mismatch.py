@@ -18,8 +18,8 @@ from support.tiny_trainer import make_trainer, sequences_of, write_model
 from test_gateway_errors import asked
 
 from areal_actors.core.errors import EngineError
-from areal_actors.core.settings import WatchdogSettings
 from areal_actors.core.values import SamplingParams, SequenceCall, WeightsLocation
+from areal_actors.core.watchdog_settings import WatchdogSettings
 from areal_actors.display.sentences import plain_line
 from areal_actors.generation import inference_worker
 from areal_actors.generation.inference_worker import InferenceWorker

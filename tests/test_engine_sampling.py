@@ -17,7 +17,7 @@ from areal_actors.core.values import Constraint, SamplingParams, TokenColumns, W
 from areal_actors.embedded.transformers import TransformersEngine
 from areal_actors.generation.engine import TokenChunk
 from areal_actors.generation.inference_worker import InferenceWorker
-from areal_actors.generation.scripted import ScriptedEngine
+from areal_actors.generation.scripted.engine import ScriptedEngine
 from areal_actors.messages import Generate, WeightsLoaded, WeightsPublished
 from areal_actors.weights.transfer import write_weights
 

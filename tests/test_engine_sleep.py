@@ -30,7 +30,7 @@ from support.tiny_engine import (
 from test_engine_mismatch import alarm
 
 from areal_actors.core.errors import EngineError, EngineUnavailable
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.core.values import SamplingParams
 from areal_actors.embedded.released_weights import ReleasedWeights
 from areal_actors.generation.engine import EnginePlace

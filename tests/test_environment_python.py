@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.tasks.environment_tasks import list_environment
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,7 @@ import pytest
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.environments import HOSTS
 from areal_actors.core.errors import AgentError, RecipeError, SetupError
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.recipe.load import load
 from areal_actors.recipe.plan import plan
 from areal_actors.rollout.agent_runner import AgentResult, parse_result

@@ -15,7 +15,7 @@ from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.model_config import context_of
 from areal_actors.embedded.embedded_model import train_tokenizer, write_tokenizer
 from areal_actors.messages import ExamplesDrawn, ExamplesDropped, StepCompleted
-from areal_actors.recipe.example_checks import check_examples
+from areal_actors.recipe.examples import check_examples
 from areal_actors.recipe.load import load
 from areal_actors.sequences.step_metrics import examples_checksum
 from areal_actors.supervised.example_sequences import (

@@ -8,7 +8,7 @@ from matplotlib.image import imread
 from rich.console import Console
 from support import story
 
-from areal_actors.core.settings import WatchdogSettings
+from areal_actors.core.watchdog_settings import WatchdogSettings
 from areal_actors.display.curves import draw_curves
 from areal_actors.display.sentences import plain_line
 from areal_actors.display.summary import summary, write_summary

@@ -11,7 +11,7 @@ from typing import Any
 from support.clock import jumping_time
 from test_gateway_shares import WORKER, recipe
 
-from areal_actors.core.settings import WatchdogSettings
+from areal_actors.core.watchdog_settings import WatchdogSettings
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.hosts.admission import SPARE_CONNECTIONS, Joining
 from areal_actors.messages import (

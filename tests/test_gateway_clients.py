@@ -12,8 +12,8 @@ import pytest
 from support.fake_engine import FixedTextEngine
 from support.gateway_harness import HELLO, client, opened_gateway, post, root
 
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.event_stream import HEAD_SECONDS
+from areal_actors.gateway.settings import GatewaySettings
 
 EXTRA = {"next_year": {"a": 1}, "ignore_eos": False}
 

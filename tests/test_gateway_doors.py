@@ -16,9 +16,9 @@ from support.gateway_harness import HELLO, client, opened_gateway, post, root
 from support.samples import letters
 
 from areal_actors.core.errors import PromptTooLong
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.conversations.conversation import PromptLimit, encode_within
 from areal_actors.gateway.sessions.keys import admin_key
+from areal_actors.gateway.settings import GatewaySettings
 
 MEGABYTE = 2**20
 HUGE = [{"role": "user", "content": "all work and no play " * (15 * MEGABYTE // 21)}]

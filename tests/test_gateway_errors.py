@@ -14,7 +14,7 @@ from support.gateway_harness import HELLO, client, opened_gateway, post, root
 from support.samples import published
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import GatewaySettings
+from areal_actors.gateway.settings import GatewaySettings
 
 
 @pytest.fixture

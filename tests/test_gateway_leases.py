@@ -8,7 +8,7 @@ import pytest
 from support.sessions_harness import sessions_harness
 from test_gateway_sessions import ended
 
-from areal_actors.core.settings import GatewaySettings
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.messages import EpisodeAbandoned, SessionStarted
 from areal_actors.runtime.pauses import OwnPauses
 

@@ -12,8 +12,8 @@ import pytest
 from support.fake_engine import FixedTextEngine
 from support.gateway_harness import HELLO, nothing_in_flight, opened_gateway, post, root
 
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway import server as gateway_module
+from areal_actors.gateway.settings import GatewaySettings
 
 ASK = {"messages": HELLO, "max_tokens": 20}
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"]

@@ -13,8 +13,8 @@ from support.fake_engine import FixedTextEngine
 from support.gateway_harness import client, opened_gateway
 from support.samples import letters, work
 
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import unpack_ids
+from areal_actors.gateway.settings import GatewaySettings
 
 SESSIONS, TURNS = 200, 5
 

@@ -10,8 +10,8 @@ from support.framework_harness import clients, opened_chat_gateway
 from support.gateway_harness import HELLO, client, nothing_in_flight, opened_gateway
 from support.samples import work
 
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.messages import EpisodeAbandoned, EpisodeScored
 
 

@@ -15,8 +15,8 @@ from support.gateway_harness import HELLO, opened_gateway, root
 from support.samples import work
 from support.silent_relay import SilentRelay
 
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.messages import EpisodeAbandoned
 from areal_actors.rollout.inline_runner import InlineRunner
 from areal_actors.rollout.rollout_worker import RolloutWorker

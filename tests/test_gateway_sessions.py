@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.sessions_harness import ADMIN, SessionsHarness, sessions_harness
 
-from areal_actors.core.settings import GatewaySettings
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.messages import EpisodeAbandoned, SessionStarted, TrajectoryExported
 from areal_actors.sequences.export import from_msgpack, sequences
 

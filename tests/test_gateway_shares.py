@@ -18,8 +18,9 @@ from areal_actors.cli import main
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import ImageLost, RecipeError
 from areal_actors.core.objects import MODEL, RemoteObjects
-from areal_actors.core.settings import GatewaySettings, WatchdogSettings
+from areal_actors.core.watchdog_settings import WatchdogSettings
 from areal_actors.folder.run_folder import RunFolder
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.gateway.worker_pool import WorkerPool
 from areal_actors.hosts.client_recipe import recipe_here
 from areal_actors.hosts.gateway_shares import GatewayShares

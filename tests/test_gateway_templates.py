@@ -14,8 +14,8 @@ from support.gateway_harness import GatewayHarness, opened, post
 from support.samples import work
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.gateway.template_settings import apply_template_settings
 from areal_actors.messages import ToolsRefused
 

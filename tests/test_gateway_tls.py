@@ -16,8 +16,8 @@ from support.gateway_harness import HELLO, GatewayHarness, opened
 from support.samples import work
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.listening import encryption
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.rollout.inline_runner import InlineRunner
 
 AGENT = """

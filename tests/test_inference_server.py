@@ -14,8 +14,9 @@ from support.live_run import LiveRun
 from support.samples import published
 from support.tiny_engine import random_qwen
 
+from areal_actors.core.actor_settings import ActorsSettings
 from areal_actors.core.errors import EngineError, EngineUnavailable, SetupError
-from areal_actors.core.settings import ActorsSettings, TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.core.values import SamplingParams, TokenColumns, pack_ids
 from areal_actors.display.sentences import plain_line
 from areal_actors.generation import inference_worker
@@ -313,7 +314,7 @@ def test_a_maker_gets_its_place_if_it_has_a_parameter_for_it(tmp_path):
         "class Engine:\n    def __init__(self, folder, settings, place):\n        raise ValueError(place.worker)\n"
     )
     make = engine_factory(
-        GenerationSettings(engine="mine.py:Engine"), {}, tmp_path, EnginePlace(worker="inference_worker-3")
+        GenerationSettings(engine="mine.py:Engine"), tmp_path, EnginePlace(worker="inference_worker-3")
     )
     with pytest.raises(ValueError, match="inference_worker-3"):
         make("model")

@@ -26,6 +26,8 @@ lines = areal_echo:LinesTracker
 .rows = areal_echo:read_rows
 [areal_actors.algorithms]
 centered = areal_echo:Centered
+[areal_actors.checks]
+patience = areal_echo:find_problems
 [areal_actors.commands]
 count-runs = areal_echo:count_runs
 """
@@ -129,6 +131,7 @@ def test_its_parts_are_listed_with_their_settings(elsewhere):
         "tool_format arrows",
         "reader .rows",
         "algorithm centered",
+        "check patience",
         "command count-runs",
     } <= parts.keys()
 
@@ -151,6 +154,10 @@ def test_check_names_what_is_wrong_with_their_use(elsewhere):
         '`track.to`: found "line"; did you mean `lines`?',
     ):
         assert expected in done.stderr
+    done = run(elsewhere, "areal_actors", "check", "recipe.toml", "--static", "sampling.max_tokens=3", "steps=2000")
+    assert done.stderr.splitlines() == [
+        "override `steps=2000`: `steps`: found 2000, but an echo has nothing to learn in 3 tokens; write at most 1000"
+    ], "a check of its own"
     done = run(
         elsewhere, "areal_actors", "check", "recipe.toml", "--static", "generation.engine=ecco", "task.reward=lenght"
     )
@@ -170,6 +177,23 @@ def test_a_part_that_cannot_be_imported_is_named_with_its_distribution(elsewhere
     done = run(elsewhere, "areal_actors", "doctor")
     assert why in done.stdout
     assert "update or remove areal-echo" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("Missing", "the check `patience` of areal-echo 0.1 cannot be loaded: AttributeError"),
+        (
+            "count_runs",
+            "the check patience (areal-echo 0.1) has a parameter `words`; parameters are named recipe, facts",
+        ),
+    ],
+)
+def test_a_check_that_cannot_be_asked_is_named_with_its_distribution(elsewhere, target, why):
+    broken = POINTS.replace("areal_echo:find_problems", f"areal_echo:{target}")
+    done = run(elsewhere, "areal_actors", "check", "recipe.toml", "--static", points=broken)
+    assert (done.returncode, why in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.slow

@@ -18,9 +18,9 @@ from areal_actors.cli.arguments import ROLES
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import EngineError, SetupError, WeightsSuperseded
 from areal_actors.core.objects import CODE, MODEL, WEIGHTS, FileAccess, RemoteObjects
-from areal_actors.core.settings import COUNTED, SEVERAL, WatchdogSettings
 from areal_actors.core.snapshots import Restored, Snapshot, SnapshotStore, restore
 from areal_actors.core.values import WeightsLocation
+from areal_actors.core.watchdog_settings import WatchdogSettings
 from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.hosts.join_address import join_address
@@ -31,6 +31,7 @@ from areal_actors.processes.remote_environment import JoinedWorker
 from areal_actors.processes.remote_gateway import GatewaySnapshots
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.run_actors import COUNTED, SEVERAL
 from areal_actors.recipe.supervision import joined_kind
 from areal_actors.supervision.liveness import Leases
 from areal_actors.supervision.nats_server import JOINED, JOINER, joined_permissions, users_of

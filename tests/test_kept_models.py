@@ -8,14 +8,13 @@ import msgspec
 import pytest
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.embedded import kept_models
 from areal_actors.embedded.kept_models import kept_model
-from areal_actors.embedded.settings import WarmStart
+from areal_actors.embedded.settings import EMBEDDED, WarmStart
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.processes.fold_actors import BuildContext
 from areal_actors.processes.training_engine import EngineBuilder
-from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.training.algorithms.grpo import Grpo
 from areal_actors.training.settings import TrainerSettings

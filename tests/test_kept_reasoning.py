@@ -5,12 +5,12 @@ from support.conversation_families import family
 from support.conversations import converse
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import KEEP_REASONING, GatewaySettings
 from areal_actors.core.values import SamplingParams, TokenColumns
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import prompt_for
+from areal_actors.gateway.settings import KEEP_REASONING, GatewaySettings
 from areal_actors.gateway.template_settings import apply_template_settings
 from areal_actors.messages import Generated, ModelRequest
 

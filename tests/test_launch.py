@@ -17,7 +17,7 @@ from support.live_run import RECIPE, ROOT
 from areal_actors.cli import main
 from areal_actors.core.devices import CudaDevices, pretended_cuda
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import JOIN_TOKEN
+from areal_actors.core.host_settings import JOIN_TOKEN
 from areal_actors.hosts.launchers.local import local_commands
 from areal_actors.hosts.launchers.plan import LaunchPlan, launch_plan
 from areal_actors.recipe.load import load

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 from support.samples import abandoned, batch, interaction, trajectory, work
 
-from areal_actors.core.settings import GatewaySettings, TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.core.values import SamplingParams, Task
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.lint.first_episodes import FirstEpisodes
 from areal_actors.lint.rules import findings
 from areal_actors.lint.run_lint import RunLint

@@ -8,8 +8,8 @@ import pytest
 from support.framework_harness import chat_tokenizer
 from test_continuation import session
 
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import unpack_ids
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.gateway.template_settings import apply_template_settings
 from areal_actors.supervised.example_sequences import trained_segments
 from areal_actors.supervised.examples import ExampleConversation

@@ -8,7 +8,7 @@ import sys
 
 import psutil
 
-from areal_actors.core.settings import WatchdogSettings
+from areal_actors.core.watchdog_settings import WatchdogSettings
 from areal_actors.supervision.liveness import Activity, Liveness, activity_of
 
 SETTINGS = WatchdogSettings(heartbeat_seconds=10.0, start_seconds=20.0)

@@ -10,7 +10,6 @@ from support.simulation import GROUP, Simulation
 
 from areal_actors.audit.fold import AuditFold
 from areal_actors.batching.batcher import Batcher
-from areal_actors.core.settings import FOLDING, LogSettings
 from areal_actors.core.snapshots import Snapshot, SnapshotStore
 from areal_actors.core.values import Value
 from areal_actors.display.run_state import TELEMETRY, RunState
@@ -31,7 +30,8 @@ from areal_actors.messages import (
 )
 from areal_actors.metrics.episode_log import EpisodeLog
 from areal_actors.metrics.metrics_file import Metrics
-from areal_actors.recovery.log_retention import LogReaders, LogRetention, folds_of
+from areal_actors.recipe.run_settings import LogSettings
+from areal_actors.recovery.log_retention import FOLDING, LogReaders, LogRetention, folds_of
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.staleness.staleness_gate import StalenessGate

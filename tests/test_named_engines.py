@@ -12,15 +12,15 @@ from support.tiny_engine import CONTEXT, VOCABULARY, random_qwen, save
 
 from areal_actors.contracts.engine import CASES, EngineHarness, chunks_of, running
 from areal_actors.core.errors import RecipeError, SetupError
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.core.values import Constraint, SamplingParams
 from areal_actors.embedded.transformers import TransformersEngine
-from areal_actors.generation.abilities import CONSTRAINT_ABILITIES, ENGINE_ABILITIES, SAMPLING_ABILITIES, ability_rows
-from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, engine_factory
-from areal_actors.generation.scripted import ScriptedEngine
-from areal_actors.generation.servers.sglang import SGLang
-from areal_actors.generation.servers.vllm import VLLM
-from areal_actors.generation.settings import ENGINES as ENGINE_NAMES
+from areal_actors.generation.abilities import CONSTRAINT_ABILITIES, SAMPLING_ABILITIES
+from areal_actors.generation.engines import ability_rows, engine_descriptions
+from areal_actors.generation.named import engine_factory
+from areal_actors.generation.scripted.engine import ScriptedEngine
+from areal_actors.generation.servers.sglang.dialect import SGLang
+from areal_actors.generation.servers.vllm.dialect import VLLM
 from areal_actors.generation.settings import GenerationSettings, ScriptedSettings
 from areal_actors.recipe.checks import problems
 from areal_actors.recipe.recipe import Recipe
@@ -29,7 +29,6 @@ from areal_actors.training.algorithms import Grpo
 from areal_actors.weights.transfer import write_weights
 
 SUPPORT = Path(__file__).with_name("support")
-ENGINES = {**ENGINES_WITHOUT_TORCH, "transformers": TransformersEngine}
 VOCABULARIES = {"transformers": VOCABULARY, "scripted": 259, "path_engine.py:BackwardsEngine": 300}
 
 
@@ -43,7 +42,7 @@ def settings_of(engine: str, **scripted: float) -> GenerationSettings:
 def harness(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineHarness:
     folder = save(random_qwen(0), tmp_path_factory.mktemp("model"))
     location = write_weights(random_qwen(1).state_dict(), tmp_path_factory.mktemp("weights") / "v3", folder)
-    make = engine_factory(settings_of(request.param, shortest=25, longest=60), ENGINES, SUPPORT)
+    make = engine_factory(settings_of(request.param, shortest=25, longest=60), SUPPORT)
     return EngineHarness(lambda: make(folder), VOCABULARIES[request.param], CONTEXT, location)
 
 
@@ -55,9 +54,7 @@ async def test_every_engine_keeps_the_contract(harness: EngineHarness, case) -> 
 async def test_the_scripted_engine_generates_ordinary_tokens_and_ends_its_turns(tmp_path: Path) -> None:
     folder = save(random_qwen(0), tmp_path)
     tokenizer = ChatTokenizer.load(folder)
-    make = engine_factory(
-        settings_of("scripted", shortest=3, longest=9, token_seconds=0.001), ENGINES_WITHOUT_TORCH, SUPPORT
-    )
+    make = engine_factory(settings_of("scripted", shortest=3, longest=9, token_seconds=0.001), SUPPORT)
     lengths = set()
     async with running(EngineHarness(lambda: make(folder), 259, CONTEXT, None)) as engine:
         for seed in range(80):
@@ -76,16 +73,16 @@ async def test_the_scripted_engine_generates_ordinary_tokens_and_ends_its_turns(
     [
         ("path_engine.py:Backwards", "did you mean `BackwardsEngine`"),
         ("nowhere.py:Engine", "no file"),
-        ("transformers", r"path\.py:Name"),
+        ("transformer", r"path\.py:Name"),
     ],
 )
 def test_an_engine_that_is_not_there_is_refused_by_field(engine: str, message: str) -> None:
     with pytest.raises(RecipeError, match=rf"generation\.engine: .*{message}"):
-        engine_factory(settings_of(engine), ENGINES_WITHOUT_TORCH, SUPPORT)
+        engine_factory(settings_of(engine), SUPPORT)
 
 
 async def test_an_engine_that_lacks_a_part_is_refused_when_it_is_made() -> None:
-    make = engine_factory(settings_of("path_engine.py:IncompleteEngine"), ENGINES_WITHOUT_TORCH, SUPPORT)
+    make = engine_factory(settings_of("path_engine.py:IncompleteEngine"), SUPPORT)
     with pytest.raises(
         SetupError, match="IncompleteEngine has no abilities, generate, load_weights, take_counters, close"
     ):
@@ -93,7 +90,7 @@ async def test_an_engine_that_lacks_a_part_is_refused_when_it_is_made() -> None:
 
 
 async def test_an_engine_with_an_unknown_ability_is_refused_when_it_is_made() -> None:
-    make = engine_factory(settings_of("path_engine.py:UnknownAbilityEngine"), ENGINES_WITHOUT_TORCH, SUPPORT)
+    make = engine_factory(settings_of("path_engine.py:UnknownAbilityEngine"), SUPPORT)
     with pytest.raises(SetupError) as refused:
         await asyncio.to_thread(make, "model")
     found = str(refused.value)
@@ -111,8 +108,8 @@ async def test_an_engine_with_an_unknown_ability_is_refused_when_it_is_made() ->
 
 def test_every_built_in_engine_has_the_abilities_of_the_table() -> None:
     classes = {"transformers": TransformersEngine, "sglang": SGLang, "vllm": VLLM, "scripted": ScriptedEngine}
-    assert {name: engine.abilities for name, engine in classes.items()} == ENGINE_ABILITIES
-    assert set(ENGINE_ABILITIES) == set(ENGINE_NAMES)
+    described = {name: engine.abilities for name, engine in engine_descriptions().items()}
+    assert {name: engine.abilities for name, engine in classes.items()} == described
     assert set(CONSTRAINT_ABILITIES) == set(get_args(get_type_hints(Constraint)["kind"]))
     assert {ability.partition(":")[0] for ability in SAMPLING_ABILITIES} | {"temperature", "max_tokens"} == set(
         SamplingParams.__struct_fields__

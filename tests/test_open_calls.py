@@ -10,10 +10,10 @@ from support.fake_engine import FixedTextEngine
 from support.gateway_harness import HELLO, GatewayHarness
 from support.samples import published, work
 
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.sessions.episode_end import expired_event
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.table import Session
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.gateway.worker_pool import InFlightCalls
 from areal_actors.messages import (
     AgentReturned,

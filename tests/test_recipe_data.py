@@ -81,7 +81,7 @@ def test_what_fits_is_taken(read, settings):
 
 
 def test_a_dataset_whose_library_is_missing_is_an_error_with_the_install_command(read, monkeypatch):
-    monkeypatch.setattr("areal_actors.recipe.checks.is_installed", lambda library: library != "datasets")
+    monkeypatch.setattr("areal_actors.tasks.recipe_check.is_installed", lambda library: library != "datasets")
     for spec in ("table.parquet", "owner/name"):
         with pytest.raises(
             RecipeError, match=r"the `datasets` library is not installed; pip install 'areal-actors\[data\]'"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.run.reference_check import check_references
 from areal_actors.tasks.datasets import open_dataset
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from areal_actors.core.settings import ActorsSettings, Placement, SupervisorSettings
+from areal_actors.core.actor_settings import ActorsSettings, Placement
+from areal_actors.recipe.run_settings import SupervisorSettings
 from areal_actors.supervision.restarts import Decision, Restarts
 
 PROCESSES = ("staleness_gate", "task_source", "batcher", "evaluator", "checkpointer", "metrics")

@@ -170,6 +170,6 @@ def test_a_reward_model_is_looked_at_before_anything_starts(read, tmp_path):
 
 
 def test_without_its_package_a_rule_is_refused(read, monkeypatch):
-    monkeypatch.setattr("areal_actors.recipe.reward_checks.is_installed", lambda library: False)
+    monkeypatch.setattr("areal_actors.rewards.recipe_check.is_installed", lambda library: False)
     with pytest.raises(RecipeError, match=r"math_verify is not installed; pip install 'areal-actors\[rewards\]'"):
         read('task.reward = "math"')

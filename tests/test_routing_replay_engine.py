@@ -136,12 +136,12 @@ def test_an_engine_that_reports_no_experts_is_refused_if_they_are_required(folde
         " take_counters(self): pass\n    async def close(self): pass\n"
     )
     settings = GenerationSettings(engine="mine.py:Engine")
-    engine_factory(settings, {}, tmp_path, EnginePlace(routes="auto"))(folder)
+    engine_factory(settings, tmp_path, EnginePlace(routes="auto"))(folder)
     with pytest.raises(
         SetupError,
         match=r'routing_replay = "on": the engine mine.py:Engine reports no experts; set generation.engine to',
     ):
-        engine_factory(settings, {}, tmp_path, EnginePlace(routes="on"))(folder)
+        engine_factory(settings, tmp_path, EnginePlace(routes="on"))(folder)
 
 
 def test_routes_of_a_long_prompt_are_sent_in_several_parts():

@@ -11,9 +11,8 @@ from areal_actors.core.autoscale_settings import AutoscaleSettings, WorkerBounds
 from areal_actors.core.devices import pretended_cuda
 from areal_actors.core.errors import RecipeError
 from areal_actors.messages import LoadMeasured, RoleLoad, RunResumed, ScaleDecided
-from areal_actors.recipe.autoscale_checks import exhausted_bounds
 from areal_actors.recipe.load import load as load_recipe
-from areal_actors.recipe.plan import plan
+from areal_actors.recipe.plan import exhausted_bounds, plan
 from areal_actors.scaling.decisions import DOWN_WINDOWS, PENDING_SECONDS, UP_WINDOWS, Decider
 
 WINDOW = 10.0

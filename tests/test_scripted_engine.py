@@ -8,7 +8,7 @@ import pytest
 
 from areal_actors.core.errors import EngineError, RequestError
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
-from areal_actors.generation.scripted import ScriptedEngine
+from areal_actors.generation.scripted.engine import ScriptedEngine
 
 
 async def test_the_scripted_engine_is_deterministic_and_stamps_versions_at_token_boundaries() -> None:

@@ -27,7 +27,7 @@ from areal_actors.contracts.engine import CASES, EngineHarness, chunks_of, joine
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.values import Constraint, SamplingParams, TokenColumns
 from areal_actors.generation.engine import EnginePlace
-from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, engine_factory
+from areal_actors.generation.named import engine_factory
 from areal_actors.generation.servers.http_engine import HttpEngine
 from areal_actors.generation.servers.server_process import ServerClient
 from areal_actors.generation.settings import GenerationSettings
@@ -350,7 +350,7 @@ async def test_a_server_that_was_killed_is_unavailable_and_is_started_again_with
 ) -> None:
     """The engine's own server, killed by `kill -9` of every process of it, in the middle of completions."""
     monkeypatch.chdir(ROOT)
-    make = engine_factory(settings_of(genuine.name), ENGINES_WITHOUT_TORCH, ROOT, EnginePlace(logs=tmp_path))
+    make = engine_factory(settings_of(genuine.name), ROOT, EnginePlace(logs=tmp_path))
     engine = await asyncio.to_thread(make, genuine.folder)
     assert isinstance(engine, HttpEngine)
     process = engine._server.process
@@ -379,7 +379,7 @@ async def test_the_error_of_a_server_that_cannot_start_has_its_cause(
 ) -> None:
     monkeypatch.chdir(ROOT)
     settings = GenerationSettings(engine=genuine.name, device="cpu", max_model_len=CONTEXT, options={"no-such-flag": 3})
-    make = engine_factory(settings, ENGINES_WITHOUT_TORCH, ROOT, EnginePlace(logs=tmp_path))
+    make = engine_factory(settings, ROOT, EnginePlace(logs=tmp_path))
     engine = await asyncio.to_thread(make, genuine.folder)
     try:
         with pytest.raises(SetupError, match=r"ended with status 2(.|\n)*no-such-flag"):

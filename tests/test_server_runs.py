@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.server_processes import server_processes, signal_all
 
-from areal_actors.generation.settings import SERVER_ENGINES
+from areal_actors.generation.engines import server_engines
 from areal_actors.messages import (
     ActorFailed,
     EngineLost,
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(1900)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("engine", "weights"),
-    [*((engine, "folder") for engine in SERVER_ENGINES), ("sglang", "delta"), ("vllm", "broadcast")],
+    [*((engine, "folder") for engine in server_engines()), ("sglang", "delta"), ("vllm", "broadcast")],
 )
 async def test_a_run_whose_server_is_killed_takes_every_step_once_and_trains_tokens_of_several_versions(
     live, engine: str, weights: str

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from support.samples import letters
 
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory
 from areal_actors.gateway.gateway_state import GatewayState
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.messages import (
     CapacityGranted,
     EpisodeAbandoned,

@@ -7,9 +7,9 @@ from support.manager_harness import Manager
 from support.samples import work
 
 from areal_actors.core.errors import RequestError
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.completion import trainable_temperature
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.messages import EpisodeScored, ModelResponsePart
 
 

@@ -22,15 +22,15 @@ from test_reader import exported_log, run_folder
 from areal_actors.cli import main
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.module_command import module_command
-from areal_actors.core.settings import TrackSettings
 from areal_actors.core.trackers import TRACKERS, missing_trackers
 from areal_actors.folder.run_folder import LOCK, RunFolder
 from areal_actors.folder.run_lock import lock_file
 from areal_actors.messages import EvaluationCompleted, LossEvaluated, RunFinished, RunResumed
 from areal_actors.recipe.load import load
-from areal_actors.recipe.track_checks import track_problems
+from areal_actors.recipe.run_settings import TrackSettings
 from areal_actors.track import run_trackers
 from areal_actors.track.follow import follow_file, follow_folder
+from areal_actors.track.recipe_check import track_problems
 
 FAKES = ROOT / "tests" / "support" / "fake_trackers"
 PATIENCE = 240.0

@@ -12,9 +12,9 @@ from support.tiny_trainer import make_trainer, same, sequences_of, weights, writ
 from transformers import GPT2Config, GPT2Model
 
 from areal_actors.core.errors import SetupError
-from areal_actors.recipe.trainer_checks import trainer_problems
 from areal_actors.training.algorithms import Ppo
 from areal_actors.training.compilation import compile_blocks
+from areal_actors.training.recipe_check import trainer_problems
 from areal_actors.training.settings import LoraSettings, TrainerSettings
 
 pytestmark = pytest.mark.filterwarnings(

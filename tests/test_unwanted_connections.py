@@ -24,11 +24,11 @@ from areal_actors.core.durable_files import explain_os_error, is_disk_full
 from areal_actors.core.errors import SetupError
 from areal_actors.core.http_connections import HttpListener, answer_in_place, most_connections
 from areal_actors.core.objects import CODE, RemoteObjects
-from areal_actors.core.settings import DiskSettings
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.hosts.object_access import access_of
 from areal_actors.hosts.object_keeper import ObjectKeeper
 from areal_actors.hosts.object_process import Grant
+from areal_actors.recipe.run_settings import DiskSettings
 from areal_actors.supervision.disk_watch import DiskWatch
 from areal_bus.certificates import make_certificate
 from areal_bus.descriptors import descriptor_limit, is_out_of_descriptors, raise_descriptor_limit

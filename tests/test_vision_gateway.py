@@ -18,7 +18,7 @@ from support.vision_harness import VisionHarness, asked, seeing
 from areal_actors.core.errors import RequestError
 from areal_actors.core.values import ImageRef, SamplingParams
 from areal_actors.generation.engine import refuse_unable
-from areal_actors.generation.scripted import ScriptedEngine
+from areal_actors.generation.scripted.engine import ScriptedEngine
 from areal_actors.messages import TrajectoryExported
 from areal_actors.vision.processor import vision_of
 

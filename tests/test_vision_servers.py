@@ -18,7 +18,7 @@ from areal_actors.generation.engine import EnginePlace, PromptImages
 from areal_actors.generation.servers.dialect import Segment
 from areal_actors.generation.servers.http_engine import HttpEngine
 from areal_actors.generation.servers.server_process import ServerClient
-from areal_actors.generation.servers.sglang import SGLang
+from areal_actors.generation.servers.sglang.dialect import SGLang
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.messages import WeightsLoaded, WeightsPublished
 from areal_actors.vision.files import ImageFolder

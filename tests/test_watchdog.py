@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from support.samples import abandoned, exported, loaded, published
 
-from areal_actors.core.settings import WatchdogSettings
+from areal_actors.core.watchdog_settings import WatchdogSettings
 from areal_actors.messages import (
     ActorFailed,
     ActorStopped,

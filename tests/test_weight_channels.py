@@ -30,7 +30,7 @@ from areal_actors.generation.servers.dialect import Group
 from areal_actors.generation.servers.server_process import SERVER_SIDE, ServerClient
 from areal_actors.generation.servers.server_side import sglang_weights
 from areal_actors.generation.servers.server_side.areal_weights import ReceivedWeights, join_group, receive_part
-from areal_actors.generation.servers.sglang import SGLang
+from areal_actors.generation.servers.sglang.dialect import SGLang
 from areal_actors.generation.servers.weight_channels import WeightChannel
 from areal_actors.generation.settings import GenerationSettings, ServerSettings
 from areal_actors.messages import WeightsLoaded, WeightTransferRefused

@@ -23,7 +23,7 @@ from areal_actors.contracts.engine import chunks_of, joined
 from areal_actors.core.errors import EngineError, EngineUnavailable
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
 from areal_actors.generation.engine import Arrival, EnginePlace
-from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, engine_factory
+from areal_actors.generation.named import engine_factory
 from areal_actors.generation.servers import weight_channels
 from areal_actors.generation.servers.http_engine import HttpEngine
 from areal_actors.generation.settings import GenerationSettings
@@ -283,7 +283,7 @@ async def test_a_server_that_dies_in_mid_transfer_is_unavailable_and_the_next_on
     monkeypatch.chdir(ROOT)
     settings = settings_with(genuine, way)
     settings = msgspec.structs.replace(settings, server=msgspec.structs.replace(settings.server, urls=()))
-    make = engine_factory(settings, ENGINES_WITHOUT_TORCH, ROOT, EnginePlace(logs=tmp_path / "logs"))
+    make = engine_factory(settings, ROOT, EnginePlace(logs=tmp_path / "logs"))
 
     async def started_engine() -> HttpEngine:
         engine = await asyncio.to_thread(make, genuine.folder)

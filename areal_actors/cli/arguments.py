@@ -28,7 +28,7 @@ from areal_actors.cli.reader_arguments import (
 from areal_actors.cli.recipe_arguments import add_check, add_launch, add_run_commands
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import RecipeError
-from areal_actors.core.settings import JOIN_TOKEN
+from areal_actors.core.host_settings import JOIN_TOKEN
 from areal_actors.tinker.command import TinkerOptions
 
 Options = argparse.Namespace

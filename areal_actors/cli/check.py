@@ -27,7 +27,7 @@ def check(options: Options) -> int:
     if stages := stages_of(options):
         return check_stages(*stages)
     resolved = resolve(options, measures=True)
-    print(plan.explain(resolved), flush=True)
+    print(plan.explain(resolved, full=options.full), flush=True)
     log_to_terminal()
     if lacking := extras_problem(resolved.recipe):
         print(f"# not here     a run cannot start on this machine: {lacking}", flush=True)

@@ -26,7 +26,8 @@ def check(options: Options) -> int:
     if stages := stages_of(options):
         return check_stages(*stages)
     resolved = resolve(options, cuda=options.devices)
-    print(plan.to_json(resolved) if options.as_json else plan.explain(resolved), flush=True)
+    show = plan.to_json if options.as_json else plan.explain
+    print(show(resolved, full=options.full), flush=True)
     return 0
 
 

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from areal_actors.cli.reader_arguments import positive_count
+from areal_actors.generation.engines import server_engines
 
 
 def add_gateway_command(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -27,7 +28,10 @@ def add_gateway_command(command: Callable[..., argparse.ArgumentParser]) -> None
         help="its tokenizer: a folder, or an id of the hub (default: asks the server)",
     )
     served.add_argument(
-        "--kind", choices=("vllm", "sglang"), default="", help="protocol of the server (default: asks the server)"
+        "--kind",
+        choices=tuple(reversed(server_engines())),
+        default="",
+        help="protocol of the server (default: asks the server)",
     )
     served.add_argument(
         "--record", default="calls.jsonl", metavar="FILE", help="where calls are appended (default: %(default)s)"

@@ -7,7 +7,7 @@ import time
 
 from areal_actors.cli.arguments import Options
 from areal_actors.core.gateways import GATEWAY
-from areal_actors.core.settings import JOIN_TOKEN
+from areal_actors.core.host_settings import JOIN_TOKEN
 from areal_actors.hosts.client import join as serve
 from areal_actors.hosts.join_address import join_address
 from areal_actors.hosts.run_connection import JoinOptions

@@ -24,8 +24,8 @@ from areal_actors.hosts.launchers.ray import RayHosts, ray_program
 from areal_actors.hosts.launchers.scaled_hosts import ScaledHosts
 from areal_actors.hosts.launchers.slurm import batch_script
 from areal_actors.hosts.launchers.slurm_hosts import SlurmHosts
-from areal_actors.recipe.autoscale_checks import exhausted_bounds
 from areal_actors.recipe.load import load, written_value
+from areal_actors.recipe.plan import exhausted_bounds
 
 SUBMIT = {"slurm": "sbatch", "kubernetes": "kubectl apply --filename", "ray": "ray job submit -- python"}
 SUFFIXES = {"slurm": ".sbatch", "kubernetes": ".yaml", "ray": "-ray.py"}

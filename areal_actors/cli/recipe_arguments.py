@@ -95,6 +95,7 @@ def add_check(command: Callable[..., argparse.ArgumentParser]) -> None:
             " overlap"
         ),
     )
+    check.add_argument("--full", action="store_true", help="print settings without effect in such a run, too")
     check.add_argument(
         "--json", dest="as_json", action="store_true", help="print recipe, profile and reason as JSON, nothing else"
     )

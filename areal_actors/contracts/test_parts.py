@@ -87,7 +87,7 @@ def test_engine_keeps_its_contract(name: str, case: engine.Case, model: tuple[st
     folder, location = model
     context = min(CONTEXT, context_of(Path(folder)) or CONTEXT)
     make = engine_factory(
-        GenerationSettings(engine=name, device="cpu", max_num_seqs=8, max_model_len=context), {}, Path.cwd()
+        GenerationSettings(engine=name, device="cpu", max_num_seqs=8, max_model_len=context), Path.cwd()
     )
     harness = engine.EngineHarness(lambda: make(folder), ChatTokenizer.load(folder).vocabulary_size, context, location)
     asyncio.run(case(harness))  # type: ignore[arg-type]

@@ -24,6 +24,8 @@ class EnvironmentHost(NamedTuple):
     """Name of the agent, as in `[task] agent`."""
     names: tuple[str, ...]
     """Forms of its environments in `task.environment`."""
+    marks_untrained: bool
+    """Calls of agents that it does not train have `store: false`."""
 
     def install(self, setting: str) -> str:
         """Command that creates its interpreter, and the setting that names it."""
@@ -31,10 +33,12 @@ class EnvironmentHost(NamedTuple):
 
 
 HOSTS = {
-    library: EnvironmentHost(library, FOLDER / f"{library}_host.py", f"{FOLDER / library}_host.py:{agent}", names)
-    for library, agent, names in (
-        ("verifiers", "VerifiersAgent", ("verifiers:NAME` of a package", "verifiers:PATH`")),
-        ("gymnasium", "GymnasiumAgent", ("gymnasium:ENV_ID`", "gymnasium:PATH.py:ENV_ID`")),
+    library: EnvironmentHost(
+        library, FOLDER / f"{library}_host.py", f"{FOLDER / library}_host.py:{agent}", names, marks
+    )
+    for library, agent, names, marks in (
+        ("verifiers", "VerifiersAgent", ("verifiers:NAME` of a package", "verifiers:PATH`"), True),
+        ("gymnasium", "GymnasiumAgent", ("gymnasium:ENV_ID`", "gymnasium:PATH.py:ENV_ID`"), False),
     )
 }
 

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from areal_actors.core.config import Config, NonNegativeFloat, NonNegativeInt, PositiveInt
 
+JOIN_TOKEN = "AREAL_JOIN_TOKEN"  # noqa: S105 - the name of a variable
+"""Environment variable with the password of remote workers: for `areal-actors join`, and `areal-actors run` if it is
+fixed."""
+
 
 class RunHost(Config):
     """`[hosts.run]`: the host of `areal-actors run`, with trainer, gateway and control plane."""

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.loading import load_named
 
-PartKind = Literal["engine", "reward", "algorithm", "tool_format", "tracker", "reader", "command"]
+PartKind = Literal["engine", "reward", "algorithm", "tool_format", "tracker", "reader", "check", "command"]
 KINDS: tuple[PartKind, ...] = get_args(PartKind)
 
 

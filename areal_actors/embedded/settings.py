@@ -11,6 +11,8 @@ import msgspec
 
 from areal_actors.core.config import Config, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
+EMBEDDED = "embedded"
+"""Value of `model` for the model that is made here in minutes."""
 CONTEXT = 8192
 """Positions of the embedded model; demonstrations use up to about 2000."""
 Skill = Literal["answer", "boxed", "instructed", "tools", "functions", "retry", "repository"]

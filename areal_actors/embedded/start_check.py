@@ -19,6 +19,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.routes import RouteShape
 from areal_actors.embedded.decoders import ModelDecoder, SlotDecoder
 from areal_actors.embedded.fused_decoder import FusedDecoder
+from areal_actors.generation.engines import server_engines
 from areal_actors.generation.settings import StartCheck
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
@@ -106,11 +107,12 @@ def make_decoder(
         f"decoding {type(model).__name__} from slots differs from its plain forward by {check.difference:.2g} nats in"
         f" the log-probability of a sampled token; {check.allowed:.2g} is what rounding explains"
     )
+    servers = " or ".join(f'"{name}"' for name in server_engines())
     if start_check == "refuse" and not check.difference < check.refused:
         raise SetupError(
             f"{finding}, and {check.refused:.2g} is the most that is accepted: the embedded engine does not compute"
-            ' this model; use an inference server (generation.engine = "vllm"), or set generation.start_check = "warn"'
-            " and watch train_infer_logprob_diff_max"
+            f" this model; use an inference server (generation.engine = {servers}), or set generation.start_check ="
+            ' "warn" and watch train_infer_logprob_diff_max'
         )
     logger.warning("the embedded engine rounds otherwise than the model's plain forward", finding=finding)
     return decoder, f"{finding}; the trainer's own measure is train_infer_logprob_diff_max"

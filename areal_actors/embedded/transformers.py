@@ -19,11 +19,11 @@ from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocati
 from areal_actors.embedded.constraints import Grammars
 from areal_actors.embedded.decode_loop import Abort, Close, DecodeLoop, Release, Swap
 from areal_actors.embedded.decoders import ModelDecoder, load_model
+from areal_actors.embedded.engine_description import DESCRIPTION
 from areal_actors.embedded.logits_processor import LogitsProcessor
 from areal_actors.embedded.slots import DecodeRequest, DecodeSlots
 from areal_actors.embedded.start_check import make_decoder, probe_ids
 from areal_actors.embedded.vision_decoder import VisionDecoder
-from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import EngineCounters, EnginePlace, PromptImages, TokenChunk, validate_prompt
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
@@ -41,7 +41,7 @@ class TransformersEngine:
         SetupError: the model, its tokenizer or the device is missing, or the model cannot be decoded from slots.
     """
 
-    abilities = ENGINE_ABILITIES["transformers"]
+    abilities = DESCRIPTION.abilities
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from areal_actors.core.bus_settings import BusSettings
 from areal_actors.core.errors import SetupError
 from areal_actors.core.lazy import LazyModule
-from areal_actors.core.settings import GatewaySettings
+from areal_actors.gateway.settings import GatewaySettings
 from areal_bus.errors import CertificateUnusable
 from areal_bus.tls import Certificate
 

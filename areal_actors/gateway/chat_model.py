@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from areal_actors.core.model_config import has_vision, route_shape_of, vocabulary_of
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.completion import ServedModel
 from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.gateway.conversations.continuation import Continuations
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.gateway.template_settings import apply_template_settings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.vision.processor import vision_of

@@ -17,7 +17,6 @@ import msgspec
 from areal_actors.core.column_check import ColumnFault
 from areal_actors.core.errors import PromptTooLong, RequestError
 from areal_actors.core.routes import RouteShape
-from areal_actors.core.settings import TemperaturePolicy
 from areal_actors.core.values import HIGHEST_TEMPERATURE, SamplingParams
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
@@ -28,6 +27,7 @@ from areal_actors.gateway.conversations.credit_links import find_credit_links
 from areal_actors.gateway.conversations.turns import Prompt
 from areal_actors.gateway.image_intake import ImageIntake
 from areal_actors.gateway.sessions.table import Session
+from areal_actors.gateway.settings import TemperaturePolicy
 from areal_actors.gateway.worker_pool import InFlightCall, WorkerLost, WorkerPool, until_gone
 from areal_actors.messages import Generate, ModelRequest, ModelResponsePart
 from areal_actors.runtime.actor import Context

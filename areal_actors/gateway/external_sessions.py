@@ -16,7 +16,6 @@ from functools import partial
 import msgspec
 
 from areal_actors.core.gateways import GATEWAY, GatewayShare, gateway_of_session
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.model_calls import ModelCalls
 from areal_actors.gateway.session_requests import SessionRequests
@@ -25,6 +24,7 @@ from areal_actors.gateway.sessions.episode_end import Ending, EndingEvent, expir
 from areal_actors.gateway.sessions.group_ends import end_slot, end_unstarted, lost_sessions, work_of
 from areal_actors.gateway.sessions.keys import session_key
 from areal_actors.gateway.sessions.table import FinishedSession, Session
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.gateway.sharing import (
     ASK_SECONDS,
     SOON_SECONDS,

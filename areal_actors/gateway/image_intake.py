@@ -20,8 +20,8 @@ from cachetools import LRUCache
 
 from areal_actors.core.errors import EngineError, RequestError
 from areal_actors.core.model_config import VISION_TYPES
-from areal_actors.core.settings import ImageSettings
 from areal_actors.gateway.conversations.prompt_images import images_in
+from areal_actors.gateway.settings import ImageSettings
 from areal_actors.messages import ModelRequest
 from areal_actors.vision.files import ImageFolder
 from areal_actors.vision.processor import ImageRefused, VisionProcessor

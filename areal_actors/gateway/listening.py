@@ -6,7 +6,7 @@ import ssl
 from pathlib import Path
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import GatewaySettings
+from areal_actors.gateway.settings import GatewaySettings
 from areal_bus.tls import Certificate
 
 

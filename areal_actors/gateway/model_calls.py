@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from areal_actors.core.errors import ArealError, EngineError, RequestError, SessionError
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.completion import ModelCall, ServedModel, complete
 from areal_actors.gateway.completion_check import CompletionFault
 from areal_actors.gateway.server import LongWork
@@ -26,6 +25,7 @@ from areal_actors.gateway.sessions.episode_end import UnreportedCalls
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.running_call import keep_overflow
 from areal_actors.gateway.sessions.table import Session
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.gateway.worker_pool import InFlightCall, InFlightCalls, NamedCalls, WorkerPool
 from areal_actors.messages import CompletionRefused, ModelRequest, ModelResponsePart
 from areal_actors.runtime.actor import Context

@@ -17,7 +17,6 @@ from aiohttp import hdrs, web
 import areal_actors
 from areal_actors.core.errors import RequestError, SetupError
 from areal_actors.core.http_connections import HttpListener, answer_in_place, most_connections
-from areal_actors.core.settings import GatewaySettings, UnknownFields
 from areal_actors.gateway.event_stream import LiveStream
 from areal_actors.gateway.http_answers import (
     BODY_SECONDS,
@@ -35,6 +34,7 @@ from areal_actors.gateway.protocols.base import AnswerWriter, Dialect
 from areal_actors.gateway.protocols.lenient import accept
 from areal_actors.gateway.protocols.openapi import GATEWAY_ENDPOINTS, openapi
 from areal_actors.gateway.protocols.session_requests import ENDPOINTS
+from areal_actors.gateway.settings import GatewaySettings, UnknownFields
 from areal_actors.messages import ModelRequest, ModelResponsePart
 from areal_actors.runtime.actor import Submit
 from areal_bus.errors import NoResponder

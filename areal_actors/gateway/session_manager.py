@@ -15,7 +15,6 @@ import structlog
 
 from areal_actors.core.errors import EngineError, RequestError, SessionError, SetupError
 from areal_actors.core.gateways import ONLY, GatewayShare
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.chat_model import LoadTokenizer, load_served_model
 from areal_actors.gateway.completion import with_images_stored
@@ -34,6 +33,7 @@ from areal_actors.gateway.sessions.keys import admin_key, session_key
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.running_call import running_call
 from areal_actors.gateway.sessions.table import Session
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.messages import (
     ActorFailed,
     ActorStarted,

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jinja2
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import KEEP_REASONING, NO_TEMPLATE, TEMPLATE_WORDS, GatewaySettings
 from areal_actors.gateway.conversations.kept_reasoning import KeptReasoning
+from areal_actors.gateway.settings import KEEP_REASONING, NO_TEMPLATE, TEMPLATE_WORDS, GatewaySettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.tokenization.tool_parsers.round_trip import ToolSupport
 

@@ -17,8 +17,8 @@ from areal_actors.generation.abilities import (
     CONSTRAINT_ABILITIES,
     IMAGES,
     SAMPLING_ABILITIES,
-    missing_ability_error,
 )
+from areal_actors.generation.engines import missing_ability_error
 from areal_actors.vision.files import ImageFolder
 
 __all__ = [

@@ -1,36 +1,27 @@
 """Generation engines by their names in a recipe.
 
-There are built-in ones, those of other distributions, and classes in the user's files. This module does not load torch;
-callers pass in the engines that need it.
+Built-in ones, those of other distributions, and classes in the user's files.
+An engine is imported once it is asked for, and torch with it if it needs that.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import pkgutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.installed_parts import load_part
-from areal_actors.generation.abilities import ABILITIES, ROUTES, no_routes_error, unknown_abilities
+from areal_actors.generation.abilities import ABILITIES, ROUTES, unknown_abilities
 from areal_actors.generation.engine import EnginePlace, GenerationEngine
-from areal_actors.generation.scripted import scripted_engine
-from areal_actors.generation.servers.http_engine import engine_of
-from areal_actors.generation.servers.sglang import SGLang
-from areal_actors.generation.servers.vllm import VLLM
+from areal_actors.generation.engines import engine_descriptions, no_routes_complaint
 from areal_actors.generation.settings import GenerationSettings
 
 GenerationEngineFactory = Callable[..., GenerationEngine]
 """Creates an engine for the model in a folder with these settings; slow. If it has a parameter `place`, it gets an
 `EnginePlace`."""
-
-ENGINES_WITHOUT_TORCH: Mapping[str, GenerationEngineFactory] = {
-    "scripted": scripted_engine,
-    "sglang": engine_of(SGLang()),
-    "vllm": engine_of(VLLM()),
-}
-"""Engines that do not load torch."""
 
 REQUIRED_MEMBERS = ("abilities", "weight_version", "generate", "load_weights", "take_counters", "close")
 """Attributes and methods of a `GenerationEngine`."""
@@ -38,7 +29,6 @@ REQUIRED_MEMBERS = ("abilities", "weight_version", "generate", "load_weights", "
 
 def engine_factory(
     settings: GenerationSettings,
-    engines: Mapping[str, GenerationEngineFactory],
     root: Path,
     place: EnginePlace | None = None,
 ) -> Callable[[str], GenerationEngine]:
@@ -48,10 +38,11 @@ def engine_factory(
     The factory raises SetupError if the engine lacks a member or has an unknown ability.
 
     Raises:
-        RecipeError: the name is not in `engines`, and no class can be loaded from such a file.
+        RecipeError: it is none of our engines, and no class can be loaded from such a file.
     """
+    own = engine_descriptions().get(settings.engine)
     try:
-        make = engines[settings.engine] if settings.engine in engines else load_part("engine", settings.engine, root)
+        make = load_part("engine", settings.engine, root) if own is None else pkgutil.resolve_name(own.factory)
     except RecipeError as error:
         raise RecipeError(f"generation.engine: {error}") from error
 
@@ -68,7 +59,7 @@ def engine_factory(
         if not ABILITIES.issuperset(engine.abilities):
             raise SetupError(f"generation.engine: {settings.engine} has the {unknown_abilities(engine.abilities)}")
         if place and place.routes == "on" and ROUTES not in engine.abilities:
-            raise SetupError(no_routes_error(settings.engine))
+            raise SetupError(f'trainer.routing_replay = "on": {no_routes_complaint(settings.engine)}')
         return engine
 
     return make_engine

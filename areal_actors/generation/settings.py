@@ -7,22 +7,8 @@ from urllib.parse import urlsplit
 
 from areal_actors.core.config import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-TENSOR_ENGINES = ("transformers",)
-"""Engines that load torch."""
-
-
-SERVER_ENGINES = ("sglang", "vllm")
-"""Engines that are servers of their own, asked over HTTP."""
-
-SLEEPING_ENGINES = (*TENSOR_ENGINES, *SERVER_ENGINES)
-"""Engines that release their memory during an optimizer step."""
 StartCheck = Literal["refuse", "warn"]
 Channel = Literal["folder", "broadcast", "tensors", "delta"]
-
-VLLM_RANK = 512
-"""Largest rank of an adapter that vLLM loads."""
-
-ENGINES = (*TENSOR_ENGINES, *SERVER_ENGINES, "scripted")
 
 
 def is_here(url: str) -> bool:

@@ -16,7 +16,6 @@ import structlog
 from areal_actors import __version__
 from areal_actors.core.command import COMMAND
 from areal_actors.core.gateways import GATEWAY, gateway_name
-from areal_actors.core.settings import COUNTED
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.hosts.gateway_shares import GatewayShares
 from areal_actors.hosts.object_access import access_of
@@ -38,6 +37,7 @@ from areal_actors.messages import (
 )
 from areal_actors.processes.remote_gateway import gateway_address
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.run_actors import COUNTED
 from areal_actors.recipe.supervision import FIRST_JOINED, gateways_of_others
 from areal_actors.supervision.health import HealthMonitor
 from areal_actors.supervision.nats_server import RunServer

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from areal_actors.core.errors import RecipeError
+from areal_actors.core.layers import Layer
 from areal_actors.processes.remote_gateway import DIFFERS
 from areal_actors.recipe.recipe import Recipe, recorded_recipe
-from areal_actors.recipe.source import Layer, read_override
+from areal_actors.recipe.source import read_override
 
 MAY_DIFFER = ("generation", "actors", "task.python", "task.processes", *DIFFERS)
 """Settings that may differ on each host."""

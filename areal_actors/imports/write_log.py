@@ -12,7 +12,7 @@ from statistics import fmean
 
 import msgspec
 
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.core.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory
 from areal_actors.imports.foreign_episode import ForeignEpisode
 from areal_actors.messages import (

@@ -11,11 +11,11 @@ import msgspec
 from areal_actors.core.devices import memory_fraction
 from areal_actors.core.gateways import GatewayShare
 from areal_actors.core.lazy import LazyModule
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.generation.engine import EnginePlace
+from areal_actors.generation.engines import describe_engine
 from areal_actors.generation.inference_worker import InferenceWorker
-from areal_actors.generation.settings import SERVER_ENGINES
 from areal_actors.metrics.episode_log import EpisodeLog
 from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.processes.fold_actors import FOLDS, BuildContext, Builder
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from areal_actors.chaos import corruption
     from areal_actors.gateway import session_manager
     from areal_actors.generation import named
-    from areal_actors.generation.named import GenerationEngineFactory
     from areal_actors.rewards import acceptance, bounded_rule, reward_pool, reward_worker
     from areal_actors.rollout import rollout_worker, runners
     from areal_actors.tokenization import tokenizer
@@ -120,41 +119,33 @@ def acceptance_of(task: TaskSettings) -> acceptance.Acceptance | None:
     )
 
 
-def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
-    """Returns a builder of inference workers with these engines, besides those without torch and engines from files."""
-
-    def build(context: BuildContext) -> Actor:
-        recipe, run_folder = context.recipe, context.folder.path
-        temperature = None if recipe.gateway.temperature_policy == "as_asked" else recipe.sampling.temperature
-        place = EnginePlace(worker=context.instance, logs=run_folder / "logs", temperature=temperature)
-        adapted = recipe.staleness_gate.max_concurrent == "auto"
-        place = place._replace(
-            seed=recipe.seed + place.number, memory_fraction=memory_fraction(), watches_usage=adapted
-        )
-        place = place._replace(routes="off" if recipe.is_served() else recipe.trainer.routing_replay)
-        if (lora := recipe.trainer.lora) is not None and lora.published == "adapter":
-            place = place._replace(adapter_rank=lora.rank, adapter_targets=lora.targets)
-        locate, pull_images = pullers_of(context.folder, context.instance)
-        make = named.engine_factory(
-            recipe.engine_settings(), {**named.ENGINES_WITHOUT_TORCH, **engines}, Path.cwd(), place
-        )
-        return InferenceWorker(
-            (
-                (lambda model: corruption.SpoilingEngine(make(model), run_folder, context.instance))
-                if recipe.chaos.injects("bad_completion")
-                else make
-            ),
-            name=context.instance,
-            concurrency=recipe.actors.inference_worker.concurrency,
-            load_seconds=recipe.watchdog.load_seconds,
-            start_seconds=recipe.generation.server.start_seconds if recipe.generation.engine in SERVER_ENGINES else 0.0,
-            run_folder=run_folder,
-            reports_load=adapted,
-            locate=locate,
-            pull_images=pull_images,
-        )
-
-    return build
+def _inference_worker(context: BuildContext) -> Actor:
+    recipe, run_folder = context.recipe, context.folder.path
+    temperature = None if recipe.gateway.temperature_policy == "as_asked" else recipe.sampling.temperature
+    place = EnginePlace(worker=context.instance, logs=run_folder / "logs", temperature=temperature)
+    adapted = recipe.staleness_gate.max_concurrent == "auto"
+    place = place._replace(seed=recipe.seed + place.number, memory_fraction=memory_fraction(), watches_usage=adapted)
+    place = place._replace(routes="off" if recipe.is_served() else recipe.trainer.routing_replay)
+    if (lora := recipe.trainer.lora) is not None and lora.published == "adapter":
+        place = place._replace(adapter_rank=lora.rank, adapter_targets=lora.targets)
+    locate, pull_images = pullers_of(context.folder, context.instance)
+    make = named.engine_factory(recipe.engine_settings(), Path.cwd(), place)
+    is_server = describe_engine(recipe.generation.engine).is_server
+    return InferenceWorker(
+        (
+            (lambda model: corruption.SpoilingEngine(make(model), run_folder, context.instance))
+            if recipe.chaos.injects("bad_completion")
+            else make
+        ),
+        name=context.instance,
+        concurrency=recipe.actors.inference_worker.concurrency,
+        load_seconds=recipe.watchdog.load_seconds,
+        start_seconds=recipe.generation.server.start_seconds if is_server else 0.0,
+        run_folder=run_folder,
+        reports_load=adapted,
+        locate=locate,
+        pull_images=pull_images,
+    )
 
 
 REWARD_PROCESSES = 1
@@ -172,6 +163,6 @@ CPU_ACTORS: Mapping[str, Builder] = {
     "session_manager": _session_manager,
     "rollout_worker": _rollout_worker,
     "reward_worker": _reward_worker,
-    "inference_worker": inference_worker({}),
+    "inference_worker": _inference_worker,
 }
 """Builders of actors that need no tensors: their processes never load torch."""

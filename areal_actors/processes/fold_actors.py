@@ -14,7 +14,7 @@ from areal_actors.batching.assembler import group_filter
 from areal_actors.batching.batcher import Batcher
 from areal_actors.evaluation.evaluator import Evaluator
 from areal_actors.folder.run_folder import RunFolder
-from areal_actors.recipe.example_checks import examples_of
+from areal_actors.recipe.examples import examples_of
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.runtime.actor import Actor
 from areal_actors.sequences.credit import Credit

@@ -25,12 +25,13 @@ import structlog
 import uvloop
 
 from areal_actors.chaos.tcp_proxy import link_of
+from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.durable_files import atomic_write, explain_os_error
 from areal_actors.core.errors import ArealError, CheckpointError, RecipeError, SetupError, StepMismatch
 from areal_actors.folder.connections import retry_seconds
 from areal_actors.folder.process_logs import log_to_file
 from areal_actors.folder.run_folder import RunFolder, ServerAddress
-from areal_actors.generation.settings import TENSOR_ENGINES
+from areal_actors.generation.engines import describe_engine
 from areal_actors.messages import ActorStopped
 from areal_actors.processes.cpu_actors import CPU_ACTORS
 from areal_actors.processes.fold_actors import BuildContext, Builder
@@ -43,7 +44,7 @@ from areal_actors.processes.remote_environment import (
     snapshots_of,
 )
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.supervision import joined_kind, processes_of
+from areal_actors.recipe.supervision import joined_kind
 from areal_actors.rewards import MODEL
 from areal_actors.rewards.judge_host import SpawnFailed
 from areal_actors.runtime.message_ids import message_id
@@ -103,7 +104,11 @@ def has_tensors(recipe: Recipe, process: str) -> bool:
     """Returns True if an actor of this process loads torch."""
     kinds = set(actors_of_process(recipe, process).values())
     scores = "reward_worker" in kinds and recipe.task.reward.startswith(MODEL)
-    return scores or "trainer" in kinds or ("inference_worker" in kinds and recipe.generation.engine in TENSOR_ENGINES)
+    return (
+        scores
+        or "trainer" in kinds
+        or ("inference_worker" in kinds and describe_engine(recipe.generation.engine).loads_torch)
+    )
 
 
 def serve_actors(builders: Mapping[str, Builder], arguments: list[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_actors.core.lazy import LazyModule
-from areal_actors.recipe.checks import EMBEDDED
+from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.weights.model_hub import model_folder
 

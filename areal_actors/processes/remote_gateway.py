@@ -16,9 +16,9 @@ import msgspec
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.objects import MODEL, SNAPSHOTS, RemoteObjects
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.snapshots import Snapshot, read_snapshot
 from areal_actors.folder.certificate_files import named_certificate
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.messages import GatewayKeys
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import read_override

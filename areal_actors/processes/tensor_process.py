@@ -9,8 +9,7 @@ import time
 
 import msgspec
 
-from areal_actors.embedded.transformers import TransformersEngine
-from areal_actors.processes.cpu_actors import CPU_ACTORS, acceptance_of, inference_worker
+from areal_actors.processes.cpu_actors import CPU_ACTORS, acceptance_of
 from areal_actors.processes.fold_actors import BuildContext, Builder
 from areal_actors.processes.process import serve_actors
 from areal_actors.processes.training_engine import EngineBuilder, example_sequences
@@ -87,7 +86,6 @@ def _reward_worker(context: BuildContext) -> Actor:
 TORCH_ACTORS: dict[str, Builder] = {
     **CPU_ACTORS,
     "trainer": _trainer,
-    "inference_worker": inference_worker({"transformers": TransformersEngine}),
     "reward_worker": _reward_worker,
 }
 """Builders of all actors; those of `CPU_ACTORS` too, in case a recipe places them here."""

@@ -9,11 +9,11 @@ import msgspec
 import torch
 
 from areal_actors.embedded.kept_models import copy_model
+from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.embedded.warm_start import Progress as WarmStartProgress
 from areal_actors.processes.fold_actors import BuildContext
 from areal_actors.processes.recipe_model import model_of
-from areal_actors.recipe.checks import EMBEDDED
-from areal_actors.recipe.example_checks import examples_of, limit_of
+from areal_actors.recipe.examples import examples_of, limit_of
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.supervised.example_sequences import ExampleSequences
 from areal_actors.training.distributed.group import RankGroup

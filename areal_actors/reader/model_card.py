@@ -17,7 +17,7 @@ from areal_actors.core.known_models import hub_id_of
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import MEASURED, held_out_scores
 from areal_actors.display.view import MODES
-from areal_actors.recipe.checks import EMBEDDED
+from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.tasks.sources import is_on_hub
 
 TAGS = ["areal-actors", "reinforcement-learning"]

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from areal_actors.calibration.calibrate import Calibration, DecodeCalibration, TrainCalibration
+from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.machine import Machine, detect_machine
 from areal_actors.core.model_config import text_config_of
-from areal_actors.recipe.errors import Problems
+from areal_actors.core.problems import Problems
 from areal_actors.recipe.model_size import BYTES, OPTIMIZER_BYTES, parameters, published_bytes
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.supervision import processes_of
 
 LIGHT_BYTES = 60 * MEBIBYTE
 """Memory of a process without tensors."""

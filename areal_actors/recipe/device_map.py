@@ -13,15 +13,15 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.devices import MEMORY_FRACTION, VISIBLE, CudaDevices, visibility
 from areal_actors.core.durable_files import GIBIBYTE
-from areal_actors.generation.settings import SLEEPING_ENGINES
-from areal_actors.recipe.checks import EMBEDDED
-from areal_actors.recipe.errors import Problems
+from areal_actors.core.layers import Key, is_stated
+from areal_actors.core.problems import Problems
+from areal_actors.embedded.settings import EMBEDDED
+from areal_actors.generation.engines import describe_engine
 from areal_actors.recipe.model_size import engine_bytes, rank_bytes
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.source import Key, is_stated
-from areal_actors.recipe.supervision import processes_of
 from areal_actors.rewards import MODEL
 
 USABLE = 0.9
@@ -80,7 +80,7 @@ def _sleep(recipe: Recipe, cuda: CudaDevices) -> Literal["auto", "on", "off"]:
         return recipe.generation.sleep
     trainer, workers = _assign_devices(recipe, cuda)
     shared = not {device for devices in workers for device in devices}.isdisjoint(trainer)
-    able = recipe.generation.engine in SLEEPING_ENGINES and recipe.staleness_gate.max_staleness == 0
+    able = describe_engine(recipe.generation.engine).can_sleep and recipe.staleness_gate.max_staleness == 0
     return "on" if shared and able else "off"
 
 
@@ -163,8 +163,9 @@ def _trains_here(recipe: Recipe) -> bool:
 
 def _generates_here(recipe: Recipe) -> bool:
     generation = recipe.generation
-    on_device = generation.engine != "scripted" and generation.device != "cpu" and not generation.server.urls
-    return bool(recipe.actors.inference_worker.count) and on_device
+    on_device = generation.device != "cpu" and not generation.server.urls
+    computes = bool(recipe.actors.inference_worker.count) and describe_engine(generation.engine).has_model
+    return computes and on_device
 
 
 def _ranks(recipe: Recipe) -> int:

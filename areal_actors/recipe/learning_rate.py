@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from areal_actors.recipe.errors import Problems
+from areal_actors.core.layers import is_stated
+from areal_actors.core.problems import Problems
 from areal_actors.recipe.model_size import is_pretrained, parameters
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.source import is_stated
 
 RL_LR = 1e-6
 """Derived `trainer.optimizer.lr` of a pretrained model of `RL_PARAMETERS` or more; smaller ones get more, in inverse

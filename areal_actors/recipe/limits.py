@@ -16,14 +16,15 @@ import msgspec
 from msgspec.structs import replace
 
 from areal_actors.calibration.calibrate import Calibration
-from areal_actors.core.settings import Placement
-from areal_actors.generation.abilities import ENGINE_ABILITIES, ROUTES
-from areal_actors.generation.settings import SERVER_ENGINES, is_here
-from areal_actors.recipe.checks import EMBEDDED
+from areal_actors.core.actor_settings import Placement
+from areal_actors.core.layers import is_stated
+from areal_actors.embedded.settings import EMBEDDED
+from areal_actors.generation.abilities import ROUTES
+from areal_actors.generation.engines import describe_engine
+from areal_actors.generation.settings import is_here
 from areal_actors.recipe.learning_rate import with_learning_rate
 from areal_actors.recipe.measured import with_measured
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.source import is_stated
 from areal_actors.rewards import MODEL
 from areal_actors.rewards.judge_host import is_coroutine_reward
 
@@ -92,7 +93,7 @@ def limits(recipe: Recipe) -> list[Limit]:
     add("actors.session_manager.concurrency", actors.session_manager.concurrency, 1, "calls")
     if inference.count:
         add("actors.inference_worker.concurrency", inference.concurrency, inference.count, "calls")
-    if inference.count and recipe.generation.engine != "scripted":
+    if inference.count and describe_engine(recipe.generation.engine).has_model:
         add("generation.max_num_seqs", recipe.generation.max_num_seqs, inference.count, "completions")
     return listed
 
@@ -151,7 +152,7 @@ def _with_published(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
 
 def _with_routing_replay(recipe: Recipe) -> Recipe:
     """Replay no routes where the engine does not report them, or may have been started without."""
-    able = ROUTES in ENGINE_ABILITIES.get(recipe.generation.engine, {ROUTES}) and not recipe.generation.server.urls
+    able = ROUTES in describe_engine(recipe.generation.engine).abilities and not recipe.generation.server.urls
     if able or recipe.trainer.routing_replay != "auto":
         return recipe
     return replace(recipe, trainer=replace(recipe.trainer, routing_replay="off"))
@@ -193,7 +194,7 @@ def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
         for name, concurrency in wanted.items()
         if not is_stated(stated, ("actors", name, "concurrency"))
     }
-    server = recipe.generation.engine in SERVER_ENGINES
+    server = describe_engine(recipe.generation.engine).is_server
     most = (
         calls
         if recipe.model == EMBEDDED

@@ -16,30 +16,34 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from areal_actors.calibration.calibrate import Calibration
+from areal_actors.core.actor_settings import ActorsSettings
 from areal_actors.core.config import Config, merge_tables
+from areal_actors.core.decoding import decode
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.known_models import fetched_folder
-from areal_actors.core.settings import (
-    NOT_IN_ENVIRONMENTS,
-    NOT_ONLINE,
-    NOT_WITH_EXAMPLES,
-    ONLINE,
-    ONLY_WITH_EXAMPLES,
-    SERVING,
-    ActorsSettings,
-)
+from areal_actors.core.layers import Key, Layer, is_stated
+from areal_actors.core.problems import nearest, toml_value
+from areal_actors.embedded.settings import EMBEDDED
+from areal_actors.generation.engines import describe_engine
 from areal_actors.recipe.budget import budget_problems
-from areal_actors.recipe.checks import EMBEDDED, RecipeProblem, problems
+from areal_actors.recipe.checks import RecipeProblem, problems
 from areal_actors.recipe.device_map import device_problems, with_device_counts
-from areal_actors.recipe.errors import decode, nearest, toml_value
 from areal_actors.recipe.learning_rate import learning_rate_problems
 from areal_actors.recipe.limits import with_derived
 from areal_actors.recipe.measured import expected_lengths
 from areal_actors.recipe.model_size import is_pretrained
 from areal_actors.recipe.paths import beside
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.source import Key, Layer, is_stated, read_file, read_override
+from areal_actors.recipe.run_actors import (
+    NOT_IN_ENVIRONMENTS,
+    NOT_ONLINE,
+    NOT_WITH_EXAMPLES,
+    ONLINE,
+    ONLY_WITH_EXAMPLES,
+    SERVING,
+)
+from areal_actors.recipe.source import read_file, read_override
 from areal_actors.rewards import ARGUMENTS
 from areal_actors.rewards.composition import WEIGHTED, expand_reward_list
 from areal_actors.training.algorithms import AnyAlgorithm
@@ -269,8 +273,8 @@ def _with_reward_list(stated: Layer) -> Layer:
 def _with_implied(stated: Layer, *, serving: bool) -> Layer:
     """Add below the stated settings what follows from others.
 
-    That is the placement of actors, without those that a run without agents or episodes does not need, the shape of an
-    embedded model that vLLM can serve, and GRPO as the algorithm.
+    That is the placement of actors, without those that a run without agents or episodes does not need, what an
+    engine implies, and GRPO as the algorithm.
     """
     task, algorithm = stated.data.get("task"), stated.data.get("algorithm")
     counts: dict[str, int] = {}
@@ -284,8 +288,9 @@ def _with_implied(stated: Layer, *, serving: bool) -> Layer:
     if isinstance(algorithm, dict) and "name" not in algorithm:
         implied["algorithm"] = {"name": "grpo"}
     generation = stated.data.get("generation")
-    if isinstance(generation, dict) and generation.get("engine") == "vllm":
-        implied["warm_start"] = {"head_dim": 32}
+    engine = generation.get("engine") if isinstance(generation, dict) else None
+    if isinstance(engine, str):
+        implied |= describe_engine(engine).implied
     counted = {name: {"count": count} for name, count in counts.items()}
     return stated.over(Layer({"actors": merge_tables(msgspec.to_builtins(ActorsSettings()), counted), **implied}, {}))
 

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 from areal_actors.calibration.calibrate import Calibration, Measurement
 from areal_actors.core.config import merge_tables
 from areal_actors.core.devices import CudaDevices
+from areal_actors.core.layers import Key, is_stated
+from areal_actors.generation.engines import describe_engine
 from areal_actors.recipe.budget import Lengths, seconds_at, step_seconds
 from areal_actors.recipe.model_size import is_pretrained, parameters
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.source import Key, is_stated
 
 GOOD_SHARE = 0.9
 """Share of the highest speed of generation from which more completions at once are of no use: each of them only takes
@@ -62,7 +63,7 @@ def measurements(recipe: Recipe, cuda: CudaDevices) -> tuple[Measurement | None,
         microbatch_tokens=trainer.microbatch_tokens,
         optimizer=trainer.optimizer.name,
     )
-    generates = generation.engine == "transformers" and recipe.actors.inference_worker.count > 0
+    generates = describe_engine(generation.engine).loads_torch and recipe.actors.inference_worker.count > 0
     trains = trainer.ranks == 1 and recipe.actors.trainer.count > 0 and not recipe.is_served()
     return decode if generates else None, train if trains else None
 

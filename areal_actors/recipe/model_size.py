@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from areal_actors.recipe.checks import EMBEDDED
+from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.weights.folders import kept_versions
 from areal_actors.weights.weight_files import parameter_count

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.extras import EMBEDDED, TRAIN, absent_modules, install_command, require_extra
-from areal_actors.generation.settings import SERVER_ENGINES, TENSOR_ENGINES
-from areal_actors.recipe.checks import EMBEDDED as EMBEDDED_MODEL
+from areal_actors.embedded.settings import EMBEDDED as EMBEDDED_MODEL
+from areal_actors.generation.engines import describe_engine
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
 
@@ -67,10 +67,10 @@ def _inference_extras(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
     A server has its own interpreter, but tensors are sent to it by a process with torch.
     """
-    generation = recipe.generation
-    if generation.engine in TENSOR_ENGINES:
-        yield EMBEDDED, f'generation.engine = "{generation.engine}"'
-    if generation.engine in SERVER_ENGINES and generation.server.weights != "folder" and not recipe.is_served():
+    generation, engine = recipe.generation, describe_engine(recipe.generation.engine)
+    if engine.extra:
+        yield engine.extra, f'generation.engine = "{generation.engine}"'
+    if engine.is_server and generation.server.weights != "folder" and not recipe.is_served():
         yield TRAIN, f'generation.server.weights = "{generation.server.weights}"'
 
 

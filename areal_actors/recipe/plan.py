@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import importlib
 import os
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.command import COMMAND
+from areal_actors.core.layers import Key
+from areal_actors.core.model_names import is_local_model
+from areal_actors.core.problems import toml_key, toml_value
 from areal_actors.core.proxies import describe_proxies
-from areal_actors.recipe.autoscale_checks import exhausted_bounds
-from areal_actors.recipe.checks import EMBEDDED, is_local
+from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.recipe.device_map import describe_devices
-from areal_actors.recipe.errors import toml_key, toml_value
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.load import Resolved
 from areal_actors.recipe.recipe import Recipe, recorded_recipe, redact_recipe
-from areal_actors.recipe.supervision import draw_tree, processes_of
+from areal_actors.recipe.shown_settings import shown_settings
+from areal_actors.recipe.supervision import draw_tree
 from areal_actors.tasks.sources import is_on_hub
 from areal_actors.training.algorithms.base import INITIAL
 from areal_actors.weights.training_notes import training_notes
@@ -30,14 +34,14 @@ INLINE_TABLES = ("supervisors", "actors")
 """Tables whose entries are one line each."""
 
 
-def explain(resolved: Resolved) -> str:
-    """Returns the output of `areal-actors check`.
+def explain(resolved: Resolved, *, full: bool = False) -> str:
+    """Returns the output of `areal-actors check`, with `full` also the settings without effect in such a run.
 
     Valid TOML without keys and passwords, with all that is no setting in comments.
     """
     resolved = _without_secrets(resolved)
     parts = {
-        "The recipe with all defaults": to_toml(resolved.recipe),
+        "The recipe with all defaults": to_toml(resolved.recipe) if full else _shown(resolved.recipe),
         "Profile": _comment_lines(profile_line(resolved)),
         "Supervision": _comment_lines(draw_tree(resolved.recipe.supervisors, resolved.recipe.actors)),
         "Plan": _comment_lines("\n".join((*plan(resolved.recipe), *device_plan(resolved)))),
@@ -124,7 +128,7 @@ def _model(recipe: Recipe) -> str:
             f"created locally: a small model, {f'warmed up by {steps} supervised steps' if steps else 'untrained'};"
             " nothing is downloaded"
         )
-    if is_local(recipe.model):
+    if is_local_model(recipe.model):
         return f"read from {recipe.model}"
     if "/" not in recipe.model:
         return f"{recipe.model}, which `{COMMAND} model get {recipe.model}` fetches"
@@ -134,7 +138,7 @@ def _model(recipe: Recipe) -> str:
 def _tool_calls(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Yields the result of the test of the model's tool calls, if its tokenizer is on this machine."""
     folder = Path(recipe.model).expanduser()
-    if is_local(recipe.model) and (folder / "tokenizer.json").is_file():
+    if is_local_model(recipe.model) and (folder / "tokenizer.json").is_file():
         # Only here are tokenizers needed: other checks of settings answer faster without them.
         templates, tokenizers = map(importlib.import_module, TEMPLATE_MODULES)
         yield (
@@ -239,9 +243,34 @@ def to_toml(recipe: Recipe) -> str:
     return "\n".join(_table((), msgspec.to_builtins(recipe))).strip()
 
 
-def to_json(resolved: Resolved) -> str:
-    """Returns the resolved recipe without keys and passwords, the profile and its reason as JSON."""
-    return msgspec.json.format(msgspec.json.encode(_without_secrets(resolved)), indent=2).decode()
+def _shown(recipe: Recipe) -> str:
+    """Returns the settings that the run uses as TOML, and the names of the others in comments."""
+    tables, left_out = shown_settings(recipe)
+    names = ", ".join(_name_of(recipe, key) for key in left_out)
+    line = f"Without effect in this run, and not shown (--full prints them with their values): {names}"
+    written = "\n".join(_table((), tables)).strip()
+    return f"{written}\n\n{_comment_lines(textwrap.fill(line, 118))}" if left_out else written
+
+
+def _name_of(recipe: Recipe, key: Key) -> str:
+    """Returns the name of a setting; that of a table in brackets."""
+    value: Any = recipe
+    for name in key:
+        value = getattr(value, name)
+    name = ".".join(key)
+    return f"[{name}]" if isinstance(value, msgspec.Struct) else name
+
+
+def to_json(resolved: Resolved, *, full: bool = False) -> str:
+    """Returns the resolved recipe without keys and passwords, the profile and its reason as JSON.
+
+    Without `full` also the names of settings without effect in such a run, which are not in the recipe then.
+    """
+    answer: dict[str, Any] = msgspec.to_builtins(_without_secrets(resolved))
+    if not full:
+        answer["recipe"], left_out = shown_settings(_without_secrets(resolved).recipe)
+        answer["left_out"] = [".".join(key) for key in left_out]
+    return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
 
 
 def _without_secrets(resolved: Resolved) -> Resolved:
@@ -266,3 +295,15 @@ def _table(path: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
 
 def _comment_lines(text: str) -> str:
     return "\n".join(f"# {line}" for line in text.splitlines())
+
+
+def exhausted_bounds(recipe: Recipe) -> Iterator[str]:
+    """Yields a sentence for each role that begins with as many workers as it may have."""
+    hosts = recipe.hosts.joined_hosts()
+    for role, bounds in recipe.autoscale.bounds().items() if recipe.autoscale.enabled else ():
+        if role in hosts and hosts[role].count * hosts[role].workers == bounds.max:
+            yield f"hosts.{role} starts {bounds.max}, as many as autoscale.{role}.max allows: no decision can add one"
+        elif role not in hosts and getattr(recipe.actors, role).count == bounds.max:
+            yield (
+                f"actors.{role}.count = {bounds.max} is as many as autoscale.{role}.max allows: no decision can add one"
+            )

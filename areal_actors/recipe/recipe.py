@@ -12,30 +12,27 @@ import msgspec
 
 from areal_actors.batching.assembler import BatcherConfig
 from areal_actors.chaos.settings import ChaosSettings
+from areal_actors.core.actor_settings import ActorsSettings
 from areal_actors.core.autoscale_settings import AutoscaleSettings
 from areal_actors.core.bus_settings import BusSettings
 from areal_actors.core.config import Config, PositiveInt
 from areal_actors.core.errors import SetupError
 from areal_actors.core.host_settings import HostsSettings
-from areal_actors.core.settings import (
+from areal_actors.core.task_settings import TaskSettings
+from areal_actors.core.values import SamplingParams
+from areal_actors.core.watchdog_settings import WatchdogSettings
+from areal_actors.embedded.settings import WarmStart
+from areal_actors.evaluation.evaluator import EvaluationConfig
+from areal_actors.gateway.settings import GatewaySettings
+from areal_actors.generation.settings import GenerationSettings
+from areal_actors.recipe.run_actors import (
     NOT_IN_ENVIRONMENTS,
     NOT_ONLINE,
     NOT_WITH_EXAMPLES,
     ONLINE,
     ONLY_WITH_EXAMPLES,
-    ActorsSettings,
-    DiskSettings,
-    GatewaySettings,
-    LogSettings,
-    SupervisorSettings,
-    TaskSettings,
-    TrackSettings,
-    WatchdogSettings,
 )
-from areal_actors.core.values import SamplingParams
-from areal_actors.embedded.settings import WarmStart
-from areal_actors.evaluation.evaluator import EvaluationConfig
-from areal_actors.generation.settings import GenerationSettings
+from areal_actors.recipe.run_settings import DiskSettings, LogSettings, SupervisorSettings, TrackSettings
 from areal_actors.staleness.ledger import StalenessGateConfig
 from areal_actors.training.algorithms import AnyAlgorithm, Grpo
 from areal_actors.training.checkpointer import CheckpointConfig

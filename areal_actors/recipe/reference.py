@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, get_args
 
@@ -16,11 +16,17 @@ import msgspec
 from msgspec import inspect as types
 
 from areal_actors.core.errors import RecipeError
-from areal_actors.core.installed_parts import PartKind
-from areal_actors.recipe.errors import nearest, toml_value
-from areal_actors.recipe.part_checks import parts_beside_ours, settings_of
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.installed_parts import InstalledPart, PartKind, installed_parts
+from areal_actors.core.part_problems import settings_of
+from areal_actors.core.problems import nearest, toml_value
+from areal_actors.core.task_settings import TaskSettings
+from areal_actors.core.trackers import TRACKERS
+from areal_actors.generation.engines import engine_descriptions
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.rewards import REWARDS
+from areal_actors.rewards.composition import WEIGHTED
+from areal_actors.tasks.sources import READERS
+from areal_actors.tokenization.tool_parsers.families import FORMATS
 from areal_actors.training.algorithms import AnyAlgorithm
 
 REQUIRED, NOT_SET = "required", "not set"
@@ -110,6 +116,18 @@ def _with_installed(setting: Setting) -> str:
                     for field in fields
                 ]
     return "\n".join(lines)
+
+
+def parts_beside_ours(kind: PartKind) -> list[InstalledPart]:
+    """Returns the parts of other distributions that recipes can name: a name of ours stays ours."""
+    ours: dict[PartKind, Iterable[str]] = {
+        "engine": engine_descriptions(),
+        "reward": (*REWARDS, WEIGHTED),
+        "tool_format": FORMATS,
+        "tracker": TRACKERS,
+        "reader": READERS,
+    }
+    return [part for name, part in installed_parts(kind).items() if name not in ours.get(kind, ())]
 
 
 def json_schema() -> dict[str, Any]:

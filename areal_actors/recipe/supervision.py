@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from areal_actors.core.settings import COUNTED, ActorsSettings, Placement, SupervisorSettings
-from areal_actors.recipe.errors import Problems
+from areal_actors.core.actor_settings import ActorsSettings, Placement, processes_of
+from areal_actors.core.problems import Problems
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.run_actors import COUNTED
+from areal_actors.recipe.run_settings import SupervisorSettings
 
 Tree = Mapping[str, SupervisorSettings]
 
@@ -105,10 +107,3 @@ def gateways_of_others(recipe: Recipe) -> dict[int, str]:
     """Returns the gateways that run on other hosts: by number, the process of this host that may take each over."""
     processes = processes_of(recipe.actors.session_manager)
     return dict(list(enumerate(processes))[len(processes) - recipe.gateway.joined :])
-
-
-def processes_of(placement: Placement) -> list[str]:
-    """Returns the process names of an actor: none, one, or one for each of a count above 1."""
-    if placement.count == 1:
-        return [placement.process]
-    return [f"{placement.process}-{index}" for index in range(placement.count)]

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 import structlog
 
 from areal_actors.core.durable_files import MEBIBYTE
-from areal_actors.core.settings import LogSettings
 from areal_actors.core.snapshots import Fold, Snapshot, SnapshotStore, oldest, restore
 from areal_actors.messages import BatchFormed, CheckpointCommitted, LogTrimmed, SnapshotStored
+from areal_actors.recipe.run_settings import LogSettings
 from areal_actors.training.checkpoint_store import folder_bytes
 from areal_bus.base import Bus, Envelope
 from areal_bus.errors import BusError
@@ -31,6 +31,22 @@ from areal_bus.message import Event
 
 MAX_KEPT_SHARE = 0.9
 """Trimming that would keep more than this share of the log is postponed to the next checkpoint."""
+
+FOLDING = frozenset(
+    {
+        "staleness_gate",
+        "task_source",
+        "batcher",
+        "example_source",
+        "evaluator",
+        "checkpointer",
+        "metrics",
+        "episode_log",
+        "session_manager",
+        "trainer",
+    }
+)
+"""Actors whose state is a fold over the log, with snapshots; the log is trimmed only up to these."""
 
 Publish = Callable[[Event], Awaitable[None]]
 logger = structlog.get_logger(__name__)

@@ -11,14 +11,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from functools import reduce
 from typing import Any
 
+from areal_actors.core.actor_settings import processes_of
+from areal_actors.core.decoding import decode
 from areal_actors.core.errors import ArealError, RecipeError, SetupError
+from areal_actors.core.layers import Layer
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import KINDS, RunResumed, RunStarted
 from areal_actors.processes.fold_actors import FOLDS, BuildContext
-from areal_actors.recipe.errors import decode
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.source import Layer, read_override
-from areal_actors.recipe.supervision import processes_of
+from areal_actors.recipe.source import read_override
 from areal_actors.replay.fold import FoldReplay, LogDifference
 from areal_actors.runtime.actor import Actor
 from areal_bus.base import Envelope

@@ -18,14 +18,15 @@ import msgspec
 import numpy as np
 
 from areal_actors.core.command import COMMAND
+from areal_actors.core.decoding import decode
 from areal_actors.core.errors import EngineError, RecipeError, SetupError, UntrainableBatch
+from areal_actors.core.layers import Key, Layer
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import RunResumed, RunStarted
 from areal_actors.reader.run_files import run_folder
 from areal_actors.recipe.checks import problems
-from areal_actors.recipe.errors import decode
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.source import Key, Layer, read_override
+from areal_actors.recipe.source import read_override
 from areal_actors.replay.command import log_of
 from areal_actors.replay.recorded_batches import RECEIVED, RecordedBatches
 from areal_actors.replay.trained_columns import without_advantages

@@ -26,7 +26,7 @@ class Length(Config):
     most: PositiveInt = 1000
     """Characters of an answer that has the whole reward."""
 
-    def __call__(self, task: Mapping[str, Any], output: str) -> float:
+    def __call__(self, task: Mapping[str, Any], output: str) -> float:  # noqa: ARG002 - the text decides
         """Returns 1.0, or less for a longer answer."""
         return min(max(2.0 - len(output) / self.most, 0.0), 1.0)
 
@@ -40,7 +40,7 @@ class AnswerForm(Config):
     """`answer-tag`: one `<answer>` with text in it; `boxed`: a `\\\\boxed{…}`; `think`: `<think>…</think>`, and text
     after it; `think-answer`: the same, and the text is one `<answer>`; `json`: nothing but JSON."""
 
-    def __call__(self, task: Mapping[str, Any], output: str) -> float:
+    def __call__(self, task: Mapping[str, Any], output: str) -> float:  # noqa: ARG002 - the text decides
         """Returns 1.0 or 0.0."""
         return float(FORMS[self.form](output))
 

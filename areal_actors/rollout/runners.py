@@ -10,7 +10,7 @@ import msgspec
 from areal_actors.core.environments import environment_name, host_of
 from areal_actors.core.errors import AgentError
 from areal_actors.core.prompts import SINGLE_TURN
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.rollout.agent_process import AgentProgram
 from areal_actors.rollout.agent_runner import AgentRunner
 from areal_actors.rollout.group_runner import GroupRunner, runs_groups

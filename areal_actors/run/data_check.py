@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from areal_actors.core.errors import RequestError, RewardError, SetupError
 from areal_actors.core.prompts import prompt_of
-from areal_actors.core.settings import TEMPLATE_WORDS
 from areal_actors.core.values import Task
 from areal_actors.folder.run_folder import RunFolder
+from areal_actors.gateway.settings import TEMPLATE_WORDS
 from areal_actors.processes.fold_actors import open_tasks
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards.reference_readers import ReferenceReader, reference_readers

@@ -28,10 +28,10 @@ from areal_actors.core.extras import DISTRIBUTION as PACKAGE
 from areal_actors.core.extras import EMBEDDED, EXTRAS, TRAIN, absent_modules, install_command
 from areal_actors.core.installed_parts import all_installed_parts
 from areal_actors.core.proxies import describe_proxies
-from areal_actors.core.settings import DiskSettings
-from areal_actors.generation.abilities import ENGINE_ABILITIES, ability_rows, engine_abilities
+from areal_actors.generation.engines import ability_rows, engine_abilities, engine_descriptions, server_engines
 from areal_actors.generation.servers.server_process import interpreter
-from areal_actors.generation.settings import SERVER_ENGINES, ServerSettings
+from areal_actors.generation.settings import ServerSettings
+from areal_actors.recipe.run_settings import DiskSettings
 from areal_actors.sandbox.programs import Limits, run_program
 from areal_actors.supervision.disk_watch import refuse_full_disk
 from areal_actors.supervision.process_limits import limit_problems
@@ -84,7 +84,7 @@ class Report(msgspec.Struct, frozen=True):
 def report(findings: Sequence[Finding]) -> Report:
     """Returns the findings with their verdict and the abilities of the engines."""
     ready = not any(finding.is_problem for finding in findings)
-    return Report(ready, list(findings), {engine: sorted(engine_abilities(engine)) for engine in ENGINE_ABILITIES})
+    return Report(ready, list(findings), {engine: sorted(engine_abilities(engine)) for engine in engine_descriptions()})
 
 
 def doctor(folder: Path, *, as_json: bool = False) -> int:
@@ -111,7 +111,7 @@ def examine(folder: Path) -> list[Finding]:
         _sandbox(),
         *_installed_parts(),
         *_proxies(),
-        *(_server(engine) for engine in SERVER_ENGINES),
+        *(_server(engine) for engine in server_engines()),
     ]
 
 

@@ -22,7 +22,7 @@ from huggingface_hub import snapshot_download
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.model_config import context_of
-from areal_actors.core.settings import GatewaySettings, TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.core.values import SamplingParams, Value, WeightsLocation
 from areal_actors.folder.process_logs import log_to_terminal
 from areal_actors.folder.run_folder import RunFolder
@@ -30,6 +30,7 @@ from areal_actors.gateway.call_record import RecordedCalls
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.gateway.sessions.keys import admin_key
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.servers.plain_server import DescribedServer, PlainServerEngine, describe_server

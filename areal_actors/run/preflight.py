@@ -23,17 +23,18 @@ from areal_actors.core.devices import CudaDevices, detect_cuda
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import AgentError, SetupError
 from areal_actors.core.programs import program
-from areal_actors.core.settings import NO_TEMPLATE
+from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.folder.certificate_files import named_certificate
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.folder.run_lock import LockHeld, holder, lock_file
+from areal_actors.gateway.settings import NO_TEMPLATE
 from areal_actors.gateway.template_settings import apply_template_settings
+from areal_actors.generation.engines import describe_engine
 from areal_actors.generation.servers.server_process import interpreter
-from areal_actors.generation.settings import SERVER_ENGINES, TENSOR_ENGINES
 from areal_actors.processes.fold_actors import open_tasks
-from areal_actors.recipe.checks import EMBEDDED, RecipeProblem
+from areal_actors.recipe.checks import RecipeProblem
 from areal_actors.recipe.device_map import device_problems
-from areal_actors.recipe.example_checks import check_examples
+from areal_actors.recipe.examples import check_examples
 from areal_actors.recipe.model_size import published_bytes
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL, describe_reward, resolve_reward
@@ -74,13 +75,12 @@ def check_devices(recipe: Recipe, cuda: CudaDevices | None = None) -> None:
         SetupError: no CUDA device, or too few; the message names the setting.
     """
     cuda = cuda or detect_cuda()
+    engine = describe_engine(recipe.generation.engine)
     named = {
         "trainer.device": (
             recipe.trainer.device if recipe.actors.trainer.count and not recipe.trainer.ranks_address else ""
         ),
-        "generation.device": (
-            recipe.generation.device if recipe.generation.engine in (*TENSOR_ENGINES, *SERVER_ENGINES) else ""
-        ),
+        "generation.device": (recipe.generation.device if engine.loads_torch or engine.is_server else ""),
     }
     asking = [setting for setting, device in named.items() if device.startswith(CUDA)]
     if problems := [RecipeProblem(*problem).sentence("") for problem in device_problems(recipe, cuda)]:
@@ -98,7 +98,11 @@ def check_inference_server(recipe: Recipe) -> None:
         SetupError: no interpreter has its package; states the remedy.
     """
     generation = recipe.generation
-    if generation.engine in SERVER_ENGINES and not generation.server.urls and recipe.actors.inference_worker.count:
+    if (
+        describe_engine(generation.engine).is_server
+        and not generation.server.urls
+        and recipe.actors.inference_worker.count
+    ):
         interpreter(generation.engine, generation.server, Path.cwd())
 
 

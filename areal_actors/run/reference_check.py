@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from areal_actors.core.errors import RewardError, SetupError
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.rewards.math_reading import Reference
 from areal_actors.rewards.reference_readers import ReferenceReader, reference_readers
 from areal_actors.tasks.datasets import ARITHMETIC, Dataset, Tasks

@@ -20,17 +20,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from areal_actors.core.errors import SetupError
 from areal_actors.core.lazy import LazyModule
 from areal_actors.core.model_config import has_vision
+from areal_actors.core.problems import is_installed
 from areal_actors.core.proxies import exempt_from_proxies
 from areal_actors.core.values import Interaction, Task, WeightsLocation
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.generation.inference_worker import InferenceWorker
-from areal_actors.generation.scripted import ScriptedEngine
+from areal_actors.generation.scripted.engine import ScriptedEngine
 from areal_actors.messages import EpisodeAbandoned, RunEpisode, TrajectoryExported, WeightsPublished
 from areal_actors.processes.actor_host import ActorHost
 from areal_actors.processes.cpu_actors import acceptance_of
 from areal_actors.processes.fold_actors import open_tasks
-from areal_actors.recipe.errors import is_installed
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
 from areal_actors.rewards.reward_pool import RewardPool

@@ -15,7 +15,6 @@ from areal_actors.chaos.injector import Chaos, FaultTargets
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.core.programs import typed_path
-from areal_actors.core.settings import FOLDING
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.core.values import Value
 from areal_actors.display.fullscreen import is_screen
@@ -50,7 +49,7 @@ from areal_actors.messages import (
 )
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recovery.log_recovery import note_log_end
-from areal_actors.recovery.log_retention import LogReaders, LogRetention, Reader, folds_of
+from areal_actors.recovery.log_retention import FOLDING, LogReaders, LogRetention, Reader, folds_of
 from areal_actors.supervision.disk_watch import DiskWatch
 from areal_actors.supervision.health import LOOK_SECONDS
 from areal_actors.supervision.load_watch import LoadWatch

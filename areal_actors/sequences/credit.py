@@ -30,7 +30,7 @@ from typing import Literal
 
 import msgspec
 
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.core.values import Interaction, Trajectory
 from areal_actors.sequences.credit_links import continuing_calls
 from areal_bus.message import FrozenMeta

@@ -12,9 +12,9 @@ import structlog
 
 from areal_actors.core.durable_files import MEBIBYTE, explain_os_error
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import DiskSettings
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import DiskLow
+from areal_actors.recipe.run_settings import DiskSettings
 from areal_actors.training.checkpoint_store import folder_bytes
 from areal_bus.descriptors import is_out_of_descriptors
 

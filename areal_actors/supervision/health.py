@@ -17,10 +17,10 @@ import psutil
 import structlog
 
 from areal_actors.core.gateways import gateway_name
-from areal_actors.core.settings import SEVERAL
 from areal_actors.messages import Heartbeat, RunStalled, WatchProbe
 from areal_actors.processes.process import actors_of_process
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.run_actors import SEVERAL
 from areal_actors.recipe.supervision import gateways_of_others, joined_kind
 from areal_actors.supervision.liveness import LONG_GAP_SECONDS, Leases, Liveness, WatchClock, activity_of
 from areal_actors.supervision.supervisor import Supervisor

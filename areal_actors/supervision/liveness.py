@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from areal_actors.core.settings import WatchdogSettings
+from areal_actors.core.watchdog_settings import WatchdogSettings
 
 CPU_SECONDS = 0.1
 READ_BYTES = 65536

@@ -17,12 +17,14 @@ from contextlib import asynccontextmanager, contextmanager
 import msgspec
 
 from areal_actors.batching.batcher import Batcher
+from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import COUNTED, JOIN_TOKEN, SEVERAL, GatewaySettings
+from areal_actors.core.host_settings import JOIN_TOKEN
 from areal_actors.evaluation.evaluator import Evaluator
 from areal_actors.folder.certificate_files import bus_certificate
 from areal_actors.folder.run_folder import BusAddresses, RunFolder, ServerAddress
 from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import (
     ActorStarted,
@@ -39,7 +41,8 @@ from areal_actors.metrics.episode_log import EpisodeLog
 from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.processes.process import actors_of_process
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.supervision import joined_kind, processes_of
+from areal_actors.recipe.run_actors import COUNTED, SEVERAL
+from areal_actors.recipe.supervision import joined_kind
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.runtime.actor import Actor, Tick

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from areal_actors.core.settings import ActorsSettings, SupervisorSettings
-from areal_actors.recipe.supervision import Tree, processes_of
+from areal_actors.core.actor_settings import ActorsSettings, processes_of
+from areal_actors.recipe.run_settings import SupervisorSettings
+from areal_actors.recipe.supervision import Tree
 from areal_bus.message import FrozenMeta
 
 

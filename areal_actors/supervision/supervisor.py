@@ -22,9 +22,9 @@ import structlog
 
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.durable_files import FULL_BYTES, explain_os_error, write_refusal
+from areal_actors.core.host_settings import JOIN_TOKEN
 from areal_actors.core.module_command import module_command
 from areal_actors.core.proxies import proxy_exceptions
-from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.folder.run_folder import BusAddresses, RunFolder
 from areal_actors.messages import ActorFailed
 from areal_actors.processes.process import (

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from areal_actors.core.command import COMMAND
 from areal_actors.core.gateways import GATEWAY, gateway_name
-from areal_actors.core.settings import WatchdogSettings
+from areal_actors.core.watchdog_settings import WatchdogSettings
 from areal_actors.messages import (
     ActorFailed,
     ActorStopped,

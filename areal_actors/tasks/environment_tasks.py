@@ -16,7 +16,7 @@ from areal_actors.core.config import merge_tables
 from areal_actors.core.environments import EnvironmentHost, environment_name, host_of
 from areal_actors.core.errors import SetupError
 from areal_actors.core.programs import environment_command
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 
 TASKS, HELD_OUT = "tasks.jsonl", "held_out.jsonl"
 """Files of the folder: the environment's tasks, and those of the environment with `held_out_args`, if there are any."""

@@ -10,8 +10,8 @@ import msgspec
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.module_command import module_command
+from areal_actors.embedded.settings import EMBEDDED
 
-EMBEDDED = "embedded"
 PORT = 8423
 MODULE = "areal_actors.tinker.process"
 

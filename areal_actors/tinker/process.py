@@ -22,13 +22,13 @@ from areal_actors.core.durable_files import read_only, write_refusal
 from areal_actors.core.errors import ArealError, SetupError
 from areal_actors.core.private_folders import make_private
 from areal_actors.embedded.kept_models import kept_model
-from areal_actors.embedded.settings import WarmStart
+from areal_actors.embedded.settings import EMBEDDED, WarmStart
 from areal_actors.folder.process_logs import log_to_terminal
 from areal_actors.folder.run_lock import LockHeld, lock_file
 from areal_actors.supervision.run_session import on_interrupt
 from areal_actors.tinker.access import ANY_KEY, TinkerAccess
 from areal_actors.tinker.checkpoints import TinkerCheckpoints
-from areal_actors.tinker.command import EMBEDDED, TinkerOptions
+from areal_actors.tinker.command import TinkerOptions
 from areal_actors.tinker.samplers import ModelSampler
 from areal_actors.tinker.server import TinkerRoutes
 from areal_actors.tinker.service import CHECKPOINTS, TinkerService

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import TrackSettings
+from areal_actors.core.problems import nearest
 from areal_actors.core.trackers import install_hint, known_trackers, missing_trackers
 from areal_actors.reader.run_files import run_folder
-from areal_actors.recipe.errors import nearest
+from areal_actors.recipe.run_settings import TrackSettings
 from areal_actors.track.follow import FollowedRun, follow_file, follow_folder
 from areal_actors.track.tracker_process import TrackerProcess
 

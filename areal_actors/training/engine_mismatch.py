@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from areal_actors.core.settings import WatchdogSettings
 from areal_actors.core.values import TrainingSequence
+from areal_actors.core.watchdog_settings import WatchdogSettings
 from areal_actors.messages import EngineMismatch
 
 MAX_RECYCLES = 3

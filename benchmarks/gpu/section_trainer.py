@@ -29,7 +29,7 @@ from report import Figures, Report
 from torch import Tensor
 
 from areal_actors.core.values import TrainingSequence
-from areal_actors.recipe.trainer_checks import trainer_problems
+from areal_actors.training.recipe_check import trainer_problems
 from areal_actors.training.settings import TrainerSettings
 
 PEAK_TFLOPS = {"H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0}

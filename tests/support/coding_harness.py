@@ -16,8 +16,8 @@ from support.gateway_harness import opened
 from support.npm_packages import install
 from support.samples import work
 
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
+from areal_actors.gateway.settings import GatewaySettings
 
 CONTEXT = 1_000_000
 """The tokenizer of the tests is small: a prompt of 30 thousand tokens has several times as many here."""

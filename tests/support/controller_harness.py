@@ -8,7 +8,8 @@ import msgspec
 from support.fake_engine import FixedTextEngine
 from support.samples import TOOLS_TEMPLATE, letters
 
-from areal_actors.core.settings import ActorsSettings, Placement, TaskSettings
+from areal_actors.core.actor_settings import ActorsSettings, Placement
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.core.values import SamplingParams, WeightsLocation
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.generation.inference_worker import InferenceWorker

@@ -17,7 +17,6 @@ import numpy as np
 from support.conversation_families import MARKS, TOOLS, family
 
 from areal_actors.core.errors import RequestError
-from areal_actors.core.settings import KEEP_REASONING, GatewaySettings
 from areal_actors.core.values import SamplingParams, TokenColumns, Trajectory
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion import callable_tools
@@ -26,6 +25,7 @@ from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import prompt_for
 from areal_actors.gateway.conversations.template_window import SENTINEL
 from areal_actors.gateway.conversations.turns import path_to, token_ids_of
+from areal_actors.gateway.settings import KEEP_REASONING, GatewaySettings
 from areal_actors.gateway.template_settings import apply_template_settings
 from areal_actors.messages import Generated, ModelRequest
 from areal_actors.sequences.build import apply_rewards, sequences_of

@@ -11,7 +11,7 @@ from support.framework_harness import ROOT, ChatGatewayHarness
 from support.gateway_harness import opened
 from support.samples import work
 
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.core.values import SamplingParams, Task
 from areal_actors.messages import EpisodeScored, TrajectoryExported
 from areal_actors.rollout.runners import program_of

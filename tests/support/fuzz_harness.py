@@ -17,10 +17,10 @@ from support.framework_harness import chat_tokenizer
 from support.gateway_harness import ADMIN, GatewayHarness
 from support.samples import TOOLS_TEMPLATE, letters, work
 
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
 from areal_actors.embedded.constraints import Grammars
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.generation.engine import validate_prompt
 
 DEADLINE = 10.0

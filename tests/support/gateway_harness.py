@@ -11,9 +11,9 @@ import aiohttp
 import openai
 from support.samples import TOOLS_TEMPLATE, letters, published, work
 
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.keys import admin_key
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import (
     ActorFailed,

@@ -17,8 +17,8 @@ from areal_actors.core.values import TokenColumns, WeightsLocation
 from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.servers.http_engine import HttpEngine
 from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, free_port
-from areal_actors.generation.servers.sglang import SGLang
-from areal_actors.generation.servers.vllm import VLLM
+from areal_actors.generation.servers.sglang.dialect import SGLang
+from areal_actors.generation.servers.vllm.dialect import VLLM
 from areal_actors.generation.settings import GenerationSettings, ServerSettings
 
 ROOT = Path(__file__).parent.parent.parent

@@ -16,8 +16,8 @@ from support.npm_packages import install
 from support.samples import work
 
 from areal_actors.core.agent_host.agent_loader import keyed_url
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
+from areal_actors.gateway.settings import GatewaySettings
 
 PROGRAMS = Path(__file__).parent / "javascript"
 PACKAGES = json.loads((PROGRAMS / "package.json").read_text())["dependencies"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from support.samples import columns, letters, loaded, published, work
 
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.messages import Generate, Generated, ModelRequest, OpenSession
 
 

@@ -32,6 +32,7 @@ WITH_TORCH = (
 """Folders and modules with torch: only they import it, and the base imports none of them."""
 TORCH_FREE = (
     *(
+        "embedded.engine_description",
         "embedded.settings",
         "tinker.command",
         "training.algorithms",
@@ -43,6 +44,7 @@ TORCH_FREE = (
         "training.distributed.layout",
         "training.engine",
         "training.engine_mismatch",
+        "training.recipe_check",
         "training.settings",
         "training.step_columns",
     ),

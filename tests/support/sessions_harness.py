@@ -11,11 +11,11 @@ import aiohttp
 from support.samples import SAMPLING, interaction, letters
 
 from areal_actors.core.gateways import ONLY
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.conversations.turns import ConversationTurn, Prompt
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.gateway.sessions.keys import admin_key
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.messages import CapacityGranted
 from areal_actors.runtime.runtime import Identity, Runtime
 from areal_bus import MemoryBus, Stamp

@@ -17,10 +17,10 @@ from support.toy_parts import Outcome, Sampled, Tasks, ToyAgent, ToyEngine, ToyS
 
 from areal_actors.batching.assembler import BatcherConfig, group_filter
 from areal_actors.batching.batcher import Batcher
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
 from areal_actors.evaluation.evaluator import EvaluationConfig, Evaluator
 from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import (
     ActorFailed,

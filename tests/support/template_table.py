@@ -17,8 +17,8 @@ from support.conversations import WORDS, Talk
 from support.template_families import FAMILIES
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import KEEP_REASONING, GatewaySettings
 from areal_actors.gateway.conversations.continuation import Continuations
+from areal_actors.gateway.settings import KEEP_REASONING, GatewaySettings
 from areal_actors.gateway.template_settings import TemplateTest, apply_template_settings
 
 CONVERSATIONS = 40

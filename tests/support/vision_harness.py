@@ -17,9 +17,9 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from areal_actors.contracts.engine import joined
-from areal_actors.core.settings import GatewaySettings, ImageSettings
 from areal_actors.core.values import ImageRef, SamplingParams
 from areal_actors.embedded.transformers import TransformersEngine
+from areal_actors.gateway.settings import GatewaySettings, ImageSettings
 from areal_actors.generation.engine import PromptImages
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.settings import GenerationSettings

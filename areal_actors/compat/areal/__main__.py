@@ -18,7 +18,7 @@ from areal_actors.compat.areal.load_config import read_config
 from areal_actors.compat.areal.to_recipe import recipe_tables
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import ArealError, RecipeError
-from areal_actors.recipe.errors import toml_key, toml_value
+from areal_actors.core.problems import toml_key, toml_value
 
 USAGE = (
     f"usage: python -m {__package__} PROGRAM.py [ARGUMENTS…]\n       python -m {__package__} --recipe FILE.yaml"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from areal_actors.core.command import COMMAND
-from areal_actors.recipe.errors import nearest
+from areal_actors.core.problems import nearest
 
 
 class KeyMapping(NamedTuple):

@@ -16,8 +16,8 @@ import yaml
 from areal_actors.compat.areal.config import PPOConfig
 from areal_actors.compat.areal.keys import unused_keys
 from areal_actors.core.errors import RecipeError
-from areal_actors.core.settings import TaskSettings
-from areal_actors.recipe.checks import EMBEDDED
+from areal_actors.core.task_settings import TaskSettings
+from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.training.algorithms import Grpo
 

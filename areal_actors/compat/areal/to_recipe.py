@@ -12,7 +12,8 @@ from areal_actors.compat.areal.config import PPOConfig
 from areal_actors.compat.areal.generation import ANY_TOP_K
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError
-from areal_actors.generation.settings import SERVER_ENGINES
+from areal_actors.generation.engines import describe_engine
+from areal_actors.generation.settings import GenerationSettings
 from areal_actors.recipe.checks import RecipeProblem, problems
 from areal_actors.recipe.device_map import device_problems, with_device_counts
 from areal_actors.recipe.limits import with_derived
@@ -75,7 +76,7 @@ def recipe_tables(config: PPOConfig, *, steps: int, cuda: CudaDevices, discounts
         "batcher": {"dynamic_batch": config.dynamic_bs},
         "trainer": _trainer(config, steps),
         "generation": {
-            "engine": engine if engine in SERVER_ENGINES and cuda.count else "transformers",
+            "engine": engine if describe_engine(engine).is_server and cuda.count else GenerationSettings().engine,
             "dtype": actor.dtype,
             **({"max_model_len": length} if length else {}),
         },

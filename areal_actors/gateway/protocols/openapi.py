@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from areal_actors.core.command import COMMAND
-from areal_actors.core.settings import UnknownFields
 from areal_actors.gateway.protocols import DIALECTS, MESSAGES, dialect_of_path
 from areal_actors.gateway.protocols.lenient_openapi import REFERENCE, allow_unknown
+from areal_actors.gateway.settings import UnknownFields
 
 JSON_TYPE = "application/json"
 EVENTS_TYPE = "text/event-stream"

@@ -5,20 +5,17 @@ Its model stays as it is, and it needs neither a plug-in nor the development mod
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Literal
+import pkgutil
+from typing import Any
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, SetupError
 from areal_actors.core.values import Value, WeightsLocation
 from areal_actors.generation.engine import EnginePlace
-from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect
+from areal_actors.generation.engines import describe_engine, server_engines
 from areal_actors.generation.servers.http_engine import HttpEngine
 from areal_actors.generation.servers.server_process import OK, ServerClient
-from areal_actors.generation.servers.sglang import SGLang
-from areal_actors.generation.servers.vllm import VLLM
 from areal_actors.generation.settings import GenerationSettings, ServerSettings
 
-Kind = Literal["vllm", "sglang"]
 ANSWER_SECONDS = 10.0
 
 
@@ -26,7 +23,8 @@ class DescribedServer(Value):
     """A server's own description of what it serves."""
 
     url: str
-    kind: Kind
+    kind: str
+    """Name of the engine whose protocol it speaks."""
     model: str
     """Name of the model in requests."""
     folder: str
@@ -35,40 +33,16 @@ class DescribedServer(Value):
     """Tokens of a prompt and its completion; 0 if the server does not state it."""
 
 
-class PlainVLLM(VLLM):
-    """vLLM's completions for a model of any name."""
-
-    def __init__(self, model: str) -> None:
-        self.model = model
-
-    async def is_ready(self, server: ServerClient) -> bool:
-        """True if the server samples; raises EngineUnavailable if it does not answer."""
-        status, _ = await server.get("/health", seconds=ANSWER_SECONDS)
-        return status == OK
-
-    async def sample(self, server: ServerClient, segment: Segment) -> AsyncGenerator[SegmentPart, None]:
-        """Yield a segment, in one part or as it is sampled."""
-        async for part in super().sample(server, segment._replace(adapter=self.model)):
-            yield part
-
-    async def score(self, server: ServerClient, segment: Segment, token_ids: Sequence[int], start: int) -> list[float]:
-        """Returns log_softmax(logits) of the tokens from `start` on, given those before."""
-        return await super().score(server, segment._replace(adapter=self.model), token_ids, start)
-
-    async def abort(self, server: ServerClient, request_ids: Sequence[str]) -> None:
-        """Do nothing: the server ends a completion whose connection is closed."""
-
-
 class PlainServerEngine(HttpEngine):
     """Samples from a server whose weights never change."""
 
     def __init__(self, described: DescribedServer, model_folder: str, context: int, place: EnginePlace) -> None:
         """`model_folder` has the tokenizer; `context` counts the tokens of a prompt and its completion."""
-        dialect: ServerDialect = PlainVLLM(described.model) if described.kind == "vllm" else SGLang()
+        make_dialect = pkgutil.resolve_name(describe_engine(described.kind).plain_dialect)
         settings = GenerationSettings(
             engine=described.kind, max_model_len=context, server=ServerSettings(urls=(described.url,))
         )
-        super().__init__(dialect, model_folder, settings, place)
+        super().__init__(make_dialect(described.model), model_folder, settings, place)
 
     # The server has its weights
     async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:  # noqa: ARG002
@@ -103,16 +77,13 @@ async def describe_server(url: str, kind: str = "") -> DescribedServer:
 
 def _described(url: str, model: dict[str, Any], kind: str) -> DescribedServer:
     owner = kind or str(model.get("owned_by", ""))
-    if owner not in {"vllm", "sglang"}:
-        raise SetupError(
-            f"--engine: {url} is served by '{owner}'; write --kind vllm or --kind sglang if it speaks the protocol"
-            " of one"
-        )
+    if owner not in server_engines():
+        kinds = " or ".join(f"--kind {name}" for name in reversed(server_engines()))
+        raise SetupError(f"--engine: {url} is served by '{owner}'; write {kinds} if it speaks the protocol of one")
     name = str(model["id"])
-    known: Kind = "vllm" if owner == "vllm" else "sglang"
     return DescribedServer(
         url=url,
-        kind=known,
+        kind=owner,
         model=name,
         folder=str(model.get("root") or name),
         context=int(model.get("max_model_len") or 0),

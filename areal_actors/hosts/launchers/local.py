@@ -15,8 +15,8 @@ from pathlib import Path
 
 from areal_actors.core.devices import VISIBLE, CudaDevices, visibility
 from areal_actors.core.errors import SetupError
+from areal_actors.core.host_settings import JOIN_TOKEN
 from areal_actors.core.private_folders import make_private
-from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.hosts.launchers.local_command import LocalCommand
 from areal_actors.hosts.launchers.local_workers import LocalWorkers, holder
 from areal_actors.hosts.launchers.plan import PROGRAM, LaunchPlan

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import structlog
 
+from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.folder.process_logs import log_to_file
@@ -27,7 +28,6 @@ from areal_actors.processes.fold_actors import BuildContext, Builder
 from areal_actors.processes.tensor_process import TORCH_ACTORS
 from areal_actors.recipe.load import serving_recipe
 from areal_actors.recipe.recipe import Recipe, redact_recipe
-from areal_actors.recipe.supervision import processes_of
 from areal_actors.run.preflight import fresh_folder
 from areal_actors.supervision.nats_server import refuse_old_log, run_server, with_port
 from areal_actors.supervision.supervisor import Supervisor

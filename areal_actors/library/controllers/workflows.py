@@ -13,7 +13,7 @@ from areal_actors.core.agent_host.agent_loader import make_agent
 from areal_actors.core.agent_host.faults import AgentLoadError
 from areal_actors.core.errors import AgentError
 from areal_actors.core.loading import load_named
-from areal_actors.core.settings import TaskSettings
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.core.values import Task
 from areal_actors.messages import EventLoopBlocked
 from areal_actors.rollout.agent_runner import AgentResult, AgentRunner

@@ -23,6 +23,15 @@ class EchoSettings(msgspec.Struct, forbid_unknown_fields=True):
     """Copies of the prompt."""
 
 
+def find_problems(steps, sampling, generation):
+    """Yields a problem if an echo would run for long."""
+    if generation.engine == "echo" and steps > 1000:
+        yield (
+            ("steps",),
+            f"found {steps}, but an echo has nothing to learn in {sampling.max_tokens} tokens; write at most 1000",
+        )
+
+
 class EchoEngine:
     abilities = frozenset({"seed"})
     settings = EchoSettings

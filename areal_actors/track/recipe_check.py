@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
-from areal_actors.core.settings import TrackSettings
+from areal_actors.core.layers import Key
+from areal_actors.core.problems import Problems, nearest, toml_value
+from areal_actors.core.run_facts import RunFacts
 from areal_actors.core.trackers import install_hint, interpreter, known_trackers, missing_trackers
-from areal_actors.recipe.errors import Problems, nearest, toml_value
+from areal_actors.recipe.run_settings import TrackSettings
+
+
+def find_problems(track: TrackSettings, facts: RunFacts) -> Problems:
+    """Yields what keeps a tracker from being used, except by `areal-actors serve`, which uses none."""
+    if not facts.is_serving:
+        yield from track_problems(track)
 
 
 def track_problems(track: TrackSettings) -> Problems:
@@ -38,3 +47,9 @@ def track_problems(track: TrackSettings) -> Problems:
         return
     if missing:
         yield key, f"found {toml_value(track.to)}, but {install_hint(missing, track.python)}"
+
+
+def unused_settings(track: TrackSettings) -> Iterator[Key]:
+    """Yields the table of a run without trackers."""
+    if not track.to:
+        yield ("track",)

@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from areal_actors.core.decoding import decode
 from areal_actors.core.durable_files import read_json
 from areal_actors.core.installed_parts import installed_parts
-from areal_actors.core.model_config import context_of
-from areal_actors.recipe.errors import Problems, decode, is_installed, nearest, toml_value
-from areal_actors.recipe.part_checks import part_problems
-from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.source import Key, Layer
+from areal_actors.core.layers import Key, Layer
+from areal_actors.core.named_code import dotted_parts, named_code_problems
+from areal_actors.core.part_problems import part_problems
+from areal_actors.core.problems import Problems, is_installed, nearest, toml_value
+from areal_actors.core.run_facts import RunFacts
+from areal_actors.core.task_settings import TaskSettings
 from areal_actors.rewards import MODEL, REWARDS
 from areal_actors.rewards.composition import ONLY_IF, OWN_KEYS, RULE, WEIGHTED
 from areal_actors.rewards.settings import RewardModelSettings
@@ -28,20 +30,28 @@ SPARE_SECONDS = 1.0
 """Minimum time between a rule's own timeout and the deadline at which its process is killed."""
 
 
-def reward_problems(recipe: Recipe) -> Problems:
-    """Yields every problem that keeps the reward from being loaded, except missing functions in a named file."""
-    reward, options = recipe.task.reward, recipe.task.reward_options
+def find_problems(task: TaskSettings, recipe: object, facts: RunFacts) -> Problems:
+    """Yields every problem that keeps the reward, and the function that accepts scored episodes, from being loaded."""
+    if not facts.has_episodes() or facts.is_online:
+        return
+    if (accept := task.should_accept) and not dotted_parts(accept):
+        yield from named_code_problems(("task", "should_accept"), accept, "function", "accept.py:should_accept")
+    if facts.plays_environment:
+        return
+    reward, options = task.reward, task.reward_options
+    if ":" in reward and not reward.startswith(MODEL):
+        yield from named_code_problems(("task", "reward"), reward, "function", "rewards.py:reward")
     if reward.startswith(MODEL):
-        yield from _model(recipe, Path(reward.removeprefix(MODEL)).expanduser())
+        yield from _model(task, Path(reward.removeprefix(MODEL)).expanduser())
         _, complaints = decode(Layer(dict(options), {}), RewardModelSettings)
         yield from ((OPTIONS, complaint) for complaint in complaints)
     elif reward == WEIGHTED:
-        yield from _check_weights(recipe, options)
+        yield from _check_weights(task, recipe, options)
     elif ":" not in reward:
-        yield from _rule(recipe, reward, options, ("task", "reward"), OPTIONS)
+        yield from _rule(task, recipe, reward, options, ("task", "reward"), OPTIONS)
 
 
-def _rule(recipe: Recipe, reward: str, options: Mapping[str, Any], key: Key, at: Key) -> Problems:
+def _rule(task: TaskSettings, recipe: object, reward: str, options: Mapping[str, Any], key: Key, at: Key) -> Problems:
     """Check a rule and its options.
 
     It must time out before its process is killed: it then returns 0 instead of failing.
@@ -61,13 +71,13 @@ def _rule(recipe: Recipe, reward: str, options: Mapping[str, Any], key: Key, at:
         return
     rule, complaints = decode(Layer(dict(options), {}), REWARDS[reward])
     yield from ((at, complaint) for complaint in complaints)
-    seconds, deadline = getattr(rule, "seconds", 0.0), recipe.task.reward_timeout_seconds
+    seconds, deadline = getattr(rule, "seconds", 0.0), task.reward_timeout_seconds
     if seconds and seconds + SPARE_SECONDS > deadline:
         killed = f"found {seconds:g}, but the process is killed after task.reward_timeout_seconds = {deadline:g}"
         yield (*at, "seconds"), f"{killed}; write at most {max(deadline - SPARE_SECONDS, 0):g}, or raise the deadline"
 
 
-def _check_weights(recipe: Recipe, options: Mapping[str, Any]) -> Problems:
+def _check_weights(task: TaskSettings, recipe: object, options: Mapping[str, Any]) -> Problems:
     if not options:
         yield (
             OPTIONS,
@@ -84,11 +94,11 @@ def _check_weights(recipe: Recipe, options: Mapping[str, Any]) -> Problems:
             yield (*key, ONLY_IF), f"found {toml_value(gate)}; {nearest(gate, tuple(options.keys() - {name}))}"
         elif ":" not in rule:
             own = {option: value for option, value in table.items() if option not in OWN_KEYS}
-            yield from _rule(recipe, rule, own, key, key)
+            yield from _rule(task, recipe, rule, own, key, key)
 
 
-def _model(recipe: Recipe, folder: Path) -> Problems:
-    key, name, fault = ("task", "reward"), str(folder), f"found {toml_value(recipe.task.reward)}"
+def _model(task: TaskSettings, folder: Path) -> Problems:
+    key, name, fault = ("task", "reward"), str(folder), f"found {toml_value(task.reward)}"
     if not folder.is_dir():
         if name.count("/") != 1 or not all(name.split("/")) or name.startswith((".", "~", "runs/")):
             remedy = "train one first, as with recipes/reward_model.toml, or name a hub id"
@@ -101,7 +111,3 @@ def _model(recipe: Recipe, folder: Path) -> Problems:
     if not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
         remedy = "name one ending in ForSequenceClassification, as recipes/reward_model.toml trains"
         yield key, f"{fault}, whose model is {', '.join(map(str, kinds)) or 'of no kind'}; {remedy}"
-    longest, context = context_of(folder), recipe.generation.max_model_len
-    if longest and context > longest:
-        reads = f"found {context}, but the reward model reads at most {longest} tokens"
-        yield ("generation", "max_model_len"), f"{reads}; write at most {longest}"

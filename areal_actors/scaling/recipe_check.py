@@ -9,13 +9,17 @@ from collections.abc import Iterator
 
 import msgspec
 
-from areal_actors.core.autoscale_settings import WorkerBounds
-from areal_actors.recipe.errors import Problems
+from areal_actors.core.autoscale_settings import AutoscaleSettings, WorkerBounds
+from areal_actors.core.layers import Key
+from areal_actors.core.problems import Problems
+from areal_actors.core.run_facts import RunFacts
 from areal_actors.recipe.recipe import Recipe
 
 
-def autoscale_problems(recipe: Recipe) -> Problems:
+def find_problems(recipe: Recipe, facts: RunFacts) -> Problems:
     """Yields what keeps the number of workers from being decided on."""
+    if facts.is_serving:
+        return
     scaled, enabled = recipe.autoscale, ("autoscale", "enabled")
     placements, hosts = msgspec.structs.asdict(recipe.actors), recipe.hosts.joined_hosts()
     bounds: dict[str, WorkerBounds] = {
@@ -30,7 +34,7 @@ def autoscale_problems(recipe: Recipe) -> Problems:
                 ("autoscale", role, "max"),
                 f"found {one.max}, but autoscale.{role}.min = {one.min}; write {one.min} or more",
             )
-        elif one.max and role in recipe.absent():
+        elif one.max and role in facts.absent:
             yield ("autoscale", role, "max"), f"found {one.max}, but this run has no {role}; write 0"
         elif role in hosts and 0 < one.max < (listed := hosts[role].count * hosts[role].workers):
             started = f"hosts.{role} starts {listed}: count × workers"
@@ -40,7 +44,7 @@ def autoscale_problems(recipe: Recipe) -> Problems:
                 ("autoscale", role, "max"),
                 f"found {one.max}, but actors.{role}.count = {own}; write {own} or more, or 0",
             )
-    if scaled.enabled and (recipe.is_online() or recipe.learns_from_examples()):
+    if scaled.enabled and (facts.is_online or facts.learns_from_examples):
         yield enabled, "found true, but the load of a run without agents of its own is not measured; write false"
     elif scaled.enabled and not scaled.bounds():
         yield enabled, "found true, but no role has bounds; write autoscale.rollout_worker.max, or that of another role"
@@ -52,13 +56,7 @@ def autoscale_problems(recipe: Recipe) -> Problems:
         )
 
 
-def exhausted_bounds(recipe: Recipe) -> Iterator[str]:
-    """Yields a sentence for each role that begins with as many workers as it may have."""
-    hosts = recipe.hosts.joined_hosts()
-    for role, bounds in recipe.autoscale.bounds().items() if recipe.autoscale.enabled else ():
-        if role in hosts and hosts[role].count * hosts[role].workers == bounds.max:
-            yield f"hosts.{role} starts {bounds.max}, as many as autoscale.{role}.max allows: no decision can add one"
-        elif role not in hosts and getattr(recipe.actors, role).count == bounds.max:
-            yield (
-                f"actors.{role}.count = {bounds.max} is as many as autoscale.{role}.max allows: no decision can add one"
-            )
+def unused_settings(autoscale: AutoscaleSettings) -> Iterator[Key]:
+    """Yields the table of a run with fixed numbers of workers."""
+    if not autoscale.enabled:
+        yield ("autoscale",)

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from areal_actors.core.environments import HOSTS, host_of
-from areal_actors.recipe.errors import Problems, is_installed, toml_value
-from areal_actors.recipe.recipe import Recipe
+from areal_actors.core.problems import Problems, is_installed, toml_value
+from areal_actors.core.task_settings import TaskSettings
 
 BROUGHT = {
     "dataset": "tasks",
@@ -22,9 +22,8 @@ BROUGHT = {
 ONLY_WITH_ENVIRONMENT = ("environment_args", "held_out_args")
 
 
-def environment_problems(recipe: Recipe) -> Problems:
+def environment_problems(task: TaskSettings) -> Problems:
     """Yields every problem that keeps a run from playing its environment."""
-    task = recipe.task
     host = host_of(task.environment)
     if host is None:
         forms = ", or ".join(f"`{form}" for known_host in HOSTS.values() for form in known_host.names)
@@ -53,15 +52,12 @@ def environment_problems(recipe: Recipe) -> Problems:
     if isinstance(task.held_out, str):
         value = f"found {toml_value(task.held_out)}, but held-out tasks come from the environment"
         yield ("task", "held_out"), f"{value}; write their number, and what differs for them as `held_out_args`"
-    if host.library == "verifiers" and recipe.gateway.store_false == "train":
-        value = 'found "train", but calls of agents that an environment does not train have `store: false`'
-        yield ("gateway", "store_false"), f'{value}; write "skip"'
 
 
-def misplaced_problems(recipe: Recipe) -> Problems:
+def misplaced_problems(task: TaskSettings) -> Problems:
     """Yields settings of environments in a recipe without one."""
     for name in ONLY_WITH_ENVIRONMENT:
-        if getattr(recipe.task, name):
+        if getattr(task, name):
             yield (
                 ("task", name),
                 (

@@ -14,7 +14,6 @@ import msgspec
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTransferFailed
 from areal_actors.core.values import Constraint
-from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import NO_SLEEP, EnginePlace
 from areal_actors.generation.servers.dialect import (
     USAGE_SECONDS,
@@ -25,6 +24,7 @@ from areal_actors.generation.servers.dialect import (
     merged_flags,
     on_cpu,
 )
+from areal_actors.generation.servers.http_engine import engine_of
 from areal_actors.generation.servers.server_process import (
     IDLE_SECONDS,
     OK,
@@ -33,6 +33,7 @@ from areal_actors.generation.servers.server_process import (
     flags,
     message_of,
 )
+from areal_actors.generation.servers.vllm.engine_description import DESCRIPTION
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.weights.sending import Part
 
@@ -46,9 +47,9 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 class VLLM:
     """See `ServerDialect`."""
 
-    name = "vllm"
-    title = "vLLM"
-    abilities = ENGINE_ABILITIES[name]
+    name = DESCRIPTION.name
+    title = DESCRIPTION.title
+    abilities = DESCRIPTION.abilities
 
     def altering(self, place: EnginePlace) -> frozenset[str]:
         """Returns the fields after which log-probabilities are reported; see `_logprobs_mode`."""
@@ -339,3 +340,6 @@ def _most_likely(row: Mapping[str, float], width: int) -> list[tuple[int, float]
     """Returns the `width` most likely tokens; a row also has the sampled one, whatever its rank."""
     pairs = [(int(name.removeprefix("token_id:")), logprob) for name, logprob in row.items()]
     return sorted(pairs, key=lambda pair: -pair[1])[:width]
+
+
+vllm_engine = engine_of(VLLM())

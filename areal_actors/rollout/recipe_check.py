@@ -9,21 +9,27 @@ import ast
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from areal_actors.core.settings import TaskSettings
-from areal_actors.recipe.errors import Problems, is_installed, nearest, toml_value
-from areal_actors.recipe.recipe import Recipe
+from areal_actors.core.actor_settings import ActorsSettings, Placement
+from areal_actors.core.layers import Key
+from areal_actors.core.named_code import dotted_parts, named_code_problems
+from areal_actors.core.problems import Problems, is_installed, nearest, toml_value
+from areal_actors.core.run_facts import RunFacts
+from areal_actors.core.task_settings import TaskSettings
 
 SCRIPTS = (".js", ".mjs", ".cjs", ".ts", ".sh")
 """Suffixes of scripts that are not Python."""
 ONLY_SUBPROCESS = ("python", "episodes_per_process", "memory_mb")
 
 
-def agent_problems(recipe: Recipe) -> Problems:
-    """Yields every problem that keeps the agent from running, except missing definitions in the named file."""
-    task = recipe.task
+def find_problems(task: TaskSettings, actors: ActorsSettings, facts: RunFacts) -> Problems:
+    """Yields every problem that keeps the agent from running."""
+    if not facts.has_episodes() or facts.is_online or facts.plays_environment:
+        return
+    if task.agent and not task.is_script() and not dotted_parts(task.agent):
+        yield from named_code_problems(("task", "agent"), task.agent, "agent", "agents/gsm8k.py:Gsm8kAgent")
     if task.system_prompt and (task.agent or task.command):
         yield (
             ("task", "system_prompt"),
@@ -51,7 +57,7 @@ def agent_problems(recipe: Recipe) -> Problems:
         ):
             fault = f"found {toml_value(task.agent)}, but no package `{package}`"
             yield ("task", "agent"), f"{fault} is installed or lies in {Path.cwd()}; fix the name, or install it"
-        yield from _definition(recipe)
+        yield from _definition(task, actors.rollout_worker, facts.group_size)
 
 
 def _model_errors(task: TaskSettings) -> Problems:
@@ -134,15 +140,9 @@ def _runner(task: TaskSettings) -> Problems:
         yield ("task", "python"), f"{value}; create the environment"
 
 
-def dotted_parts(agent: str) -> Sequence[str]:
-    """Returns the parts of `package.module:Name` or `package.module.Name`; empty for anything else."""
-    parts = agent.replace(":", ".").split(".")
-    return parts if len(parts) > 1 and ".py:" not in agent and all(part.isidentifier() for part in parts) else ()
-
-
-def _definition(recipe: Recipe) -> Problems:
+def _definition(task: TaskSettings, workers: Placement, group_size: int) -> Problems:
     """Check the constructor and methods of a class at the top of the named file."""
-    file, _, name = recipe.task.agent.rpartition(":")
+    file, _, name = task.agent.rpartition(":")
     try:
         body = ast.parse(Path(file).expanduser().read_text(encoding="utf-8")).body
     except (OSError, SyntaxError, ValueError):
@@ -153,9 +153,9 @@ def _definition(recipe: Recipe) -> Problems:
                 entry.name: entry for entry in node.body if isinstance(entry, ast.FunctionDef | ast.AsyncFunctionDef)
             }
             if "__init__" in methods or not node.bases:
-                yield from _options(recipe.task, methods.get("__init__"))
+                yield from _options(task, methods.get("__init__"))
             if "arun_group" in methods:
-                yield from _group(recipe)
+                yield from _group(task, workers, group_size)
 
 
 def _options(task: TaskSettings, init: ast.FunctionDef | ast.AsyncFunctionDef | None) -> Problems:
@@ -181,13 +181,24 @@ def _options(task: TaskSettings, init: ast.FunctionDef | ast.AsyncFunctionDef | 
             yield ("task", "agent_options", option), f"found an option that {task.agent} does not take; {hint}"
 
 
-def _group(recipe: Recipe) -> Problems:
+def _group(task: TaskSettings, workers: Placement, size: int) -> Problems:
     """A workflow with `arun_group` needs all members of a group in one process."""
-    placement, size = recipe.actors.rollout_worker, recipe.algorithm.group_size
-    groups, worker = f"but {recipe.task.agent} runs whole groups", ("actors", "rollout_worker")
-    if recipe.task.runner != "inline":
+    groups, worker = f"but {task.agent} runs whole groups", ("actors", "rollout_worker")
+    if task.runner != "inline":
         yield ("task", "runner"), f'found "subprocess", {groups} (`arun_group`); write `runner = "inline"`'
-    if placement.count > 1:
-        yield (*worker, "count"), f"found {placement.count}, {groups} (`arun_group`) in one worker; write `count = 1`"
-    if placement.concurrency < size:
-        yield (*worker, "concurrency"), f"found {placement.concurrency}, {groups} of {size}; write at least {size}"
+    if workers.count > 1:
+        yield (*worker, "count"), f"found {workers.count}, {groups} (`arun_group`) in one worker; write `count = 1`"
+    if workers.concurrency < size:
+        yield (*worker, "concurrency"), f"found {workers.concurrency}, {groups} of {size}; write at least {size}"
+
+
+def unused_settings(task: TaskSettings) -> Iterator[Key]:
+    """Yields settings of agents in processes of their own, and those of the built-in agent beside another."""
+    if task.runner != "subprocess":
+        yield from (("task", name) for name in ("command", "processes", *ONLY_SUBPROCESS))
+    if task.agent or task.command:
+        yield ("task", "system_prompt")
+    if not task.should_accept:
+        yield ("task", "retry_rejected")
+    if task.turn_discount is None:
+        yield ("task", "branch_credit")

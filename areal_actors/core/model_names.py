@@ -11,9 +11,9 @@ from pathlib import Path
 
 from areal_actors.core.command import COMMAND
 from areal_actors.core.known_models import CONFIG, KNOWN, fetched_folder
+from areal_actors.core.layers import Key
+from areal_actors.core.problems import Problems, is_installed, toml_value
 from areal_actors.core.programs import program
-from areal_actors.recipe.errors import Problems, is_installed, toml_value
-from areal_actors.recipe.source import Key
 
 GGUF = ".gguf"
 ADAPTER = "adapter_config.json"

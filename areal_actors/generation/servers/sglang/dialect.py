@@ -11,7 +11,6 @@ import msgspec
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTransferFailed
 from areal_actors.core.model_config import route_shape_of
-from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import NO_SLEEP, EnginePlace
 from areal_actors.generation.servers.dialect import (
     USAGE_SECONDS,
@@ -22,6 +21,7 @@ from areal_actors.generation.servers.dialect import (
     merged_flags,
     on_cpu,
 )
+from areal_actors.generation.servers.http_engine import engine_of
 from areal_actors.generation.servers.server_process import (
     IDLE_SECONDS,
     OK,
@@ -30,7 +30,8 @@ from areal_actors.generation.servers.server_process import (
     flags,
     message_of,
 )
-from areal_actors.generation.servers.sglang_requests import (
+from areal_actors.generation.servers.sglang.engine_description import DESCRIPTION
+from areal_actors.generation.servers.sglang.requests import (
     adapter_fields,
     prompt_fields,
     read_part,
@@ -60,9 +61,9 @@ ADAPTERS = 2
 class SGLang:
     """See `ServerDialect`."""
 
-    name = "sglang"
-    title = "SGLang"
-    abilities = ENGINE_ABILITIES[name]
+    name = DESCRIPTION.name
+    title = DESCRIPTION.title
+    abilities = DESCRIPTION.abilities
 
     def altering(self, place: EnginePlace) -> frozenset[str]:  # noqa: ARG002 - the same everywhere
         """Returns the fields after which log-probabilities are reported."""
@@ -336,3 +337,11 @@ def _adapter_flags(place: EnginePlace, *, cpu_only: bool) -> dict[str, Any]:
         "max-loaded-loras": ADAPTERS,
         **({"lora-backend": "torch_native"} if cpu_only else {}),
     }
+
+
+sglang_engine = engine_of(SGLang())
+
+
+def plain_sglang(model: str) -> SGLang:  # noqa: ARG001 - its requests name none
+    """Returns the requests of a server as it is usually started, which are the same."""
+    return SGLang()

@@ -10,8 +10,8 @@ import numpy as np
 
 from areal_actors.core.errors import EngineError, SetupError
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
-from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import EngineCounters, TokenChunk, validate_prompt
+from areal_actors.generation.scripted.engine_description import DESCRIPTION
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
@@ -46,7 +46,7 @@ class ScriptedEngine:
     (temperature, bias, stop strings) have no effect.
     """
 
-    abilities = ENGINE_ABILITIES["scripted"]
+    abilities = DESCRIPTION.abilities
 
     def __init__(
         self,

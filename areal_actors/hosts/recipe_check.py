@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from areal_actors.core.command import COMMAND
 from areal_actors.core.gateways import GATEWAY
-from areal_actors.core.settings import COUNTED
-from areal_actors.recipe.errors import Problems, toml_value
+from areal_actors.core.host_settings import HostsSettings
+from areal_actors.core.layers import Key
+from areal_actors.core.problems import Problems, toml_value
+from areal_actors.core.run_facts import RunFacts
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.run_actors import COUNTED
 from areal_bus.users import without_credentials
 
 SLURM_OPTION = re.compile(r"--[a-z][a-z-]*(=\S+)?")
@@ -27,13 +31,15 @@ SLURM_TAKEN = (
 """Options that the script sets from other settings."""
 
 
-def host_problems(recipe: Recipe) -> Problems:
+def find_problems(recipe: Recipe, facts: RunFacts) -> Problems:
     """Yields what keeps the hosts of a recipe from being launched."""
+    if facts.is_serving:
+        return
     hosts = recipe.hosts
     for role, joined in hosts.joined_hosts().items():
         actor = GATEWAY if role == "gateway" else role
         assert actor in COUNTED
-        if actor in recipe.absent():
+        if actor in facts.absent:
             yield ("hosts", role, "count"), f"found {joined.count}, but this run has no {role}; write 0"
     engines, width = hosts.inference_worker, recipe.generation.tensor_parallel
     if engines.count and engines.gpus not in (0, width):
@@ -57,7 +63,11 @@ def host_problems(recipe: Recipe) -> Problems:
             " not known yet"
         )
         yield ("hosts", "gateway", "count"), f"{fault}; write 0, or leave gateway.certificate out"
-    for option in hosts.slurm:
+    yield from _slurm_problems(hosts.slurm)
+
+
+def _slurm_problems(options: tuple[str, ...]) -> Problems:
+    for option in options:
         name = option.removeprefix("--").partition("=")[0]
         if not SLURM_OPTION.fullmatch(option):
             yield (
@@ -69,3 +79,9 @@ def host_problems(recipe: Recipe) -> Problems:
                 ("hosts", "slurm"),
                 f"found {toml_value(option)}, which the script sets itself from [hosts]; remove it",
             )
+
+
+def unused_settings(hosts: HostsSettings) -> Iterator[Key]:
+    """Yields the table if no host joins the run."""
+    if not hosts.joined_hosts():
+        yield ("hosts",)

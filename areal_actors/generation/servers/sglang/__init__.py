@@ -1,0 +1,1 @@
+"""SGLang: its description, and the requests of its server."""

@@ -1,0 +1,1 @@
+"""vLLM: its description, and the requests of its server."""
