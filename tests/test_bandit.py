@@ -32,7 +32,8 @@ from areal_actors.training.algorithms import (
 )
 from areal_actors.training.algorithms.correction import Correction, SequenceCorrection
 from areal_actors.training.packing.tensors import make_micro_batches
-from areal_actors.training.step_data import drop_masked_tokens, loss_batch, step_tokens, token_weights
+from areal_actors.training.step import loss_batch, token_weights
+from areal_actors.training.step_data import drop_masked_tokens, step_tokens
 
 ARMS = 3
 STATES = 3

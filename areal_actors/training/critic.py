@@ -14,9 +14,8 @@ from areal_actors.training.models import load_model, recompute_activations, writ
 from areal_actors.training.optimization import Optimization
 from areal_actors.training.packing.scoring import ValueScorer
 from areal_actors.training.packing.tensors import MicroBatch
-from areal_actors.training.ranks import Ranks
+from areal_actors.training.ranks import Ranks, StepMetricSums
 from areal_actors.training.settings import TrainerSettings
-from areal_actors.training.step_data import StepMetricSums
 from areal_actors.weights.model_hub import model_folder
 
 FOLDER = "critic"
