@@ -209,7 +209,7 @@ class LogprobCheck:
         """
         device = next(self._scorer.parameters()).device
         logp, scored = TokenColumn(), TokenColumn()
-        parts = make_micro_batches(
+        micro_batches = make_micro_batches(
             sequences,
             picked,
             self._budget,
@@ -218,7 +218,7 @@ class LogprobCheck:
             sharing=self._sharing,
             routes=self._routes,
         )
-        for batch in self._ranks.distribute(parts):
+        for batch in self._ranks.distribute(micro_batches):
             logp.add(batch, self._scorer(batch)[0])
             scored.add(batch, torch.ones_like(batch.labels))
         tokens = sum(int(_sampled_mask(sequence, version)[1:].sum()) for sequence in sequences)

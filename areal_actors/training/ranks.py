@@ -63,26 +63,26 @@ class Ranks:
         """Token budget of a micro-batch, at most `most`, with which a total of `tokens` gives work to every replica."""
         return most
 
-    def distribute(self, parts: list[MicroBatch]) -> list[MicroBatch]:
+    def distribute(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
         """Selects this replica's micro-batches; every replica gets the same number, padded with fillers.
 
         A filler has columns of length 0: it has no loss, but its forward and backward pass run with the others'. On a
         rank without the head all micro-batches have columns of length 0.
         """
-        return parts
+        return micro_batches
 
     def run_micro_batches(
         self,
-        parts: Sequence[MicroBatch],
+        micro_batches: Sequence[MicroBatch],
         forward: Callable[[MicroBatch], Output],
         backward: Callable[[MicroBatch, Output], None],
     ) -> None:
-        """Run the forward pass of each of this replica's micro-batches, and the backward pass on its output, both in order.
+        """Run the forward pass of each of this replica's micro-batches, and the backward pass on its output, in order.
 
         With several pipeline stages, several forward passes may run before the first backward pass.
         """
-        for part in parts:
-            backward(part, forward(part))
+        for batch in micro_batches:
+            backward(batch, forward(batch))
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """Sums over replicas; the same shape on every rank."""
@@ -102,7 +102,7 @@ class Ranks:
         return sums, largest
 
     def gather(self, column: Tensor, indices: Tensor, tokens: int) -> Tensor:
-        """Gathers the whole column `[tokens]` on every rank from this replica's entries `[n]` at `indices` int64 `[n]`."""
+        """Gathers the column `[tokens]` on every rank from this replica's entries `[n]` at `indices` int64 `[n]`."""
         return column.new_zeros(tokens).index_copy_(0, indices, column)
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:

@@ -32,8 +32,8 @@ def make_minibatches(sequences: Sequence[TrainingSequence], most: int, generator
     order = torch.randperm(len(groups), generator=generator).tolist()
     minibatch = {groups[place]: turn % count for turn, place in enumerate(order)}
     return [
-        [index for index, sequence in enumerate(sequences) if minibatch[sequence.group] == part]
-        for part in range(count)
+        [index for index, sequence in enumerate(sequences) if minibatch[sequence.group] == number]
+        for number in range(count)
     ]
 
 

@@ -206,8 +206,11 @@ class Trainer(Actor):
         if context.replayed:
             self._record_step(event, context)
             return
-        async for preparation in self._before_step(event.step, context):
-            yield preparation
+        if self.engine_sleep is not None:
+            async for slept in self.engine_sleep.before_step(event.step, context):
+                yield slept
+        async for phase in self._catch_up(context):
+            yield phase
         sequences = await self._sequences(event, context)
         started = self.clock()
         step = await self.recovered.call(context, lambda engine: self._step(engine, sequences, event.step))
@@ -216,7 +219,7 @@ class Trainer(Actor):
         if step.refused is not None:
             yield step.refused
         alarms = self.monitor.complete_step(event.step, step.sequences, step.metrics) if self.monitor else []
-        yield await self._step_completed(event, sequences, step, context)
+        yield await self._step_completed(event, sequences, step, reported_metrics(step.metrics), context)
         for alarm in alarms:
             yield alarm
         if self.examples is None:
@@ -261,14 +264,6 @@ class Trainer(Actor):
         self.step_history.trim(event.step)
 
     # ------------------------------------------------------------ a step
-
-    async def _before_step(self, step: int, context: Context) -> AsyncIterator[EngineSlept | TrainerProgress]:
-        """Have engines release their memory, and replay the steps that this process lacks."""
-        if self.engine_sleep is not None:
-            async for slept in self.engine_sleep.before_step(step, context):
-                yield slept
-        async for phase in self._catch_up(context):
-            yield phase
 
     async def _sequences(self, event: StepInput, context: Context) -> BatchSequences:
         if isinstance(event, ExamplesDrawn):
@@ -325,16 +320,18 @@ class Trainer(Actor):
         self.groups_trained += len(event.groups if isinstance(event, BatchFormed) else event.numbers)
 
     async def _step_completed(
-        self, event: StepInput, batch: BatchSequences, step: CountedStep, context: Context
+        self,
+        event: StepInput,
+        batch: BatchSequences,
+        step: CountedStep,
+        reported: dict[str, float],
+        context: Context,
     ) -> StepCompleted:
         sequences_checksum = self.recovered.check_sequences(event, step.sequences)
         if isinstance(event, BatchFormed):
+            of_batch = batch_metrics(step.sequences, event) if step.sequences else {}
             of_reward = {f"{REWARD_METRIC}{name}": mean for name, mean in batch.reward_metrics.items()}
-            metrics = {
-                **reported_metrics(step.metrics),
-                **(batch_metrics(step.sequences, event) if step.sequences else {}),
-                **of_reward,
-            }
+            metrics = {**reported, **of_batch, **of_reward}
             weights_checksum = ""  # `WeightsPublished` has it
         else:
             metrics = example_metrics(step.metrics, step.sequences)

@@ -114,7 +114,7 @@ def map_tensors(folder: str) -> dict[str, Tensor]:
 
 
 def open_group(request: Join) -> Any:
-    """Returns a process group besides the default one, as the servers open theirs (`init_custom_process_group` of SGLang).
+    """Returns a process group besides the default one, as servers open theirs (SGLang's `init_custom_process_group`).
 
     Raises:
         RuntimeError: the other ranks have not come within the time limit.
