@@ -144,11 +144,8 @@ class Trainer(Actor):
 
     def restore(self, state: TrainerState) -> None:
         """Restore a snapshot; the engine is prepared on first use."""
-        self.recovered.weight_version, self.cursor, self.groups_trained = (
-            state.weight_version,
-            state.cursor,
-            state.groups_trained,
-        )
+        self.recovered.weight_version = state.weight_version
+        self.cursor, self.groups_trained = state.cursor, state.groups_trained
         self.step_history.restore(state.past)
 
     @on
@@ -206,11 +203,8 @@ class Trainer(Actor):
         if context.replayed:
             self._record_step(event, context)
             return
-        if self.engine_sleep is not None:
-            async for slept in self.engine_sleep.before_step(event.step, context):
-                yield slept
-        async for phase in self._catch_up(context):
-            yield phase
+        async for preparation in self._before_step(event.step, context):
+            yield preparation
         sequences = await self._sequences(event, context)
         started = self.clock()
         step = await self.recovered.call(context, lambda engine: self._step(engine, sequences, event.step))
@@ -219,7 +213,7 @@ class Trainer(Actor):
         if step.refused is not None:
             yield step.refused
         alarms = self.monitor.complete_step(event.step, step.sequences, step.metrics) if self.monitor else []
-        yield await self._step_completed(event, sequences, step, reported_metrics(step.metrics), context)
+        yield await self._step_completed(event, sequences, step, context)
         for alarm in alarms:
             yield alarm
         if self.examples is None:
@@ -251,12 +245,10 @@ class Trainer(Actor):
 
     @on
     def step_completed(self, event: StepCompleted, context: Context) -> None:
-        """Record a step or version, its own or of the previous process."""
         self.step_history.record_step(event, replayed=context.replayed)
 
     @on
     def weights_published(self, event: WeightsPublished, context: Context) -> None:
-        """Record a step or version, its own or of the previous process."""
         self.step_history.record_published(event, replayed=context.replayed)
 
     @on
@@ -264,6 +256,14 @@ class Trainer(Actor):
         self.step_history.trim(event.step)
 
     # ------------------------------------------------------------ a step
+
+    async def _before_step(self, step: int, context: Context) -> AsyncIterator[EngineSlept | TrainerProgress]:
+        """Have engines release their memory, and replay the steps that this process lacks."""
+        if self.engine_sleep is not None:
+            async for slept in self.engine_sleep.before_step(step, context):
+                yield slept
+        async for phase in self._catch_up(context):
+            yield phase
 
     async def _sequences(self, event: StepInput, context: Context) -> BatchSequences:
         if isinstance(event, ExamplesDrawn):
@@ -302,10 +302,8 @@ class Trainer(Actor):
         else:
             self.skipped.discard(step)
             if updates := int(metrics.get("skipped_updates", 0)):
-                cause = (
-                    f"{updates} updates of the step were skipped: their loss or gradient was not finite, or a pass"
-                    " failed"
-                )
+                reason = "their loss or gradient was not finite, or a pass failed"
+                cause = f"{updates} updates of the step were skipped: {reason}"
         if not cause and not batch.refused:
             return CountedStep(sequences=sequences, metrics=metrics)
         refused = BatchRefused(step=step, sequences=batch.refused, trained_sequences=len(sequences), cause=cause)
@@ -320,18 +318,13 @@ class Trainer(Actor):
         self.groups_trained += len(event.groups if isinstance(event, BatchFormed) else event.numbers)
 
     async def _step_completed(
-        self,
-        event: StepInput,
-        batch: BatchSequences,
-        step: CountedStep,
-        reported: dict[str, float],
-        context: Context,
+        self, event: StepInput, batch: BatchSequences, step: CountedStep, context: Context
     ) -> StepCompleted:
         sequences_checksum = self.recovered.check_sequences(event, step.sequences)
         if isinstance(event, BatchFormed):
             of_batch = batch_metrics(step.sequences, event) if step.sequences else {}
             of_reward = {f"{REWARD_METRIC}{name}": mean for name, mean in batch.reward_metrics.items()}
-            metrics = {**reported, **of_batch, **of_reward}
+            metrics = {**reported_metrics(step.metrics), **of_batch, **of_reward}
             weights_checksum = ""  # `WeightsPublished` has it
         else:
             metrics = example_metrics(step.metrics, step.sequences)
@@ -350,10 +343,8 @@ class Trainer(Actor):
         return WeightsPublished(weight_version=version, location=location.relative_to(self.checkpoints.root))
 
     def _throughput(self, sequences: Sequence[TrainingSequence], started: float) -> Throughput:
-        tokens = sum(len(sequence.token_ids) for sequence in sequences)
-        return Throughput(
-            actor="trainer", side="training", tokens=tokens, started=started, seconds=self.clock() - started
-        )
+        tokens, seconds = sum(len(sequence.token_ids) for sequence in sequences), self.clock() - started
+        return Throughput(actor="trainer", side="training", tokens=tokens, started=started, seconds=seconds)
 
     def _halt_if_skipping(self, step: CountedStep) -> Iterator[TrainingHalted]:
         """Yields the event that ends the run if too many consecutive steps were skipped."""
