@@ -1,7 +1,4 @@
-"""What the columns of a step are made of.
-
-Columns that cost no forward pass, minibatches, sequences without masked tokens, metrics of rewards.
-"""
+"""The data of a step without forward passes: columns of the tokens, minibatches, masks, metrics of rewards."""
 
 from __future__ import annotations
 
