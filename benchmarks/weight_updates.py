@@ -35,8 +35,8 @@ from areal_actors.generation.engines import describe_engine, server_engines
 from areal_actors.generation.settings import Channel
 from areal_actors.training.lora import Lora
 from areal_actors.training.settings import LoraSettings
+from areal_actors.weights.buckets import delta
 from areal_actors.weights.folders import SHARED_MEMORY
-from areal_actors.weights.parts import delta
 from areal_actors.weights.transfer import without_ties, write_weights
 
 TOGETHER = 8

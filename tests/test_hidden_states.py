@@ -166,7 +166,7 @@ def test_long_chains_of_which_little_is_read_have_the_gradient_of_rows_by_themse
     rows = [row(ids[:300], ids[300:], mask=mask), row(ids[:400], draw.integers(1, 61, 30))]
     whole, gradient, _, _ = scored(made(long_qwen3), rows, "off")
     (batch,) = make_micro_batches(rows, range(2), 1000, CPU, sharing="on")
-    assert len(batch.chains.outputs.tokens) < 0.6 * batch.computed_tokens
+    assert len(batch.branches.outputs.tokens) < 0.6 * batch.computed_tokens
     scorer = TokenScorer(model := made(long_qwen3), 1.0)
     logp, _ = scorer(batch)
     (logp * torch.linspace(-1, 1, 1000)[batch.token_index]).sum().backward()
@@ -204,7 +204,7 @@ def test_a_model_that_can_gets_the_recipe_s_settings():
 
 
 def test_a_forward_that_computes_something_else_is_found_out_by_the_probe(monkeypatch):
-    def forgetful(queries, keys, values, chains, scale):
+    def forgetful(queries, keys, values, plan, scale):
         return values.repeat_interleave(queries.shape[1] // values.shape[1], 1)
 
     monkeypatch.setattr("areal_actors.training.packing.fused_forward.attend", forgetful)

@@ -16,9 +16,9 @@ def arrays(sequences):
 def seen(tree):
     """By token, the tokens that it attends to, itself last."""
     found = {}
-    for family in tree.groups:
-        context = [token for first, last in family.context for token in range(first, last)]
-        for first, last in family.chains:
+    for group in tree.groups:
+        context = [token for first, last in group.context for token in range(first, last)]
+        for first, last in group.branches:
             for token in range(first, last):
                 found[token] = [*context, *range(first, token + 1)]
     return found
@@ -66,23 +66,23 @@ def test_a_prompt_stands_once_and_its_completions_are_siblings():
     tree = build_prefix_tree(arrays([[*prompt, 30, 31, 32], [*prompt, 40], [*prompt, 50, 51]]))
     assert len(tree.token_ids) == 20 + 3 + 1 + 2
     trunk, siblings = tree.groups
-    assert (trunk.chains, trunk.context) == (((0, 23),), ())
-    assert (siblings.chains, siblings.context) == (((23, 25), (25, 26)), ((0, 20),))
+    assert (trunk.branches, trunk.context) == (((0, 23),), ())
+    assert (siblings.branches, siblings.context) == (((23, 25), (25, 26)), ((0, 20),))
 
 
 def test_turns_that_contain_each_other_are_one_chain():
     ids = list(range(50))
     tree = build_prefix_tree(arrays([ids[:10], ids[:30], ids]))
     assert tree.token_ids.tolist() == ids
-    assert [family.chains for family in tree.groups] == [((0, 50),)]
+    assert [group.branches for group in tree.groups] == [((0, 50),)]
 
 
 def test_completions_that_begin_with_the_same_few_tokens_stay_siblings():
     prompt = list(range(20))
     tree = build_prefix_tree(arrays([[*prompt, 30, 31, 32, 33], [*prompt, 30, 41, 42], [*prompt, 51, 52]]))
-    assert [len(family.chains) for family in tree.groups] == [1, 2]
+    assert [len(group.branches) for group in tree.groups] == [1, 2]
 
 
 def test_a_prefix_of_two_tokens_is_not_shared():
     tree = build_prefix_tree(arrays([[1, 2, 3, 4, 5], [1, 2, 7, 8, 9]]))
-    assert [family.context for family in tree.groups] == [()]
+    assert [group.context for group in tree.groups] == [()]

@@ -239,9 +239,9 @@ def test_heads_of_published_sizes_attend_as_plain_attention(heads, kv_heads, siz
         torch.randn(len(tree.token_ids), *shape, requires_grad=True)
         for shape in ((heads, size), (kv_heads, size), (kv_heads, value_size))
     ]
-    chains = PackedTree.of(tree, CPU)
+    packed = PackedTree.of(tree, CPU)
     for places in tree.token_positions:
-        out = attend(*given, chains, size**-0.5, window=256 if size == 256 else None)[torch.from_numpy(places)]
+        out = attend(*given, packed.plan_for_window(256 if size == 256 else None), size**-0.5)[torch.from_numpy(places)]
         found = torch.autograd.grad(out.square().sum(), given)
         query, key, value = (column[torch.from_numpy(places)].transpose(0, 1)[None] for column in given)
         key, value = (column.repeat_interleave(heads // kv_heads, 1) for column in (key, value))

@@ -252,7 +252,7 @@ def test_off_ignores_routes_and_on_refuses_a_dense_model(folder, tmp_path):
     assert torch.equal(trainer.logp(rows), trainer.logp(without_routes(rows)))
     assert "routing_mismatch" not in trainer.step(rows)
     dense = save(random_qwen(0), tmp_path)
-    refusal = r'routing_replay = "on": the model in .* is no mixture of experts of type qwen3_moe; write "auto"'
+    refusal = r'routing_replay = "on": the model in .* is not a mixture of experts of type qwen3_moe; write "auto"'
     with pytest.raises(SetupError, match=refusal):
         make_trainer(dense, routing_replay="on")
     assert "routing_mismatch" not in make_trainer(dense).step(without_routes(rows))

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_actors.core.values import SequenceCall, TrainingSequence
-from areal_actors.training.packing.tensors import first_fit_decreasing, make_micro_batches
+from areal_actors.training.packing.prefix_tree import first_fit_decreasing
+from areal_actors.training.packing.tensors import make_micro_batches
 
 CPU = torch.device("cpu")
 WEIGHTS = st.lists(st.integers(0, 5000), max_size=60)
@@ -165,7 +166,7 @@ def test_shared_tokens_are_computed_once_within_any_budget(budget):
 
 def test_without_sharing_padding_is_all_that_is_computed_beside_the_rows():
     (batch,) = make_micro_batches([row([1, 2], [3, 4]), row([1], [2])], [0, 1], 100, CPU)
-    assert (batch.sequence_tokens, batch.computed_tokens, batch.chains) == (4, 6, None)
+    assert (batch.sequence_tokens, batch.computed_tokens, batch.branches) == (4, 6, None)
 
 
 def with_one_system_prompt(groups, members, system=64):

@@ -42,7 +42,7 @@ def compiled_graphs():
         LORA,
         LORA | {"prefix_sharing": "off"},
     ],
-    ids=["chains", "padded", "recomputed", "adapter and chains", "adapter"],
+    ids=["branches", "padded", "recomputed", "adapter and branches", "adapter"],
 )
 def test_steps_have_the_log_probabilities_losses_and_gradients_of_blocks_that_are_not_compiled(make, more):
     plain, compiled = make(**more), make(compile=True, **more)
@@ -76,7 +76,7 @@ def test_blocks_of_two_replicas_and_of_two_stages_are_compiled(tmp_path):
         Case(name=name, layout=layout, model=folder, steps=(0,), settings={"compile": True, **more})
         for name, layout, more in (
             ("replicas", (2, 1, 1), {"prefix_sharing": "off"}),
-            ("chains", (2, 1, 1), {"prefix_sharing": "on"}),
+            ("branches", (2, 1, 1), {"prefix_sharing": "on"}),
             ("stages", (1, 1, 1, 2), {"prefix_sharing": "off"}),
         )
     ]

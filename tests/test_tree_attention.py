@@ -1,4 +1,4 @@
-"""Attention over chains against attention over every sequence by itself."""
+"""Attention over branches against attention over every sequence by itself."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def bits(draw):
 
 
 def long(draw):
-    """Chains that attend to themselves in pieces, one behind another's beginning."""
+    """Branches that attend to themselves in tiles, one behind another's beginning."""
     ids = draw.integers(0, 50, 450)
     return [ids, np.concatenate([ids[:170], draw.integers(0, 50, 230)]), ids[:200]]
 
@@ -80,10 +80,10 @@ def on_each_device(request, monkeypatch):
 @pytest.mark.parametrize("kind", [group, branches, bits, long])
 def test_outputs_and_gradients_are_those_of_the_sequences_by_themselves(kind):
     tree = build_prefix_tree(kind(np.random.default_rng(0)))
-    chains = PackedTree.of(tree, torch.device("cpu"))
+    packed = PackedTree.of(tree, torch.device("cpu"))
     parts = columns(len(tree.token_ids))
     weights = torch.randn_like(parts[0])
-    out = attend(*parts, chains, SCALE)
+    out = attend(*parts, packed.plan, SCALE)
     found = torch.autograd.grad((out * weights).sum(), parts)
     wanted_out, wanted = one_by_one(parts, tree, weights)
     torch.testing.assert_close(out.detach(), wanted_out, atol=2e-6, rtol=1e-5)
@@ -100,19 +100,19 @@ def test_queries_of_what_is_read_alone_have_their_outputs_and_gradients(kind):
     read = draw.permutation(
         np.concatenate([np.flatnonzero(np.arange(tokens) % 90 > 60), *(places[-1:] for places in tree.token_positions)])
     )
-    chains = PackedTree.of(tree, torch.device("cpu"), read)
+    packed = PackedTree.of(tree, torch.device("cpu"), read)
     queries, keys, values = columns(tokens)
     weights = torch.zeros_like(queries).index_copy(
         0, torch.from_numpy(np.unique(read)), torch.randn(len(np.unique(read)), *queries.shape[1:])
     )
     wanted_out, wanted = one_by_one((queries, keys, values), tree, weights)
-    if chains.outputs is None:
+    if packed.outputs is None:
         assert kind in (branches, bits)
         return
-    at = chains.outputs.tokens
+    at = packed.outputs.tokens
     assert set(read.tolist()) <= set(at.tolist())
-    assert torch.equal(at[chains.outputs.indices[torch.from_numpy(read)]], torch.from_numpy(read))
-    out = attend(queries[at], keys, values, chains, SCALE, chains.outputs)
+    assert torch.equal(at[packed.outputs.indices[torch.from_numpy(read)]], torch.from_numpy(read))
+    out = attend(queries[at], keys, values, packed.outputs.plan, SCALE)
     found = torch.autograd.grad((out * weights[at]).sum(), (queries, keys, values))
     torch.testing.assert_close(out.detach(), wanted_out[at], atol=2e-6, rtol=1e-5)
     for ours, own in zip(found, wanted, strict=True):
@@ -122,26 +122,26 @@ def test_queries_of_what_is_read_alone_have_their_outputs_and_gradients(kind):
 @pytest.mark.parametrize("heads", [2, 4])
 def test_the_gradient_is_that_of_numeric_differentiation(heads):
     tree = build_prefix_tree(group(np.random.default_rng(1), prompt=6, members=2, alphabet=9))
-    chains = PackedTree.of(tree, torch.device("cpu"))
+    packed = PackedTree.of(tree, torch.device("cpu"))
     parts = columns(len(tree.token_ids), torch.float64, heads=heads)
-    assert torch.autograd.gradcheck(lambda *given: attend(*given, chains, SCALE), parts, fast_mode=True)
+    assert torch.autograd.gradcheck(lambda *given: attend(*given, packed.plan, SCALE), parts, fast_mode=True)
 
 
 def test_scores_far_apart_neither_overflow_nor_spoil_the_gradient():
     tree = build_prefix_tree(bits(np.random.default_rng(2)))
-    chains = PackedTree.of(tree, torch.device("cpu"))
+    packed = PackedTree.of(tree, torch.device("cpu"))
     parts = [(300 * part).detach().requires_grad_() for part in columns(len(tree.token_ids))]
-    out = attend(*parts, chains, SCALE)
+    out = attend(*parts, packed.plan, SCALE)
     assert all(torch.isfinite(gradient).all() for gradient in torch.autograd.grad(out.sum(), parts))
 
 
-def test_padding_between_chains_is_small():
+def test_padding_between_branches_is_small():
     draw = np.random.default_rng(3)
-    chains = PackedTree.of(
+    packed = PackedTree.of(
         build_prefix_tree([draw.integers(0, 50, length) for length in draw.integers(10, 300, 64)]), torch.device("cpu")
     )
-    slots, tokens = (sum(len(getattr(own, name)) for own, _ in chains.plan.buckets) for name in ("filled", "tokens"))
-    assert tokens == len(chains.depths)
+    slots, tokens = (sum(len(getattr(own, name)) for own, _ in packed.plan.buckets) for name in ("filled", "tokens"))
+    assert tokens == len(packed.depths)
     assert slots < 1.2 * tokens
 
 
@@ -200,10 +200,10 @@ def test_the_descendants_of_a_token_are_an_interval_of_the_depth_first_order():
 @pytest.mark.parametrize("kind", [group, branches, bits, long])
 def test_within_a_window_they_are_those_of_the_sequences_by_themselves(kind, window):
     tree = build_prefix_tree(kind(np.random.default_rng(0)))
-    chains = PackedTree.of(tree, torch.device("cpu"))
+    packed = PackedTree.of(tree, torch.device("cpu"))
     parts = columns(len(tree.token_ids))
     weights = torch.randn_like(parts[0])
-    out = attend(*parts, chains, SCALE, window=window)
+    out = attend(*parts, packed.plan_for_window(window), SCALE)
     found = torch.autograd.grad((out * weights).sum(), parts)
     wanted_out, wanted = one_by_one(parts, tree, weights, window)
     torch.testing.assert_close(out.detach(), wanted_out, atol=2e-6, rtol=1e-5)
@@ -215,10 +215,10 @@ def test_within_a_window_they_are_those_of_the_sequences_by_themselves(kind, win
 @pytest.mark.parametrize("kind", [group, branches, long])
 def test_sinks_take_their_share_and_have_a_gradient(kind, window):
     tree = build_prefix_tree(kind(np.random.default_rng(0)))
-    chains = PackedTree.of(tree, torch.device("cpu"))
+    packed = PackedTree.of(tree, torch.device("cpu"))
     parts = columns(len(tree.token_ids))
     weights, sinks = torch.randn_like(parts[0]), torch.tensor([-1.0, 0.0, 0.5, 2.0], requires_grad=True)
-    out = attend(*parts, chains, SCALE, window=window, sinks=sinks)
+    out = attend(*parts, packed.plan_for_window(window), SCALE, sinks=sinks)
     found = torch.autograd.grad((out * weights).sum(), [*parts, sinks])
     wanted_out, wanted = one_by_one(parts, tree, weights, window, sinks)
     torch.testing.assert_close(out.detach(), wanted_out, atol=2e-6, rtol=1e-5)
@@ -230,11 +230,11 @@ def test_sinks_take_their_share_and_have_a_gradient(kind, window):
 @pytest.mark.parametrize("size", [4, 12])
 def test_heads_of_values_may_have_another_size(size):
     tree = build_prefix_tree(long(np.random.default_rng(0)))
-    chains = PackedTree.of(tree, torch.device("cpu"))
+    packed = PackedTree.of(tree, torch.device("cpu"))
     parts = columns(len(tree.token_ids), kv_heads=4)
     parts[2] = torch.randn(len(tree.token_ids), 4, size, requires_grad=True)
     weights = torch.randn(len(tree.token_ids), 4, size)
-    out = attend(*parts, chains, SCALE)
+    out = attend(*parts, packed.plan, SCALE)
     found = torch.autograd.grad((out * weights).sum(), parts)
     wanted_out, wanted = one_by_one(parts, tree, weights)
     torch.testing.assert_close(out.detach(), wanted_out, atol=2e-6, rtol=1e-5)

@@ -29,13 +29,13 @@ from areal_actors.generation.servers import weight_channels
 from areal_actors.generation.servers.dialect import Group
 from areal_actors.generation.servers.server_process import SERVER_SIDE, ServerClient
 from areal_actors.generation.servers.server_side import sglang_weights
-from areal_actors.generation.servers.server_side.areal_weights import ReceivedWeights, join_group, receive_part
+from areal_actors.generation.servers.server_side.areal_weights import ReceivedWeights, join_group, receive_bucket
 from areal_actors.generation.servers.sglang.dialect import SGLang
 from areal_actors.generation.servers.weight_channels import WeightChannel
 from areal_actors.generation.settings import GenerationSettings, ServerSettings
 from areal_actors.messages import WeightsLoaded, WeightTransferRefused
-from areal_actors.weights.parts import delta, parts_of
-from areal_actors.weights.sending import Part
+from areal_actors.weights.buckets import delta, to_buckets
+from areal_actors.weights.sending import Bucket
 from areal_actors.weights.transfer import checksum, read_weights, write_weights
 
 Tensors = dict[str, torch.Tensor]
@@ -62,14 +62,14 @@ def changed(tensors: Tensors) -> Tensors:
 
 
 def take(
-    received: ReceivedWeights, weights: Sequence[tuple[str, torch.Tensor]], part_bytes: int = 10**6, **control: Any
+    received: ReceivedWeights, weights: Sequence[tuple[str, torch.Tensor]], bucket_bytes: int = 10**6, **control: Any
 ) -> Tensors:
-    """Returns the tensors that the model is given, after all parts."""
+    """Returns the tensors that the model is given, after all buckets."""
     loaded: Tensors = {}
-    for part in parts_of(weights, {"kind": "whole", "keep": True, "base": "", **control}, part_bytes):
-        offsets = torch.tensor([0, *(tensor.nbytes for _, tensor in part)]).cumsum(0).tolist()
-        assert all(offset % tensor.element_size() == 0 for offset, (_, tensor) in zip(offsets, part, strict=False))
-        loaded |= dict(received.take(part))
+    for bucket in to_buckets(weights, {"kind": "whole", "keep": True, "base": "", **control}, bucket_bytes):
+        offsets = torch.tensor([0, *(tensor.nbytes for _, tensor in bucket)]).cumsum(0).tolist()
+        assert all(offset % tensor.element_size() == 0 for offset, (_, tensor) in zip(offsets, bucket, strict=False))
+        loaded |= dict(received.take(bucket))
     return loaded
 
 
@@ -84,10 +84,10 @@ def assert_equal(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch
     )
 
 
-@pytest.mark.parametrize("part_bytes", [1, 700, 10**6])
-def test_a_version_in_parts_is_whole_and_its_checksum_that_of_the_folder(part_bytes: int) -> None:
+@pytest.mark.parametrize("bucket_bytes", [1, 700, 10**6])
+def test_a_version_in_buckets_is_whole_and_its_checksum_that_of_the_folder(bucket_bytes: int) -> None:
     received, tensors = ReceivedWeights(), some_tensors()
-    assert_equal(take(received, in_order(tensors), part_bytes, checksum=checksum(tensors)), tensors)
+    assert_equal(take(received, in_order(tensors), bucket_bytes, checksum=checksum(tensors)), tensors)
     assert received.report == {"checksum": checksum(tensors), "tensors": 4}
 
 
@@ -165,22 +165,22 @@ async def test_sglang_answers_with_the_checksum_of_what_arrived_and_with_its_err
     monkeypatch.syspath_prepend(str(SERVER_SIDE))
     model, tensors = Model(), some_tensors()
     updater, update = Updater(lambda: model), sglang_weights._reporting(Updater.update)
-    (part,) = parts_of(
+    (bucket,) = to_buckets(
         in_order(tensors), {"kind": "whole", "keep": False, "base": "", "checksum": checksum(tensors)}, 10**6
     )
-    success, message = update(updater, part)
+    success, message = update(updater, bucket)
     assert success
     assert_equal(model.loaded, tensors)
     assert updater.groups == {"used": 1}
-    assert update(updater, part, refused=True) == (False, "done")
-    assert update(updater, part[1:]) == (False, "ValueError: the first tensor is a.weight, expected areal.control")
+    assert update(updater, bucket, refused=True) == (False, "done")
+    assert update(updater, bucket[1:]) == (False, "ValueError: the first tensor is a.weight, expected areal.control")
 
     class Server(ServerClient):
         async def post(self, path: str, body: Mapping[str, Any], seconds: float | None = None) -> tuple[int, Any]:
             return 200, {"success": path != "/flush_cache", "message": f"{message} Weight version updated to 3."}
 
     server = Server("SGLang", "http://127.0.0.1:9")
-    report = await SGLang().receive(server, "group", Part([], [], []), 3, 5)
+    report = await SGLang().receive(server, "group", Bucket([], [], []), 3, 5)
     assert report == {"checksum": checksum(tensors), "tensors": 4}
     with pytest.raises(WeightTransferFailed, match="SGLang answered 200 to /flush_cache: done"):
         await SGLang()._update(server, "/flush_cache", {}, 5)
@@ -246,12 +246,12 @@ class Receiver:
         self.orders.append("end")
 
     async def receive(
-        self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float
+        self, server: ServerClient, group: str, bucket: Bucket, weight_version: int, seconds: float
     ) -> dict[str, Any]:
         if self.sleeps:
             await asyncio.sleep(GUARD_SECONDS)
         arriving = asyncio.to_thread(
-            receive_part, self._groups[group], part.names, part.dtypes, part.shapes, torch.device("cpu")
+            receive_bucket, self._groups[group], bucket.names, bucket.dtypes, bucket.shapes, torch.device("cpu")
         )
         return self._take(await arriving)
 
@@ -262,12 +262,12 @@ class Receiver:
             await asyncio.sleep(GUARD_SECONDS)
         return self._take(pickle.loads(base64.b64decode(handles[0])))
 
-    def _take(self, part: list[tuple[str, torch.Tensor]]) -> dict[str, Any]:
-        self.orders.append("part")
+    def _take(self, bucket: list[tuple[str, torch.Tensor]]) -> dict[str, Any]:
+        self.orders.append("bucket")
         if self.refuses:
             raise WeightTransferFailed("Receiver answered 400: no")
         try:
-            self.weights |= {name: tensor.clone() for name, tensor in self._received.take(part)}
+            self.weights |= {name: tensor.clone() for name, tensor in self._received.take(bucket)}
         except ValueError as error:
             raise WeightTransferFailed(str(error)) from error
         return self._received.report
@@ -328,7 +328,7 @@ async def test_versions_arrive_and_those_that_do_not_are_loaded_from_their_folde
             assert arrival.channel == ("broadcast" if weights == "delta" and number == 0 else weights)
             assert_equal(receiver.weights, read_weights(location))
         assert receiver.folders == 0
-        assert receiver.orders.count("part") > 2 * len(versions)
+        assert receiver.orders.count("bucket") > 2 * len(versions)
         assert arrival.whole_bytes > 100_000
         assert (arrival.sent_bytes < 1000) == (weights == "delta")
 

@@ -32,7 +32,7 @@ from areal_actors.weights.transfer import write_weights
 WAYS = ("folder", "broadcast", "tensors", "delta")
 SENT = WAYS[1:]
 PART_BYTES = 100_000
-"""So that a version has several parts."""
+"""So that a version has several buckets."""
 PAUSED_SECONDS = 30.0
 """Time limit of a transfer to a server that is paused for ever."""
 
@@ -77,7 +77,7 @@ def genuine(
 
 
 @pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_channels, "PART_BYTES", PART_BYTES)
 
 
@@ -195,15 +195,15 @@ async def test_refused(genuine: Genuine, way: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("way", SENT)
 async def test_the_sender_dies_in_mid_transfer(genuine: Genuine, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(genuine, way) as engine:
-        sends, parts = engine._channel._send_part, []
+        sends, buckets = engine._channel._send_bucket, []
 
         async def dying(number: int, *rest: Any) -> Any:
-            parts.append(number)
+            buckets.append(number)
             if number == 1:
                 signal_all([psutil.Process(engine._channel._sender.pid)], signal.SIGKILL)
             return await sends(number, *rest)
 
-        monkeypatch.setattr(engine._channel, "_send_part", dying)
+        monkeypatch.setattr(engine._channel, "_send_bucket", dying)
         await engine.load_weights(genuine.versions[1], 1)
         assert arrival_of(engine).channel == "folder"
         assert "the sender of weights" in arrival_of(engine).failure
@@ -294,7 +294,7 @@ async def test_a_server_that_dies_in_mid_transfer_is_unavailable_and_the_next_on
     try:
         await engine.load_weights(genuine.versions[0], 0)
         family = family_of(engine._server.process)
-        target, name = (engine._channel, "_send_part") if way != "folder" else (engine.dialect, "load")
+        target, name = (engine._channel, "_send_bucket") if way != "folder" else (engine.dialect, "load")
         sends, calls = getattr(target, name), []
 
         async def dying(*rest: Any) -> Any:

@@ -16,7 +16,8 @@ from torch import Tensor
 from areal_actors.core.values import TrainingSequence
 from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, StepTokens
 from areal_actors.training.packing.tensors import make_micro_batches
-from areal_actors.training.step_data import loss_batch, step_tokens
+from areal_actors.training.step import loss_batch
+from areal_actors.training.step_data import step_tokens
 
 WEIGHT_VERSION = 2
 GROUPS = 3

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, dataclass_transform
 
 import msgspec
 
-from areal_actors.core.byte_planes import IdPlanes, from_planes, planes_needed, set_fields, to_planes
+from areal_actors.core.byte_stream_split import IdStreams, join_streams, set_fields, split_streams, streams_needed
 from areal_actors.core.config import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 from areal_actors.core.lazy import LazyModule
 from areal_bus.message import FrozenMeta
@@ -238,28 +238,30 @@ class Interaction(Value):
     """True if its request had fields, tools or items without effect that matter (`core/ignored_fields.py`)."""
     images: tuple[ImageRef, ...] = ()
     """Images in `prompt_suffix`, by position; `start` counts from the beginning of the suffix."""
-    id_planes: IdPlanes = 0
-    """As sent and logged, the number of bytes of a token id: these and the log-probabilities are byte planes
-    (`core/byte_planes.py`). 0 once decoded, and in logs of format 2: columns are as described above."""
+    id_planes: IdStreams = 0
+    """As sent and logged, the number of bytes of a token id: these and the log-probabilities are byte streams
+    (`core/byte_stream_split.py`). 0 once decoded, and in logs of format 2: columns are as described above."""
 
     def __post_init__(self) -> None:
-        """Decode columns that were sent as byte planes."""
+        """Decode columns that were sent as byte streams."""
         if self.id_planes:
             ids, columns = self.id_planes, self.completion
-            token_ids, logprobs = from_planes(columns.token_ids, ids), from_planes(columns.logprobs)
+            token_ids, logprobs = join_streams(columns.token_ids, ids), join_streams(columns.logprobs)
             whole = TokenColumns(token_ids=token_ids, logprobs=logprobs, versions=columns.versions)
-            set_fields(self, prompt_suffix=from_planes(self.prompt_suffix, ids), completion=whole, id_planes=0)
+            set_fields(self, prompt_suffix=join_streams(self.prompt_suffix, ids), completion=whole, id_planes=0)
 
     def pack(self) -> Interaction:
-        """Returns the interaction with its columns as byte planes, for an encoder."""
+        """Returns the interaction with its columns as byte streams, for an encoder."""
         columns = self.completion
-        if len(columns.logprobs) % 4 or not (ids := planes_needed(self.prompt_suffix, columns.token_ids)):
+        if len(columns.logprobs) % 4 or not (ids := streams_needed(self.prompt_suffix, columns.token_ids)):
             return self
         packed = msgspec.structs.replace(self)
-        planes = TokenColumns(
-            token_ids=to_planes(columns.token_ids, ids), logprobs=to_planes(columns.logprobs), versions=columns.versions
+        streams = TokenColumns(
+            token_ids=split_streams(columns.token_ids, ids),
+            logprobs=split_streams(columns.logprobs),
+            versions=columns.versions,
         )
-        set_fields(packed, prompt_suffix=to_planes(self.prompt_suffix, ids), completion=planes, id_planes=ids)
+        set_fields(packed, prompt_suffix=split_streams(self.prompt_suffix, ids), completion=streams, id_planes=ids)
         return packed
 
     def prompt_text(self, decode: Callable[[list[int]], str | None]) -> str | None:

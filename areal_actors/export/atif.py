@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.core.byte_planes import IdPlanes
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import Interaction, TokenColumns, Trajectory, VersionSpan, pack_ids, unpack_ids
 from areal_actors.sequences.build import token_path
@@ -128,11 +127,10 @@ def _read_call(step: Mapping[str, Any], lengths: Mapping[str, int]) -> Interacti
     if encoded:
         columns = msgspec.structs.replace(columns, logprobs=b64decode(encoded))
     prefix = facts.get("prefix") or ""
-    planes: IdPlanes = 0
     plain = {
         "prompt_suffix": b"",
         "completion": msgspec.to_builtins(TokenColumns()),
-        "id_planes": planes,
+        "id_planes": 0,
         "routes": b"",
     }
     call = msgspec.convert({**facts, **plain}, Interaction)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from areal_actors.core.byte_planes import IdPlanes, from_planes, planes_needed, set_fields, to_planes
+from areal_actors.core.byte_stream_split import IdStreams, join_streams, set_fields, split_streams, streams_needed
 from areal_actors.core.values import Constraint, ImageRef, SamplingParams, Task, TokenColumns, Value
 from areal_bus.message import Event, MonitorEvent, Reply, Request, Work
 
@@ -285,20 +285,20 @@ class Generate(Request[Generated]):
     """First position whose experts are to be reported; None if none are."""
     images: tuple[ImageRef, ...] = ()
     """Images in the prompt, by position."""
-    id_planes: IdPlanes = 0
-    """As sent, the number of byte planes (`core/byte_planes.py`) of `prompt_ids`; 0 once decoded."""
+    id_planes: IdStreams = 0
+    """As sent, the number of byte streams (`core/byte_stream_split.py`) of `prompt_ids`; 0 once decoded."""
 
     def __post_init__(self) -> None:
-        """Decode ids that were sent as byte planes."""
+        """Decode ids that were sent as byte streams."""
         if self.id_planes:
-            set_fields(self, prompt_ids=from_planes(self.prompt_ids, self.id_planes), id_planes=0)
+            set_fields(self, prompt_ids=join_streams(self.prompt_ids, self.id_planes), id_planes=0)
 
     def pack(self) -> Generate:
-        """Returns the request with its ids as byte planes."""
-        if not (planes := planes_needed(self.prompt_ids)):
+        """Returns the request with its ids as byte streams."""
+        if not (streams := streams_needed(self.prompt_ids)):
             return self
         packed = msgspec.structs.replace(self)
-        set_fields(packed, prompt_ids=to_planes(self.prompt_ids, planes), id_planes=planes)
+        set_fields(packed, prompt_ids=split_streams(self.prompt_ids, streams), id_planes=streams)
         return packed
 
 

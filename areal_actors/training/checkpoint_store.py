@@ -66,7 +66,7 @@ class CheckpointStore:
         return f"{CHECKPOINTS}/{aside.name}"
 
     def was_superseded(self, folder: str) -> bool:
-        """True if the run was rolled back to an earlier checkpoint on purpose, so that this one is not missing by damage."""
+        """True if the run was rolled back to an earlier checkpoint on purpose: this one is not missing by damage."""
         path = self.path(folder)
         return not path.is_dir() and any(path.parent.glob(f"{LEFT}{path.name}*"))
 

@@ -134,7 +134,7 @@ class Checkpointer(Actor):
 
     @on
     async def run_resumed(self, event: RunResumed, context: Context) -> Emits[BestCheckpointChosen]:
-        """Remove checkpoints later than the one that the run rolls back to, which were set aside, and what was never finished."""
+        """Remove what was never finished, and checkpoints, set aside, that are later than the one rolled back to."""
         if not context.replayed:
             await asyncio.to_thread(_remove_unfinished, self.folder, before=self.began)
         for step in sorted(self.retention.steps()):

@@ -14,9 +14,8 @@ from areal_actors.training.models import load_model, recompute_activations, writ
 from areal_actors.training.optimization import Optimization
 from areal_actors.training.packing.scoring import ValueScorer
 from areal_actors.training.packing.tensors import MicroBatch
-from areal_actors.training.ranks import Ranks
+from areal_actors.training.ranks import Ranks, StepMetricSums
 from areal_actors.training.settings import TrainerSettings
-from areal_actors.training.step_data import StepMetricSums
 from areal_actors.weights.model_hub import model_folder
 
 FOLDER = "critic"
@@ -70,11 +69,11 @@ class Critic:
         self.optimization.zero_grad()
         self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
 
-    def backward(self, parts: Sequence[MicroBatch], seen: Sequence[Batch | None], weights: Tensor) -> None:
+    def backward(self, micro_batches: Sequence[MicroBatch], seen: Sequence[Batch | None], weights: Tensor) -> None:
         """Add the gradient of micro-batches; `seen` is None for those without selected tokens."""
         each = iter(seen)
         self._ranks.run_micro_batches(
-            parts, self.scorer, lambda batch, values: self._backward(batch, values, next(each), weights)
+            micro_batches, self.scorer, lambda batch, values: self._backward(batch, values, next(each), weights)
         )
 
     def _backward(self, batch: MicroBatch, values: Tensor, seen: Batch | None, weights: Tensor) -> None:
@@ -82,9 +81,9 @@ class Critic:
             self.optimization.backward(values.sum() * 0.0)
             return
         token_losses = self._algorithm.critic_loss(seen, values)
-        part = (token_losses.losses * weights[batch.token_index]).sum()
-        self.optimization.backward(part)
-        self._loss += part.detach()
+        loss = (token_losses.losses * weights[batch.token_index]).sum()
+        self.optimization.backward(loss)
+        self._loss += loss.detach()
         self._sums.add(batch, token_losses.measures)
 
     def clip(self, what: str) -> None:

@@ -24,8 +24,7 @@ from areal_actors.training.algorithms.veto import VETO_THRESHOLD, is_catastrophi
 from areal_actors.training.host_copies import allocated_bytes, copy_to_host
 from areal_actors.training.packing.scoring import TokenScorer, ValueScorer
 from areal_actors.training.packing.tensors import Sharing, make_micro_batches
-from areal_actors.training.ranks import SINGLE_PROCESS, Ranks
-from areal_actors.training.step_data import TokenColumn
+from areal_actors.training.ranks import SINGLE_PROCESS, Ranks, TokenColumn
 from areal_actors.weights.source_tensors import model_tensors
 from areal_actors.weights.transfer import read_tensors
 
@@ -210,7 +209,7 @@ class LogprobCheck:
         """
         device = next(self._scorer.parameters()).device
         logp, scored = TokenColumn(), TokenColumn()
-        parts = make_micro_batches(
+        micro_batches = make_micro_batches(
             sequences,
             picked,
             self._budget,
@@ -219,7 +218,7 @@ class LogprobCheck:
             sharing=self._sharing,
             routes=self._routes,
         )
-        for batch in self._ranks.distribute(parts):
+        for batch in self._ranks.distribute(micro_batches):
             logp.add(batch, self._scorer(batch)[0])
             scored.add(batch, torch.ones_like(batch.labels))
         tokens = sum(int(_sampled_mask(sequence, version)[1:].sum()) for sequence in sequences)
@@ -327,8 +326,8 @@ def mismatch_metrics(sequences: Sequence[TrainingSequence], behaviour: Tensor, r
             "mismatch_worst_logprob": float(rescored[worst]),
         }
 
-    metrics = {"train_infer_logprob_diff_max": float(sizes.max()), **of(torch.arange(len(rescored_positions)))}
     workers = _workers(sequences)[rescored_positions.numpy()]
+    metrics = {"train_infer_logprob_diff_max": float(sizes.max()), **of(torch.arange(len(rescored_positions)))}
     for worker in sorted(set(workers.tolist()) - {""}):
         own = torch.from_numpy(np.flatnonzero(workers == worker))
         metrics |= {f"{name}/{worker}": value for name, value in of(own).items()}

@@ -86,7 +86,7 @@ class Optimization:
         self.optimizer.zero_grad(set_to_none=True)
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient of a part of the loss."""
+        """Accumulate the gradient of the loss of a micro-batch."""
         if self._ranks.loss_scale != 1.0:
             loss = loss * self._ranks.loss_scale
         loss.backward()  # type: ignore[no-untyped-call]

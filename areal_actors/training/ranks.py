@@ -8,7 +8,7 @@ metrics are the same on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,26 +63,26 @@ class Ranks:
         """Token budget of a micro-batch, at most `most`, with which a total of `tokens` gives work to every replica."""
         return most
 
-    def distribute(self, parts: list[MicroBatch]) -> list[MicroBatch]:
+    def distribute(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
         """Selects this replica's micro-batches; every replica gets the same number, padded with fillers.
 
         A filler has columns of length 0: it has no loss, but its forward and backward pass run with the others'. On a
         rank without the head all micro-batches have columns of length 0.
         """
-        return parts
+        return micro_batches
 
     def run_micro_batches(
         self,
-        parts: Sequence[MicroBatch],
+        micro_batches: Sequence[MicroBatch],
         forward: Callable[[MicroBatch], Output],
         backward: Callable[[MicroBatch, Output], None],
     ) -> None:
-        """Run the forward pass of each of this replica's micro-batches, and the backward pass on its output, both in order.
+        """Run the forward pass of each of this replica's micro-batches, and the backward pass on its output, in order.
 
         With several pipeline stages, several forward passes may run before the first backward pass.
         """
-        for part in parts:
-            backward(part, forward(part))
+        for batch in micro_batches:
+            backward(batch, forward(batch))
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """Sums over replicas; the same shape on every rank."""
@@ -102,7 +102,7 @@ class Ranks:
         return sums, largest
 
     def gather(self, column: Tensor, indices: Tensor, tokens: int) -> Tensor:
-        """Gathers the whole column `[tokens]` on every rank from this replica's entries `[n]` at `indices` int64 `[n]`."""
+        """Gathers the column `[tokens]` on every rank from this replica's entries `[n]` at `indices` int64 `[n]`."""
         return column.new_zeros(tokens).index_copy_(0, indices, column)
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
@@ -146,3 +146,61 @@ class Ranks:
 
 SINGLE_PROCESS = Ranks()
 """Stateless; shared by all trainers."""
+
+
+class TokenColumn:
+    """Collects a column of all trained tokens from micro-batches."""
+
+    def __init__(self) -> None:
+        self._columns: list[Tensor] = []
+        self._indices: list[Tensor] = []
+
+    def add(self, batch: MicroBatch, column: Tensor) -> None:
+        """Add the entries of a micro-batch, `[its tokens]`; also of a filler, which has none."""
+        self._columns.append(column)
+        self._indices.append(batch.token_index)
+
+    def gather(self, ranks: Ranks, tokens: int) -> Tensor:
+        """Gathers the column `[tokens]` of all replicas on the CPU."""
+        return ranks.gather(torch.cat(self._columns), torch.cat(self._indices), tokens).cpu()
+
+
+class StepMetricSums:
+    """Means over the trained tokens of a step (maxima for names ending in `_max`), and token counts."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._largest: dict[str, Tensor] = {}
+        self._counts = dict.fromkeys(("trained_tokens", "sequence_tokens", "computed_tokens"), 0.0)
+
+    def add(self, batch: MicroBatch, columns: dict[str, Tensor]) -> None:
+        """Add columns `[tokens]` of a micro-batch that has tokens.
+
+        The sums stay on its device, so that nothing waits for it.
+        """
+        for name, column in columns.items():
+            if name.endswith("_max"):
+                largest = column.detach().max()
+                self._largest[name] = torch.maximum(self._largest[name], largest) if name in self._largest else largest
+            else:
+                total = column.detach().sum(dtype=torch.float64)
+                self._sums[name] = self._sums[name] + total if name in self._sums else total
+        self._counts["trained_tokens"] += len(batch.labels)
+        self._counts["sequence_tokens"] += batch.sequence_tokens
+        self._counts["computed_tokens"] += batch.computed_tokens
+
+    def metrics(self, ranks: Ranks) -> tuple[dict[str, float], dict[str, float]]:
+        """Returns counts, and means and maxima, by name.
+
+        Of the counts, `sequence_tokens` are tokens without prefix sharing, `computed_tokens` those computed.
+        """
+        sums, largest = ranks.merge_metrics({**_values(self._sums), **self._counts}, _values(self._largest))
+        counts = {name: sums.pop(name) for name in self._counts}
+        return counts, {name: total / counts["trained_tokens"] for name, total in sums.items()} | largest
+
+
+def _values(scalars: Mapping[str, Tensor]) -> dict[str, float]:
+    """Numbers of scalars, copied from their device together."""
+    if not scalars:
+        return {}
+    return dict(zip(scalars, torch.stack([scalar.double() for scalar in scalars.values()]).tolist(), strict=True))

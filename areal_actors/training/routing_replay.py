@@ -27,11 +27,12 @@ from areal_actors.training.settings import TrainerSettings
 
 
 class RoutingReplay:
-    """Replays the routes of micro-batches in the blocks of a model, and counts where its own router chooses other experts.
+    """Replays the routes of micro-batches in the blocks of a model, and counts where its router chooses other experts.
 
-    Blocks take the experts of their positions as an argument `routes`, int16 `[rows, width, layers, top_k]` with -1 where the router
-    chooses by itself, and hand it to their attention with the other arguments that they do not know. From there it goes to the router:
-    a block that is computed again in the backward pass, with activations recomputed, runs no hooks of its own, but those of its parts.
+    Blocks take the experts of their positions as an argument `routes`, int16 `[rows, width, layers, top_k]` with -1
+    where the router chooses by itself, and hand it to their attention with the other arguments that they do not know.
+    From there it goes to the router: a block that is computed again in the backward pass, with activations recomputed,
+    runs no hooks of its own, but those of its parts.
     """
 
     def __init__(self, base_model: Any, shape: RouteShape) -> None:
@@ -55,16 +56,16 @@ class RoutingReplay:
         None for a dense model, and for one with a scalar head.
 
         Raises:
-            SetupError: it is required, and the model is no mixture of experts of a known type.
+            SetupError: it is required, and the model is not a mixture of experts of a known type.
         """
         shape = route_shape_of(model_folder)
         if settings.routing_replay == "on" and (shape is None or isinstance(scorer, ValueScorer)):
-            parts = (
+            reason = (
                 "a scalar head is trained"
                 if shape
-                else f"the model in {model_folder} is no mixture of experts of type {', '.join(MODEL_TYPES)}"
+                else f"the model in {model_folder} is not a mixture of experts of type {', '.join(MODEL_TYPES)}"
             )
-            raise SetupError(f'trainer.routing_replay = "on": {parts}; write "auto" or "off"')
+            raise SetupError(f'trainer.routing_replay = "on": {reason}; write "auto" or "off"')
         if settings.routing_replay == "off" or shape is None or isinstance(scorer, ValueScorer):
             return None
         replay = cls(scorer.model.base_model, shape)

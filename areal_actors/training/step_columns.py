@@ -16,7 +16,7 @@ from areal_actors.training.algorithms.base import StepTokens
 
 
 class ArrayColumn(np.ndarray[Any, Any]):
-    """A NumPy array with the methods of a tensor that advantages use, so that a reader of a log computes them without torch.
+    """A NumPy array with the methods of a tensor that advantages use: a reader of a log computes them without torch.
 
     Algorithms of this package get it; a class from elsewhere gets tensors, since it may call any function of torch.
     """

@@ -144,11 +144,8 @@ class Trainer(Actor):
 
     def restore(self, state: TrainerState) -> None:
         """Restore a snapshot; the engine is prepared on first use."""
-        self.recovered.weight_version, self.cursor, self.groups_trained = (
-            state.weight_version,
-            state.cursor,
-            state.groups_trained,
-        )
+        self.recovered.weight_version = state.weight_version
+        self.cursor, self.groups_trained = state.cursor, state.groups_trained
         self.step_history.restore(state.past)
 
     @on
@@ -248,12 +245,10 @@ class Trainer(Actor):
 
     @on
     def step_completed(self, event: StepCompleted, context: Context) -> None:
-        """Record a step or version, its own or of the previous process."""
         self.step_history.record_step(event, replayed=context.replayed)
 
     @on
     def weights_published(self, event: WeightsPublished, context: Context) -> None:
-        """Record a step or version, its own or of the previous process."""
         self.step_history.record_published(event, replayed=context.replayed)
 
     @on
@@ -307,10 +302,8 @@ class Trainer(Actor):
         else:
             self.skipped.discard(step)
             if updates := int(metrics.get("skipped_updates", 0)):
-                cause = (
-                    f"{updates} updates of the step were skipped: their loss or gradient was not finite, or a pass"
-                    " failed"
-                )
+                reason = "their loss or gradient was not finite, or a pass failed"
+                cause = f"{updates} updates of the step were skipped: {reason}"
         if not cause and not batch.refused:
             return CountedStep(sequences=sequences, metrics=metrics)
         refused = BatchRefused(step=step, sequences=batch.refused, trained_sequences=len(sequences), cause=cause)
@@ -329,12 +322,9 @@ class Trainer(Actor):
     ) -> StepCompleted:
         sequences_checksum = self.recovered.check_sequences(event, step.sequences)
         if isinstance(event, BatchFormed):
+            of_batch = batch_metrics(step.sequences, event) if step.sequences else {}
             of_reward = {f"{REWARD_METRIC}{name}": mean for name, mean in batch.reward_metrics.items()}
-            metrics = {
-                **reported_metrics(step.metrics),
-                **(batch_metrics(step.sequences, event) if step.sequences else {}),
-                **of_reward,
-            }
+            metrics = {**reported_metrics(step.metrics), **of_batch, **of_reward}
             weights_checksum = ""  # `WeightsPublished` has it
         else:
             metrics = example_metrics(step.metrics, step.sequences)
@@ -353,10 +343,8 @@ class Trainer(Actor):
         return WeightsPublished(weight_version=version, location=location.relative_to(self.checkpoints.root))
 
     def _throughput(self, sequences: Sequence[TrainingSequence], started: float) -> Throughput:
-        tokens = sum(len(sequence.token_ids) for sequence in sequences)
-        return Throughput(
-            actor="trainer", side="training", tokens=tokens, started=started, seconds=self.clock() - started
-        )
+        tokens, seconds = sum(len(sequence.token_ids) for sequence in sequences), self.clock() - started
+        return Throughput(actor="trainer", side="training", tokens=tokens, started=started, seconds=seconds)
 
     def _halt_if_skipping(self, step: CountedStep) -> Iterator[TrainingHalted]:
         """Yields the event that ends the run if too many consecutive steps were skipped."""

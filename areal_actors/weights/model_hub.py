@@ -1,4 +1,4 @@
-"""Model lookup: a folder, a model that `areal-actors model get` has fetched, or a repository of the hub.
+"""Model lookup: a folder, a model that `areal-actors model get` has fetched, or a repository of the Hugging Face hub.
 
 The library of the hub downloads a repository once, into its own cache; HF_ENDPOINT names a mirror.
 """

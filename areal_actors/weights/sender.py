@@ -27,12 +27,12 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 
-from areal_actors.weights.parts import Named, delta, parts_of
+from areal_actors.weights.buckets import Named, delta, to_buckets
 from areal_actors.weights.sending import (
     Answer,
+    Bucket,
     Held,
     Join,
-    Part,
     Prepare,
     PreparedVersion,
     Request,
@@ -49,7 +49,7 @@ class Sender:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._parts: list[list[Named]] = []
+        self._buckets: list[list[Named]] = []
         self._tensors: Mapping[str, Tensor] = {}
         self._checksum = ""
         self._base: Mapping[str, Tensor] = {}
@@ -67,7 +67,7 @@ class Sender:
                 case Send():
                     self._send(request)
                 case Share():
-                    return Shared([handle_of(self._parts[request.part]) for _ in range(request.ranks)])
+                    return Shared([handle_of(self._buckets[request.bucket]) for _ in range(request.ranks)])
                 case Held():
                     self._base, self._base_checksum = self._tensors, self._checksum
         except Exception as error:  # noqa: BLE001 - the worker decides
@@ -82,20 +82,20 @@ class Sender:
         if request.base and request.base == self._base_checksum:
             control |= {"kind": "delta", "base": request.base}
             weights = list(delta(self._base, self._tensors))
-        self._parts = parts_of(weights, control, request.part_bytes)
+        self._buckets = to_buckets(weights, control, request.bucket_bytes)
         described = [
-            Part(
-                [name for name, _ in part],
-                [str(tensor.dtype)[6:] for _, tensor in part],
-                [list(tensor.shape) for _, tensor in part],
+            Bucket(
+                [name for name, _ in bucket],
+                [str(tensor.dtype)[6:] for _, tensor in bucket],
+                [list(tensor.shape) for _, tensor in bucket],
             )
-            for part in self._parts
+            for bucket in self._buckets
         ]
-        sent = sum(tensor.nbytes for part in self._parts for _, tensor in part)
+        sent = sum(tensor.nbytes for bucket in self._buckets for _, tensor in bucket)
         return PreparedVersion(described, control["kind"], sent, whole)
 
     def _send(self, request: Send) -> None:
-        flat = torch.cat([tensor.flatten().view(torch.uint8) for _, tensor in self._parts[request.part]]).to(
+        flat = torch.cat([tensor.flatten().view(torch.uint8) for _, tensor in self._buckets[request.bucket]]).to(
             self._device
         )
         options = dist.BroadcastOptions()
@@ -114,9 +114,7 @@ def map_tensors(folder: str) -> dict[str, Tensor]:
 
 
 def open_group(request: Join) -> Any:
-    """Returns a process group besides the default one, as the servers open theirs.
-
-    SGLang does so in `init_custom_process_group`.
+    """Returns a process group besides the default one, as servers open theirs (SGLang's `init_custom_process_group`).
 
     Raises:
         RuntimeError: the other ranks have not come within the time limit.
@@ -135,10 +133,10 @@ def open_group(request: Join) -> Any:
     return group
 
 
-def handle_of(part: list[Named]) -> str:
+def handle_of(bucket: list[Named]) -> str:
     """Returns a handle by which another process on this host maps a copy of these tensors in shared memory."""
     buffer = io.BytesIO()
-    shared = [(name, tensor.clone().share_memory_()) for name, tensor in part]  # type: ignore[no-untyped-call]
+    shared = [(name, tensor.clone().share_memory_()) for name, tensor in bucket]  # type: ignore[no-untyped-call]
     ForkingPickler(buffer).dump(shared)
     return base64.b64encode(buffer.getvalue()).decode()
 

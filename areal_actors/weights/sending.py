@@ -15,8 +15,8 @@ class Prepare(msgspec.Struct, tag=True, frozen=True):
     """The server keeps a copy, to which later deltas are applied."""
     base: str = ""
     """Checksum of the copy that the server has, to send a delta; empty for the whole version."""
-    part_bytes: int = 2**28
-    """Bytes of a part; a larger tensor is a part of its own."""
+    bucket_bytes: int = 2**28
+    """Bytes of a bucket; a larger tensor is a bucket of its own."""
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
@@ -33,16 +33,16 @@ class Join(msgspec.Struct, tag=True, frozen=True):
 
 
 class Send(msgspec.Struct, tag=True, frozen=True):
-    """Broadcast a part to the group."""
+    """Broadcast a bucket to the group."""
 
-    part: int
+    bucket: int
     seconds: float
 
 
 class Share(msgspec.Struct, tag=True, frozen=True):
-    """Put a part into shared memory; answered by `Shared`."""
+    """Put a bucket into shared memory; answered by `Shared`."""
 
-    part: int
+    bucket: int
     ranks: int
     """Processes of the server: each takes a handle of its own."""
 
@@ -54,8 +54,8 @@ class Held(msgspec.Struct, tag=True, frozen=True):
 Request = Prepare | Join | Send | Share | Held
 
 
-class Part(msgspec.Struct, frozen=True):
-    """Tensors of a part, in their order."""
+class Bucket(msgspec.Struct, frozen=True):
+    """Tensors of a bucket, in their order."""
 
     names: list[str]
     dtypes: list[str]
@@ -66,17 +66,17 @@ class Part(msgspec.Struct, frozen=True):
 class PreparedVersion(msgspec.Struct, tag=True, frozen=True):
     """A version that can be sent."""
 
-    parts: list[Part]
+    buckets: list[Bucket]
     kind: str
     """`whole` or `delta`."""
     sent_bytes: int
-    """Bytes of the parts."""
+    """Bytes of the buckets."""
     whole_bytes: int
     """Bytes of all tensors of the version."""
 
 
 class Shared(msgspec.Struct, tag=True, frozen=True):
-    """Handles of a part in shared memory: pickled, in base64, one for each process of the server."""
+    """Handles of a bucket in shared memory: pickled, in base64, one for each process of the server."""
 
     handles: list[str]
 

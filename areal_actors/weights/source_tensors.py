@@ -193,7 +193,7 @@ class _Renamer:
         self._own = dict(own)
 
     def __call__(self, name: str) -> tuple[str, str | None]:
-        """Name in the model of a tensor of the folder, and the pattern of its converter, if it has one."""
+        """Name in the model of a tensor of the folder, and the pattern of the converter that joins or splits it."""
         renamed, pattern = rename_source_key(name, self._renamings, self.converters, self._prefix, self._own)
         if renamed not in self._own and name in self._own:
             return name, None

@@ -123,8 +123,8 @@ def _write_contents(
 def hash_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
     """128-bit hash of names, types, shapes and bytes of contiguous tensors in name order.
 
-    With `dtype`, floating-point ones are hashed as of that type. It depends neither on the device nor on the sharding,
-    and needs no copy of the model.
+    Floating-point tensors are hashed as `dtype`, if given. It depends neither on the device nor on the sharding, and
+    needs no copy of the model.
     """
     digest = xxhash.xxh3_128()
     buffer = _transfer_buffer(tensors)

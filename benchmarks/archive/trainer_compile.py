@@ -2,7 +2,7 @@
 
     PYTHONPATH=benchmarks python benchmarks/archive/trainer_compile.py [embedded] [50M] [--repeats 5] [--tokens 2048]
 
-`steps`: optimizer steps of `TorchTrainer` on the rows of `trainer_batch.py`, in both layouts of a micro-batch (chains
+`steps`: optimizer steps of `TorchTrainer` on the rows of `trainer_batch.py`, in both layouts of a micro-batch (branches
 with shared prefixes; padded rows, which the model's own forward computes), and with LoRA. `compile_cpu` and
 `compile_wall` are seconds of the first step minus a later one: the compilation, without a cache. Then the compiled and
 the plain trainer alternate, and the fastest step of each counts. `difference` is that of the gradient norms of the
@@ -42,7 +42,7 @@ from areal_actors.training.torch_trainer import TorchTrainer
 
 CPU = torch.device("cpu")
 CASES: dict[str, tuple[Sharing, LoraSettings | None]] = {
-    "chains": ("on", None),
+    "branches": ("on", None),
     "padded": ("off", None),
     "padded, LoRA": ("off", LoraSettings()),
 }
@@ -120,7 +120,7 @@ def attention(prompt: int, repeats: int) -> dict[str, object]:
     """Measure the attention of a group."""
     tree = build_prefix_tree([row.token_ids for row in one_prompt(prompt)])
     tokens = len(tree.token_ids)
-    chains, mask = PackedTree.of(tree, CPU), block_mask(tree, CPU)
+    plan, mask = PackedTree.of(tree, CPU).plan, block_mask(tree, CPU)
     generator = torch.Generator().manual_seed(0)
     queries, keys, values = (
         torch.randn(tokens, heads, HEAD_DIM, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS)
@@ -134,8 +134,8 @@ def attention(prompt: int, repeats: int) -> dict[str, object]:
 
     with torch.no_grad():
         first = seconds_of(flex)
-        difference = float((flex() - attend(queries, keys, values, chains, scale)).abs().max())
-        fastest = alternate({"planned": lambda: attend(queries, keys, values, chains, scale), "flex": flex}, repeats)
+        difference = float((flex() - attend(queries, keys, values, plan, scale)).abs().max())
+        fastest = alternate({"planned": lambda: attend(queries, keys, values, plan, scale), "flex": flex}, repeats)
     try:
         queries.requires_grad_()
         flex().sum().backward()

@@ -26,9 +26,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from areal_actors.core.values import TrainingSequence
 from areal_actors.training.packing.packed_tree import PackedTree
-from areal_actors.training.packing.prefix_tree import build_prefix_tree, join_trees
+from areal_actors.training.packing.prefix_tree import build_prefix_tree, first_fit_decreasing, join_trees
 from areal_actors.training.packing.scoring import TokenScorer
-from areal_actors.training.packing.tensors import MicroBatch, first_fit_decreasing, make_micro_batches
+from areal_actors.training.packing.tensors import MicroBatch, make_micro_batches
 
 VOCABULARY = 1024
 BUDGET = 8192
@@ -76,7 +76,7 @@ def one_prompt(tokens: int) -> list[TrainingSequence]:
     return [row(np.concatenate([prompt, draw.integers(0, VOCABULARY, length)]), length, 0) for length in lengths]
 
 
-def chain(tokens: int) -> list[TrainingSequence]:
+def branch(tokens: int) -> list[TrainingSequence]:
     """Return an episode with one row per turn, each with all earlier turns."""
     ids = np.random.default_rng(tokens).integers(0, VOCABULARY, TURNS * tokens)
     return [row(ids[: tokens * (turn + 1)], tokens // 2, 0) for turn in range(TURNS)]
@@ -113,7 +113,7 @@ def one_after_another(batches: list[MicroBatch]) -> MicroBatch:
         token_ids=torch.from_numpy(tree.token_ids)[None],
         positions=positions,
         sequence_tokens=firsts[-1],
-        chains=PackedTree.of(tree, CPU, positions.numpy()),
+        branches=PackedTree.of(tree, CPU, positions.numpy()),
         **{name: torch.cat([getattr(batch, name) for batch in batches]) for name in columns},
     )
 
@@ -122,8 +122,8 @@ def whole(batches: list[MicroBatch]) -> list[MicroBatch]:
     """Return the micro-batches with all tokens in all blocks."""
     return [
         (
-            msgspec.structs.replace(batch, chains=msgspec.structs.replace(batch.chains, outputs=None))
-            if batch.chains
+            msgspec.structs.replace(batch, branches=msgspec.structs.replace(batch.branches, outputs=None))
+            if batch.branches
             else batch
         )
         for batch in batches
@@ -195,7 +195,7 @@ def measure_all(options: argparse.Namespace, report: Callable[[str], None]) -> l
     scorer = make_scorer(options.hidden, options.layers)
     prompts, turns = ((128,), (16,)) if options.quick else ((128, 256, 512, 1024, 2048), (64, 128))
     cases = [(f"8 rows, prompt {tokens}", one_prompt(tokens)) for tokens in prompts]
-    cases += [(f"{TURNS} turns of {tokens}", chain(tokens)) for tokens in turns]
+    cases += [(f"{TURNS} turns of {tokens}", branch(tokens)) for tokens in turns]
     if not options.quick:
         cases += [("16 groups of 4, 512 in common", one_system_prompt(16, 4))]
     found = [measure(scorer, case, rows, options.repeats) for case, rows in cases]

@@ -14,7 +14,7 @@ from areal_actors.core.values import SamplingParams
 from areal_actors.generation.engine import EnginePlace, PromptImages
 from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, free_port, interpreter
 from areal_actors.generation.settings import GenerationSettings
-from areal_actors.weights.sending import Part
+from areal_actors.weights.sending import Bucket
 
 USAGE_SECONDS = 5.0
 """Time limit of a server's report about its load."""
@@ -156,7 +156,7 @@ class ServerDialect(Protocol):
         """
         ...
 
-    # Weights in parts, for `WeightChannel`: each raises WeightTransferFailed if the server refuses, EngineUnavailable
+    # Weights in buckets, for `WeightChannel`: each raises WeightTransferFailed if the server refuses, EngineUnavailable
     # if it is gone.
 
     async def join_group(self, server: ServerClient, group: Group, seconds: float) -> Mapping[str, Any]:
@@ -168,26 +168,26 @@ class ServerDialect(Protocol):
         ...
 
     async def begin_update(self, server: ServerClient, seconds: float) -> None:
-        """Prepare the server for parts of a version; nothing is being sampled."""
+        """Prepare the server for buckets of a version; nothing is being sampled."""
         ...
 
     async def receive(
-        self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float
+        self, server: ServerClient, group: str, bucket: Bucket, weight_version: int, seconds: float
     ) -> Mapping[str, Any]:
-        """Have the server take a part that is broadcast to a group.
+        """Have the server take a bucket that is broadcast to a group.
 
-        Returns its report, with a `checksum` after the last part.
+        Returns its report, with a `checksum` after the last bucket.
         """
         ...
 
     async def receive_handles(
         self, server: ServerClient, handles: Sequence[str], weight_version: int, seconds: float
     ) -> Mapping[str, Any]:
-        """Have the server take a part in shared memory; returns its report, with a `checksum` after the last part."""
+        """Have the server take a bucket in shared memory; returns its report, as `receive` does."""
         ...
 
     async def end_update(self, server: ServerClient, weight_version: int, seconds: float) -> None:
-        """Drop the prefix cache after the last part."""
+        """Drop the prefix cache after the last bucket."""
         ...
 
     async def release(self, server: ServerClient, seconds: float, *, keeps_weights: bool) -> None:

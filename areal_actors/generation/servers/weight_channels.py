@@ -27,7 +27,7 @@ from areal_actors.generation.servers.sender_process import SenderProcess
 from areal_actors.generation.servers.server_process import ServerClient, free_port
 from areal_actors.generation.settings import GenerationSettings, is_here
 from areal_actors.weights.folders import holds_adapter
-from areal_actors.weights.sending import Held, Join, Part, Prepare, PreparedVersion, Send, Share, Shared
+from areal_actors.weights.sending import Bucket, Held, Join, Prepare, PreparedVersion, Send, Share, Shared
 from areal_actors.weights.weight_files import stored_tensors, verify_adapter, verify_weights
 
 LOAD_SECONDS = 600.0
@@ -36,7 +36,7 @@ LEAVE_SECONDS = 5.0
 CAUSE_SECONDS = 1.0
 """Time for the end of a sender to be noticed after its server has reported a failure."""
 PART_BYTES = 256 * 2**20
-"""Bytes of a part: a server has room for one besides its weights."""
+"""Bytes of a bucket: a server has room for one besides its weights."""
 MAX_FAILURES = 3
 """Versions in a row that did not arrive over the channel; from then on the server is given folders."""
 
@@ -189,13 +189,13 @@ class WeightChannel:
         return Arrival(channel, location.checksum, prepared.sent_bytes, prepared.whole_bytes)
 
     async def _transfer(self, location: WeightsLocation, weight_version: int, prepared: PreparedVersion) -> None:
-        """Send the parts of a version and compare the checksum that the server reports."""
+        """Send the buckets of a version and compare the checksum that the server reports."""
         if self._settings.weights != "tensors" and not self._group:
             await self._join()
         await self._dialect.begin_update(self._server, self._settings.weights_seconds)
         report: Mapping[str, Any] = {}
-        for number, part in enumerate(prepared.parts):
-            report = await self._send_part(number, part, weight_version)
+        for number, bucket in enumerate(prepared.buckets):
+            report = await self._send_bucket(number, bucket, weight_version)
         if (checksum := report.get("checksum")) != location.checksum:
             raise WeightTransferFailed(f"the server reports checksum {checksum}, expected {location.checksum}")
         await self._dialect.end_update(self._server, weight_version, self._settings.weights_seconds)
@@ -203,13 +203,13 @@ class WeightChannel:
             await self._sender.ask(Held())
             self._held = location.checksum
 
-    async def _send_part(self, number: int, part: Part, weight_version: int) -> Mapping[str, Any]:
-        """Send a part; returns the report of the server."""
+    async def _send_bucket(self, number: int, bucket: Bucket, weight_version: int) -> Mapping[str, Any]:
+        """Send a bucket; returns the report of the server."""
         seconds = self._settings.weights_seconds
         if self._settings.weights == "tensors":
             shared = await self._sender.ask(Share(number, self._ranks), Shared)
             return await self._dialect.receive_handles(self._server, shared.handles, weight_version, seconds)
-        receiving = self._dialect.receive(self._server, self._group, part, weight_version, seconds)
+        receiving = self._dialect.receive(self._server, self._group, bucket, weight_version, seconds)
         return await _both(receiving, self._sender.ask(Send(number, seconds)))
 
     async def _join(self) -> None:

@@ -28,7 +28,7 @@ from areal_actors.sequences.step_metrics import batch_metrics
 from areal_actors.training.engine_mismatch import reported_metrics
 from areal_actors.training.optimization import learning_rate
 from areal_actors.training.ranks import Ranks
-from areal_actors.training.step_data import Prepared
+from areal_actors.training.step import StepData
 from areal_actors.training.torch_trainer import TorchTrainer
 from areal_actors.weights.folders import kept_versions, make_secret, prune, remove_all, version_folder, versions_folder
 from areal_actors.weights.manifest import MANIFEST, verify, write_manifest
@@ -152,7 +152,7 @@ class TrainController:
         """
         return self.engine.values(self.sequences(batch))
 
-    def compute_advantages_and_returns(self, batch: Data) -> Prepared:
+    def compute_advantages_and_returns(self, batch: Data) -> StepData:
         """Returns `advantages.tokens`, `advantages.returns` and the other update inputs of a batch.
 
         They are computed under the present weights.
@@ -167,7 +167,7 @@ class TrainController:
             )
         return self.engine.prepare(self.sequences(batch))
 
-    def ppo_update(self, prepared: Prepared) -> dict[str, float]:
+    def ppo_update(self, prepared: StepData) -> dict[str, float]:
         """Run the updates on prepared data, possibly modified by the loop; preparation plus this is `train_batch`.
 
         Raises:

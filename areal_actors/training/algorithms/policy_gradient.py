@@ -88,7 +88,7 @@ class PolicyGradient(Algorithm):
         return call_shares(self.loss_aggregation, tokens, samples, self.constant_length)
 
     def surrogate(self, batch: Batch, logp: Tensor, corrected: Corrected) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns token losses before importance weights, `[tokens]` with gradient, and measures, as in `TokenLosses`."""
+        """Returns token losses before importance weights, `[tokens]` with gradient, and measures; see `TokenLosses`."""
         raise NotImplementedError
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:

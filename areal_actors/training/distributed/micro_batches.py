@@ -48,11 +48,13 @@ def distribute(sizes: list[int], replicas: int) -> list[list[int | None]]:
 def filler(like: MicroBatch) -> MicroBatch:
     """Makes a micro-batch of one token and none selected, for a replica that would otherwise block the others."""
     return without_scores(
-        msgspec.structs.replace(like, token_ids=like.token_ids[:1, :1], sequence_tokens=0, chains=None, routes=None)
+        msgspec.structs.replace(like, token_ids=like.token_ids[:1, :1], sequence_tokens=0, branches=None, routes=None)
     )
 
 
-def without_scores(part: MicroBatch) -> MicroBatch:
+def without_scores(batch: MicroBatch) -> MicroBatch:
     """Returns the micro-batch with no selected token, for a stage without the head."""
-    columns = {name: getattr(part, name) for name in COLUMNS}
-    return msgspec.structs.replace(part, **{name: column[:0] for name, column in columns.items() if column is not None})
+    columns = {name: getattr(batch, name) for name in COLUMNS}
+    return msgspec.structs.replace(
+        batch, **{name: column[:0] for name, column in columns.items() if column is not None}
+    )

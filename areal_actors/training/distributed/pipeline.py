@@ -20,20 +20,23 @@ from torch.distributed.tensor import DTensor
 
 from areal_actors.training.distributed.mesh import Mesh
 
-Part = TypeVar("Part")
+MicroBatch = TypeVar("MicroBatch")
 Output = TypeVar("Output")
 
 
 def one_forward_one_backward(
-    parts: Iterable[Part], ahead: int, forward: Callable[[Part], Output], backward: Callable[[Part, Output], None]
+    micro_batches: Iterable[MicroBatch],
+    ahead: int,
+    forward: Callable[[MicroBatch], Output],
+    backward: Callable[[MicroBatch, Output], None],
 ) -> None:
-    """Run all forward and backward passes, both in the order of the parts.
+    """Run all forward and backward passes, both in the order of the micro-batches.
 
-    At most `ahead` + 1 parts await their backward pass.
+    At most `ahead` + 1 micro-batches await their backward pass.
     """
-    begun: deque[tuple[Part, Output]] = deque()
-    for part in parts:
-        begun.append((part, forward(part)))
+    begun: deque[tuple[MicroBatch, Output]] = deque()
+    for batch in micro_batches:
+        begun.append((batch, forward(batch)))
         if len(begun) > ahead:
             backward(*begun.popleft())
     while begun:
@@ -57,10 +60,13 @@ class Pipeline:
     # ------------------------------------------------------------ the passes
 
     def run_micro_batches(
-        self, parts: Sequence[Part], forward: Callable[[Part], Output], backward: Callable[[Part, Output], None]
+        self,
+        micro_batches: Sequence[MicroBatch],
+        forward: Callable[[MicroBatch], Output],
+        backward: Callable[[MicroBatch, Output], None],
     ) -> None:
         """See `Ranks.run_micro_batches`."""
-        one_forward_one_backward(parts, self.stages - 1 - self.stage, forward, backward)
+        one_forward_one_backward(micro_batches, self.stages - 1 - self.stage, forward, backward)
         while self._in_flight:
             self._in_flight.popleft()[0].wait()
 

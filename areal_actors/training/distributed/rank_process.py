@@ -1,8 +1,8 @@
-"""A rank: `python -m areal_actors.training.distributed.rank_process`, started by the trainer's process or by `torchrun`.
+"""A rank: `python -m areal_actors.training.distributed.rank_process`, of the trainer's process or of `torchrun`.
 
-torch's variables RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT configure the process group; AREAL_RANKS_ADDRESS
-(`host:port`) and AREAL_RANKS_KEY configure the connection to the trainer's process. A rank executes commands and exits when
-the connection closes, so that no rank outlives its trainer.
+torch's variables RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT configure the process group;
+AREAL_RANKS_ADDRESS (`host:port`) and AREAL_RANKS_KEY configure the connection to the trainer's process. A rank executes
+commands and exits when the connection closes, so that no rank outlives its trainer.
 """
 
 from __future__ import annotations

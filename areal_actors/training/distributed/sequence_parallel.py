@@ -33,7 +33,7 @@ Forward = Callable[..., Any]
 
 
 def all_to_all(tensor: Tensor, group: ProcessGroup, scattered: int, gathered: int) -> Tensor:
-    """Splits dimension `scattered`, a multiple of the group's size, and concatenates `gathered`, in the order of the ranks."""
+    """Splits dimension `scattered`, a multiple of the group's size, and concatenates `gathered`, in order of ranks."""
     sent = torch.stack(tensor.chunk(group.size(), dim=scattered))
     return torch.cat(all_to_all_single(sent, None, None, group).unbind(), dim=gathered)
 

@@ -68,20 +68,20 @@ class ShardedRanks(Ranks):
         """See `micro_batches.budget`."""
         return budget(tokens, most, self.replicas, self._pipeline.stages)
 
-    def distribute(self, parts: list[MicroBatch]) -> list[MicroBatch]:
+    def distribute(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
         """See `Ranks.distribute`."""
-        mine = distribute([part.computed_tokens for part in parts], self.replicas)[self.replica]
-        shared = [filler(parts[0]) if index is None else parts[index] for index in mine]
-        return shared if self._pipeline.is_last else [without_scores(part) for part in shared]
+        indices = distribute([batch.computed_tokens for batch in micro_batches], self.replicas)[self.replica]
+        own = [filler(micro_batches[0]) if index is None else micro_batches[index] for index in indices]
+        return own if self._pipeline.is_last else [without_scores(batch) for batch in own]
 
     def run_micro_batches(
         self,
-        parts: Sequence[MicroBatch],
+        micro_batches: Sequence[MicroBatch],
         forward: Callable[[MicroBatch], Output],
         backward: Callable[[MicroBatch, Output], None],
     ) -> None:
         """See `Ranks.run_micro_batches`."""
-        self._pipeline.run_micro_batches(parts, forward, backward)
+        self._pipeline.run_micro_batches(micro_batches, forward, backward)
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """See `Ranks.all_reduce`."""

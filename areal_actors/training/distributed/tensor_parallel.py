@@ -61,7 +61,7 @@ class ReplicatedLinear(ParallelStyle):
     """A replicated linear layer with a replicated input."""
 
     def __init__(self, *, use_local_output: bool) -> None:
-        """`use_local_output=False` keeps the output a DTensor, whose partial gradients are summed over the ranks later."""
+        """`use_local_output=False` keeps the output a DTensor: its partial gradients are summed over ranks later."""
         self._local = use_local_output
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:

@@ -1,1 +1,1 @@
-"""Micro-batches: shared prefixes, packed chains, attention and scoring of tokens."""
+"""Micro-batches: shared prefixes, packed branches, attention and scoring of tokens."""

@@ -1,8 +1,9 @@
 """The attention mask of a prefix tree as a block mask of flex_attention (Dong et al. 2024, https://arxiv.org/abs/2412.05496).
 
-A token sees its ancestors in the tree, and itself. In a depth-first order of the tokens, the descendants of a token are an interval,
-so the mask is two comparisons for each pair. Blocks of 128 × 128 pairs are classified on the CPU, once for each micro-batch: those
-without a visible pair are skipped, those of which every pair is visible are not masked. No matrix of pairs exists anywhere.
+A token sees its ancestors in the tree, and itself. In a depth-first order of the tokens, the descendants of a token are
+an interval, so the mask is two comparisons for each pair. Blocks of 128 × 128 pairs are classified on the CPU, once for
+each micro-batch: those without a visible pair are skipped, those of which every pair is visible are not masked. No
+matrix of pairs exists anywhere.
 """
 
 from __future__ import annotations
@@ -92,17 +93,17 @@ def depth_first_intervals(groups: Sequence[SharedPrefixGroup], tokens: int) -> t
     """Place of each token in a depth-first order of the tree, and the place after its last descendant.
 
     int64 `[tokens]` each.
-    A chain's tokens are followed by what branches off it, the last branch first.
+    A branch's tokens are followed by the branches that begin at them, the last first.
     """
-    chains = sorted((len_before(group), chain, parent_of(group)) for group in groups for chain in group.chains)
+    branches = sorted((len_before(group), branch, parent_of(group)) for group in groups for branch in group.branches)
     sizes = np.ones(tokens, dtype=np.int64)
-    for _, (first, last), parent in reversed(chains):
+    for _, (first, last), parent in reversed(branches):
         sizes[first:last] = np.cumsum(sizes[first:last][::-1])[::-1]
         if parent >= 0:
             sizes[parent] += sizes[first]
     entries, free = np.empty(tokens, dtype=np.int64), np.empty(tokens + 1, dtype=np.int64)
-    free[-1] = 0  # before the chains that begin a sequence, whose parent is -1
-    for _, (first, last), parent in chains:
+    free[-1] = 0  # before the branches that begin a sequence, whose parent is -1
+    for _, (first, last), parent in branches:
         entries[first:last] = free[parent] + np.arange(last - first)
         free[parent] += sizes[first]
         free[first:last] = entries[first:last] + 1 + np.append(sizes[first + 1 : last], 0)
@@ -110,12 +111,12 @@ def depth_first_intervals(groups: Sequence[SharedPrefixGroup], tokens: int) -> t
 
 
 def len_before(group: SharedPrefixGroup) -> int:
-    """Number of tokens before the chains of a group."""
+    """Number of tokens before the branches of a group."""
     return sum(last - first for first, last in group.context)
 
 
 def parent_of(group: SharedPrefixGroup) -> int:
-    """The token before the chains of a group; -1 if they begin a sequence."""
+    """The token before the branches of a group; -1 if they begin a sequence."""
     return group.context[-1][1] - 1 if group.context else -1
 
 
@@ -127,7 +128,7 @@ def visible_blocks(
     visible, pairs = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=np.int64)
     for group in groups:
         context = _overlaps(group.context, shape[1])
-        for first, last in group.chains:
+        for first, last in group.branches:
             begin, end = (int(place) for place in np.searchsorted(queries, (first, last)))
             for row in range(begin // BLOCK, -(-end // BLOCK) if begin < end else 0):
                 low, high = max(begin, row * BLOCK), min(end, (row + 1) * BLOCK)

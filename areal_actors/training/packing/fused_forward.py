@@ -1,8 +1,8 @@
-"""Fused training forward of the Llama architecture (Llama, Qwen2, Qwen3) over packed chains, with few kernels and little saved memory.
+"""Fused training forward of the Llama architecture (Llama, Qwen2, Qwen3) over packed branches.
 
-Small models spend their time between matrix products. Here tokens are packed without padding, and everything between two
-products is one autograd function that saves only what its backward pass needs. Projections are the model's modules,
-called as modules, so that adapters and hooks on them keep working.
+It has few kernels and saves little memory. Small models spend their time between matrix products. Here tokens are
+packed without padding, and everything between two products is one autograd function that saves only what its backward
+pass needs. Projections are the model's modules, called as modules, so that adapters and hooks on them keep working.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ class FusedForward:
         # It has no public name
         return is_supported_family and keeps and whole and not hooks and config._attn_implementation in ATTENTIONS  # noqa: SLF001
 
-    def __call__(self, token_ids: Tensor, chains: PackedTree) -> Tensor:
+    def __call__(self, token_ids: Tensor, branches: PackedTree) -> Tensor:
         """Hidden states `[tokens, hidden]` of token ids `[tokens]`, with gradient.
 
-        `[outputs, hidden]` if the chains have `outputs`.
+        `[outputs, hidden]` if the branches have `outputs`.
         """
         model = self._model
         hidden = model.embed_tokens(token_ids)
-        cos, sin = model.rotary_emb(hidden[None], chains.depths[None])
+        cos, sin = model.rotary_emb(hidden[None], branches.depths[None])
         cos, sin = cos[0].unsqueeze(1), sin[0].unsqueeze(1)
         for number, layer in enumerate(model.layers, 1):
-            outputs = chains.outputs if number == len(model.layers) else None
-            read = None if outputs is None else outputs.tokens
+            outputs = branches.outputs if number == len(model.layers) else None
+            read, plan = (None, branches.plan) if outputs is None else (outputs.tokens, outputs.plan)
             hidden, queries, keys, values = self._before_attention(layer, self._head_dim, hidden, cos, sin, read)
-            attended = attend(queries, keys, values, chains, layer.self_attn.scaling, outputs)
+            attended = attend(queries, keys, values, plan, layer.self_attn.scaling)
             hidden = self._after_attention(layer, hidden, attended)
         return _rms_norm(hidden, model.norm)
 

@@ -1,6 +1,6 @@
 """Last hidden states of the positions that score a selected token, in any layout of the micro-batch.
 
-Chains (see `prefix_tree`) are computed by the fused forward if it supports the model; else by the model's own forward
+Branches (see `prefix_tree`) are computed by the fused forward if it supports the model; else by the model's own forward
 with our attention installed through Hugging Face's `AttentionInterface`. Where a probe shows that neither gives the
 model's own hidden states and gradients, `resolve_sharing` allows only padded micro-batches.
 """
@@ -46,7 +46,7 @@ logger = structlog.get_logger(__name__)
 
 
 class HiddenStates:
-    """The base model of a causal language model of Hugging Face, run on micro-batches in `dtype` (weights keep theirs)."""
+    """The base model of a causal language model of Hugging Face, run on micro-batches in `dtype`."""
 
     def __init__(self, base_model: Any, dtype: torch.dtype = torch.float32) -> None:
         self.base_model = base_model
@@ -54,7 +54,7 @@ class HiddenStates:
         self._fused = FusedForward(base_model) if FusedForward.supports(base_model) else None
         self._vision: VisionInputs | None = None
         self.sharing_problem = "" if self._fused is not None else sharing_problem(base_model.config)
-        """The reason why the model does not support micro-batches with chains; found out by `shares_prefixes` at the
+        """The reason why the model does not support micro-batches with branches; found out by `shares_prefixes` at the
         latest."""
         self.replays_routes = False
         """True if the blocks take the routes of a micro-batch; see `RoutingReplay`."""
@@ -63,19 +63,19 @@ class HiddenStates:
         """Hidden states `[tokens, hidden]`, with gradient.
 
         Raises:
-            EngineError: the micro-batch has chains, and the model does not support them.
+            EngineError: the micro-batch has branches, and the model does not support them.
         """
-        if batch.chains is not None:
+        if batch.branches is not None:
             self._require_sharing()
         with torch.autocast(batch.token_ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             if batch.images:
                 return self._forward_images(batch)[0].index_select(0, batch.positions)
             routes = batch.routes if self.replays_routes else None
-            if batch.chains is None:
+            if batch.branches is None:
                 return self.forward_ids(batch.token_ids, routes).flatten(0, 1).index_select(0, batch.positions)
-            outputs = batch.chains.outputs if self._fused is not None else None
+            outputs = batch.branches.outputs if self._fused is not None else None
             positions = batch.positions if outputs is None else outputs.indices[batch.positions]
-            return self._forward_chains(batch.token_ids[0], batch.chains, routes).index_select(0, positions)
+            return self._forward_branches(batch.token_ids[0], batch.branches, routes).index_select(0, positions)
 
     def compile(self) -> None:
         """Compile the blocks.
@@ -109,7 +109,7 @@ class HiddenStates:
 
     @cached_property
     def shares_prefixes(self) -> bool:
-        """True if the model supports micro-batches with chains; found out on first use, because it takes two passes."""
+        """True if the model supports micro-batches with branches; probed on first use, because it takes two passes."""
         return not self.sharing_problem and self._probe()
 
     def _require_sharing(self) -> None:
@@ -148,26 +148,26 @@ class HiddenStates:
         ).last_hidden_state
         return hidden
 
-    def _forward_chains(self, token_ids: Tensor, chains: PackedTree, routes: Tensor | None = None) -> Tensor:
+    def _forward_branches(self, token_ids: Tensor, branches: PackedTree, routes: Tensor | None = None) -> Tensor:
         """`[tokens, hidden]` of token ids `[tokens]`.
 
-        `[outputs, hidden]` if the chains have `outputs` and the forward is fused.
+        `[outputs, hidden]` if the branches have `outputs` and the forward is fused.
         """
         if self._fused is not None:
-            return self._fused(token_ids, chains)
+            return self._fused(token_ids, branches)
         hidden: Tensor = self.base_model(
             input_ids=token_ids[None],
-            position_ids=chains.depths[None],
+            position_ids=branches.depths[None],
             use_cache=False,
-            chains=chains,
+            branches=branches,
             **_route_arguments(routes),
         ).last_hidden_state[0]
         return hidden
 
     def _probe(self) -> bool:
-        """True if computation with and without prefix sharing gives the same hidden states and the same gradient, for some ids.
+        """True if prefix sharing gives the same hidden states and the same gradient as without, for some token ids.
 
-        A wrong mask differs for all of them; a sound one differs where the activations are so large that rounding shows.
+        A wrong mask differs for all of them; a sound one only where activations are so large that rounding shows.
         """
         if self._fused is None:
             install_attention(self.base_model)
@@ -189,7 +189,7 @@ class HiddenStates:
         """Compare both computations of these sequences; if they differ, `sharing_problem` has the reason."""
         device = next(self.base_model.parameters()).device
         tree = build_prefix_tree(sequences)
-        token_ids, chains = torch.from_numpy(tree.token_ids).to(device), PackedTree.of(tree, device)
+        token_ids, branches = torch.from_numpy(tree.token_ids).to(device), PackedTree.of(tree, device)
         padded = pad_sequence([torch.from_numpy(ids) for ids in sequences], batch_first=True).to(device)
         slots = torch.empty(len(token_ids), dtype=torch.int64, device=device)
         for row, places in enumerate(tree.token_positions):
@@ -197,7 +197,7 @@ class HiddenStates:
         try:
             sharded = any(isinstance(parameter, DTensor) for parameter in self.base_model.parameters())
             with torch.set_grad_enabled(not sharded):
-                shared = _outputs_and_gradients(self.base_model, self._forward_chains(token_ids, chains))
+                shared = _outputs_and_gradients(self.base_model, self._forward_branches(token_ids, branches))
                 unshared = _outputs_and_gradients(self.base_model, self.forward_ids(padded).flatten(0, 1)[slots])
         except (
             TypeError,
@@ -206,7 +206,7 @@ class HiddenStates:
         ) as error:  # the model's forward does not take our arguments, or a kernel is missing
             self.sharing_problem = f"it is not computed: {error}"
             return False
-        if self._fused is None and set(chains.windows) != windows_of(self.base_model.config):
+        if self._fused is None and set(branches.windows) != windows_of(self.base_model.config):
             self.sharing_problem = "it does not give the windows of its layers to its attention function"
             return False
         if all(_close(ours, own) for ours, own in zip(shared, unshared, strict=True)):
@@ -220,7 +220,7 @@ def _route_arguments(routes: Tensor | None) -> dict[str, Tensor]:
 
 
 def _outputs_and_gradients(base_model: Any, hidden: Tensor) -> tuple[Tensor, ...]:
-    """Hidden states and, unless the weights are sharded, the gradient of a weighted sum of them by the first trained weights."""
+    """Hidden states and, unless the weights are sharded, a gradient: of a weighted sum by the first trained weights."""
     if not hidden.requires_grad:
         return (hidden,)
     weights = torch.linspace(-1, 1, hidden.numel(), device=hidden.device).view_as(hidden)

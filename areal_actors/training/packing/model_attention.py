@@ -1,4 +1,4 @@
-"""Our attention in models of Hugging Face: over chains if there are any, else the model's own.
+"""Our attention in models of Hugging Face: over branches if there are any, else the model's own.
 
 A model passes everything that its attention depends on to the attention function (window, sinks, caps), so that the
 same function serves all of its layers. What this one does not compute is refused with the reason.
@@ -21,13 +21,13 @@ from areal_actors.weights.training_notes import state_problem
 ATTENTION = "areal_actors"
 """Name of our attention in Hugging Face's `AttentionInterface`."""
 EAGER = "areal_actors_eager"
-"""The same for models that have no attention but their own: outside of chains they keep it."""
+"""The same for models that have no attention but their own: outside of branches they keep it."""
 OWN = {"sdpa": ATTENTION, "eager": EAGER, ATTENTION: ATTENTION, EAGER: EAGER}
 """Our attention for each implementation that it may replace."""
 
 
 def sharing_problem(config: Any) -> str:
-    """The reason why a model of this configuration cannot compute chains; empty if its layers can."""
+    """The reason why a model of this configuration cannot compute branches; empty if its layers can."""
     text = config.get_text_config()
     if config.model_type in VISION_TYPES:
         return "rows with images are computed one by one"
@@ -72,14 +72,14 @@ def _attention(
 
     `[rows, heads, tokens, head_dim]` → `[rows, tokens, heads, head_dim]`.
     """
-    chains, window, sinks = options.pop("chains", None), options.get("sliding_window"), options.get("s_aux")
-    if chains is None:
+    branches, window, sinks = options.pop("branches", None), options.get("sliding_window"), options.get("s_aux")
+    if branches is None:
         return _own_attention(module, query, key, value, attention_mask, options)
     if options.get("softcap") is not None:
         raise ValueError("it caps the scores of its attention")
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     queries, keys, values = (part[0].transpose(0, 1) for part in (query, key, value))
-    return attend(queries, keys, values, chains, scale, window=window, sinks=sinks).unsqueeze(0), None
+    return attend(queries, keys, values, branches.plan_for_window(window), scale, sinks=sinks).unsqueeze(0), None
 
 
 def _own_attention(

@@ -1,9 +1,9 @@
 """Prefix tree of token sequences, so that each shared prefix is computed once.
 
-Sequences become chains: the longest sequence is one chain; every other chain starts where its sequence diverges from a
-longer one, and takes the tokens before as its context. So a group's prompt is in one chain, sequences that contain each
-other are one chain, and a conversation tree has as many chains as leaves. Causal attention gives a shared token the
-same hidden state in all of its sequences, so the result is the same function of the weights.
+Sequences become branches: the longest sequence is one branch; every other branch starts where its sequence diverges
+from a longer one, and takes the tokens before as its context. So a group's prompt is in one branch, sequences that
+contain each other are one branch, and a conversation tree has as many branches as leaves. Causal attention gives a
+shared token the same hidden state in all of its sequences, so the result is the same function of the weights.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_FORK_TOKENS = 4
-"""Minimum of common tokens before a fork; sequences that diverge from a chain within this many tokens do so at the
+"""Minimum of common tokens before a fork; sequences that diverge from a branch within this many tokens do so at the
 first such position."""
 
 Ids = NDArray[np.int64]
 
 
 class SharedPrefixGroup(msgspec.Struct, frozen=True):
-    """Chains with the same context; their tokens are adjacent."""
+    """Branches with the same context; their tokens are adjacent."""
 
-    chains: tuple[tuple[int, int], ...]
-    """Token range `[first, end)` of each chain."""
+    branches: tuple[tuple[int, int], ...]
+    """Token range `[first, end)` of each branch."""
     context: tuple[tuple[int, int], ...]
-    """Ranges of the tokens before them, in order of position; empty for chains that start a sequence."""
+    """Ranges of the tokens before them, in order of position; empty for branches that start a sequence."""
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Token range `[first, end)` of all chains."""
-        return self.chains[0][0], self.chains[-1][1]
+        """Token range `[first, end)` of all branches."""
+        return self.branches[0][0], self.branches[-1][1]
 
     def shift(self, by: int) -> SharedPrefixGroup:
         """Returns the group with all token indices increased by `by`."""
-        chains, context = (
-            tuple((first + by, last + by) for first, last in ranges) for ranges in (self.chains, self.context)
+        branches, context = (
+            tuple((first + by, last + by) for first, last in ranges) for ranges in (self.branches, self.context)
         )
-        return SharedPrefixGroup(chains=chains, context=context)
+        return SharedPrefixGroup(branches=branches, context=context)
 
 
 class PrefixTree(msgspec.Struct, frozen=True):
-    """Sequences laid out as chains, one after another."""
+    """Sequences laid out as branches, one after another."""
 
     token_ids: Ids
     """int64 `[tokens]`: the tokens that are computed."""
@@ -53,7 +53,7 @@ class PrefixTree(msgspec.Struct, frozen=True):
     token_positions: tuple[Ids, ...]
     """For each sequence, int64 `[length]`: indices of its tokens in `token_ids`."""
     groups: tuple[SharedPrefixGroup, ...]
-    """In order of their tokens; chains that start a sequence are first."""
+    """In order of their tokens; branches that start a sequence are first."""
 
 
 def shared_tokens(sequences: Sequence[Ids]) -> int:
@@ -80,17 +80,17 @@ def common_prefix_length(left: Ids, right: Ids) -> int:
 def build_prefix_tree(sequences: Sequence[Ids]) -> PrefixTree:
     """Lay out sequences int64 `[length]` (at least one, none empty) so that each shared prefix occurs once."""
     forks = _forks(sequences)
-    families: dict[tuple[int, int], list[int]] = {}
+    members: dict[tuple[int, int], list[int]] = {}
     for index, (depth, donor) in forks.items():
         if depth < len(sequences[index]):
-            families.setdefault((depth, _root(forks, donor, depth)), []).append(index)
-    order = sorted(families, key=lambda family: family[0] > 0)
+            members.setdefault((depth, _root(forks, donor, depth)), []).append(index)
+    order = sorted(members, key=lambda fork: fork[0] > 0)
     begins: dict[int, int] = {}
     total = 0
-    for family in order:
-        for index in families[family]:
+    for fork in order:
+        for index in members[fork]:
             begins[index] = total
-            total += len(sequences[index]) - family[0]
+            total += len(sequences[index]) - fork[0]
     positions: list[Ids] = [np.empty(0, dtype=np.int64)] * len(sequences)
     token_ids, depths = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
     for index, (depth, donor) in forks.items():
@@ -100,10 +100,10 @@ def build_prefix_tree(sequences: Sequence[Ids]) -> PrefixTree:
         token_ids[own], depths[own] = sequences[index][depth:], np.arange(depth, depth + length)
     groups = tuple(
         SharedPrefixGroup(
-            chains=tuple(
-                (begins[index], begins[index] + len(sequences[index]) - depth) for index in families[depth, donor]
+            branches=tuple(
+                (begins[index], begins[index] + len(sequences[index]) - depth) for index in members[depth, donor]
             ),
-            context=_ranges(positions[families[depth, donor][0]][:depth]),
+            context=_ranges(positions[members[depth, donor][0]][:depth]),
         )
         for depth, donor in order
     )
@@ -119,8 +119,32 @@ def join_trees(trees: Sequence[PrefixTree]) -> PrefixTree:
         token_positions=tuple(
             positions + first for tree, first in zip(trees, firsts, strict=False) for positions in tree.token_positions
         ),
-        groups=tuple(family.shift(first) for tree, first in zip(trees, firsts, strict=False) for family in tree.groups),
+        groups=tuple(group.shift(first) for tree, first in zip(trees, firsts, strict=False) for group in tree.groups),
     )
+
+
+def pack_trees(trees: Sequence[PrefixTree], budget: int) -> list[tuple[list[int], PrefixTree]]:
+    """Join trees while they are within the budget of tokens; with the indices of those in each."""
+    bins = first_fit_decreasing([len(tree.token_ids) for tree in trees], budget)
+    return [(indices, join_trees([trees[index] for index in indices])) for indices in bins]
+
+
+def first_fit_decreasing(weights: Sequence[int], budget: int) -> list[list[int]]:
+    """Returns item indices in bins of at most `budget` each; items above the budget have a bin of their own.
+
+    Items from the heaviest on, each into the first bin with room: at most 11/9 of the minimum number of bins, plus 6/9
+    (Dósa 2007, https://doi.org/10.1007/978-3-540-74450-4_1).
+    """
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(weights)), key=lambda index: (-weights[index], index)):
+        fit = next((number for number, left in enumerate(room) if weights[index] <= left), len(bins))
+        if fit == len(bins):
+            bins.append([])
+            room.append(budget)
+        bins[fit].append(index)
+        room[fit] -= weights[index]
+    return bins
 
 
 def _forks(sequences: Sequence[Ids]) -> dict[int, tuple[int, int]]:
@@ -147,7 +171,7 @@ def _forks(sequences: Sequence[Ids]) -> dict[int, tuple[int, int]]:
 
 
 def _align_forks(forks: dict[int, tuple[int, int]], sequences: Sequence[Ids]) -> dict[int, tuple[int, int]]:
-    """The same forks, moved to one depth where sequences diverge from one chain within few tokens."""
+    """The same forks, moved to one depth where sequences diverge from one branch within few tokens."""
     depths: dict[int, int] = {}
     levels: dict[int, int] = {}
     for index in sorted(forks, key=lambda index: forks[index][0]):
@@ -162,7 +186,7 @@ def _align_forks(forks: dict[int, tuple[int, int]], sequences: Sequence[Ids]) ->
 
 
 def _root(forks: dict[int, tuple[int, int]], donor: int, depth: int) -> int:
-    """The sequence whose chain holds the last of the first `depth` tokens of the donor."""
+    """The sequence whose branch holds the last of the first `depth` tokens of the donor."""
     while forks[donor][0] >= depth > 0:
         donor = forks[donor][1]
     return donor

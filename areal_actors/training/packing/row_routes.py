@@ -43,7 +43,7 @@ class RowRoutes:
         ).astype(np.int64)
 
     def lay_out(self, shape: tuple[int, ...], rows: Iterable[tuple[int, NDArray[np.int64]]]) -> NDArray[np.int16]:
-        """Returns experts int16 `[*shape, layers, top_k]`, given each row with the flat indices of its first positions."""
+        """Returns experts int16 `[*shape, layers, top_k]`; `rows` has the flat indices of each row's positions."""
         layers, top_k = len(self._shape.layers), self._shape.top_k
         experts = np.full((int(np.prod(shape)), layers, top_k), OWN, dtype=np.int16)
         for index, places in rows:

@@ -3,7 +3,7 @@
 Logits at position t score token t + 1. Only positions that score a selected token are listed, so no logits are computed
 for prompts or padding, the first token of a row is never selected, and positions after the last selected token are not
 fed to the model. A micro-batch is either padded (rows of similar length; padding is on the right, where a causal model
-never attends, so no attention mask is needed) or packed into chains (no padding, and prefixes shared by the rows of a
+never attends, so no attention mask is needed) or packed into branches (no padding, and prefixes shared by the rows of a
 group, or by groups with one system prompt, occur once).
 """
 
@@ -26,8 +26,8 @@ from areal_actors.training.packing.prefix_tree import (
     PrefixTree,
     build_prefix_tree,
     common_prefix_length,
-    join_trees,
     lexicographic_order,
+    pack_trees,
     shared_tokens,
 )
 from areal_actors.training.packing.row_routes import RowRoutes
@@ -37,7 +37,7 @@ TokenSelector = Callable[[TrainingSequence], NDArray[np.bool_]]
 Sharing = Literal["auto", "on", "off"]
 """Compute the shared prefixes of a group once: on a CPU, always, or never."""
 SHARING_DEVICES = ("cpu",)
-"""Devices with chains under `auto`: a CPU computes them faster than padding even without common prefixes; elsewhere
+"""Devices with branches under `auto`: a CPU computes them faster than padding even without common prefixes; elsewhere
 nothing is measured."""
 MIN_COMMON_PREFIX = 64
 """Minimum common prefix of two groups to be joined, in tokens; with fewer, the additional call costs what they save."""
@@ -50,7 +50,7 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     token_ids: Tensor
-    """int64 `[rows, width]`, padded with 0 on the right; int64 `[1, tokens]` with chains."""
+    """int64 `[rows, width]`, padded with 0 on the right; int64 `[1, tokens]` with branches."""
     positions: Tensor
     """int64 `[tokens]`: index in the flattened `token_ids` of the logits that score the token."""
     labels: Tensor
@@ -63,7 +63,7 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     have it."""
     sequence_tokens: int
     """Tokens of the rows up to the last scoring position: the number computed without sharing or padding."""
-    chains: PackedTree | None = None
+    branches: PackedTree | None = None
     """Attention layout of packed `token_ids`; None if padded."""
     routes: Tensor | None = None
     """int16 `[rows, width, layers, top_k]`: experts of each of `token_ids`, -1 where the router chooses; None if it
@@ -133,37 +133,21 @@ def make_micro_batches(
         (index for index in indices if len(scored[index])), key=lambda index: (-builder.width(index), index)
     ):
         groups.setdefault(rows[index].group, []).append(index)
-    chains = sharing == "on" or (sharing == "auto" and device.type in SHARING_DEVICES)
-    shared, unshared = (list(groups.values()), []) if chains else ([], list(groups.values()))
+    packs = sharing == "on" or (sharing == "auto" and device.type in SHARING_DEVICES)
+    shared, unshared = (list(groups.values()), []) if packs else ([], list(groups.values()))
     if not whole_groups:
-        shared = [part for group in shared for part in builder.split_to_budget(group, budget)]
+        shared = [members for group in shared for members in builder.split_to_budget(group, budget)]
         unshared = [
             [index]
             for index in sorted((index for group in unshared for index in group), key=lambda i: (-builder.width(i), i))
         ]
     shared, trees = builder.build_trees(shared, budget)
-    parts = first_fit_decreasing([len(tree.token_ids) for tree in trees], budget)
-    packed = [builder.pack_groups([shared[unit] for unit in part], [trees[unit] for unit in part]) for part in parts]
-    padded = [builder.pad_rows(part) for part in builder.group_by_length(unshared, budget)]
+    packed = [
+        builder.pack_tree([index for unit in units for index in shared[unit]], tree)
+        for units, tree in pack_trees(trees, budget)
+    ]
+    padded = [builder.pad_rows(members) for members in builder.group_by_length(unshared, budget)]
     return packed + padded + [builder.pad_rows([index]) for index in pictured]
-
-
-def first_fit_decreasing(weights: Sequence[int], budget: int) -> list[list[int]]:
-    """Returns item indices in parts of at most `budget` each; items above the budget have a part of their own.
-
-    Bin packing: items from the heaviest on, each into the first part with room: at most 11/9 of the minimum number of
-    parts, plus 6/9 (Dósa 2007, https://doi.org/10.1007/978-3-540-74450-4_1).
-    """
-    parts: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted(range(len(weights)), key=lambda index: (-weights[index], index)):
-        fit = next((part for part, left in enumerate(room) if weights[index] <= left), len(parts))
-        if fit == len(parts):
-            parts.append([])
-            room.append(budget)
-        parts[fit].append(index)
-        room[fit] -= weights[index]
-    return parts
 
 
 class _MicroBatchBuilder:
@@ -191,11 +175,11 @@ class _MicroBatchBuilder:
         return self._rows[index].token_ids[: self.width(index)]
 
     def keys(self, index: int) -> NDArray[np.int64]:
-        """Numbers that are the same in two rows as long as these have the same token ids, and routes if they are replayed."""
+        """Numbers that are equal in two rows as long as their token ids are, and their routes if they are replayed."""
         return self.ids(index) if self._routes is None else self._routes.keys(index, self.width(index))
 
     def split_to_budget(self, group: list[int], budget: int) -> Iterable[list[int]]:
-        """Halve the group recursively until each part is within the budget."""
+        """Halve the group recursively until each half is within the budget."""
         tokens = sum(map(self.width, group))
         if (
             len(group) == 1
@@ -227,76 +211,80 @@ class _MicroBatchBuilder:
             before = number
         trees: list[tuple[list[int], PrefixTree]] = []
         for numbers in joined:
-            part = [index for number in numbers for index in groups[number]]
-            tree = build_prefix_tree([self.keys(index) for index in part]) if len(numbers) > 1 else alone[numbers[0]]
+            members = [index for number in numbers for index in groups[number]]
+            tree = (
+                alone[numbers[0]] if len(numbers) == 1 else build_prefix_tree([self.keys(index) for index in members])
+            )
             # Forks are aligned and may lie a few tokens before the common prefix ends, so the tree may exceed the
             # estimate.
             fits = len(numbers) == 1 or len(tree.token_ids) <= budget
-            trees += [(part, tree)] if fits else [(groups[number], alone[number]) for number in numbers]
-        return [part for part, _ in trees], [tree for _, tree in trees]
+            trees += [(members, tree)] if fits else [(groups[number], alone[number]) for number in numbers]
+        return [members for members, _ in trees], [tree for _, tree in trees]
 
     def group_by_length(self, units: Sequence[list[int]], budget: int) -> list[list[int]]:
         """Join units, the longest first, while the padded tokens are within the budget."""
-        parts: list[list[int]] = []
+        batches: list[list[int]] = []
         for unit in units:
-            if parts and (len(parts[-1]) + len(unit)) * self.width(parts[-1][0]) <= budget:
-                parts[-1] += unit
+            if batches and (len(batches[-1]) + len(unit)) * self.width(batches[-1][0]) <= budget:
+                batches[-1] += unit
             else:
-                parts.append(list(unit))
-        return parts
+                batches.append(list(unit))
+        return batches
 
-    def pad_rows(self, part: Sequence[int]) -> MicroBatch:
+    def pad_rows(self, members: Sequence[int]) -> MicroBatch:
         """A padded micro-batch of these rows, the longest first."""
-        width = self.width(part[0])
-        token_ids = np.zeros((len(part), width), dtype=np.int64)
-        for place, index in enumerate(part):
+        width = self.width(members[0])
+        token_ids = np.zeros((len(members), width), dtype=np.int64)
+        for place, index in enumerate(members):
             token_ids[place, : self.width(index)] = self.ids(index)
-        positions = np.concatenate([self._scored[index] + place * width for place, index in enumerate(part)])
-        batch = self._micro_batch(part, token_ids, positions, None)
+        positions = np.concatenate([self._scored[index] + place * width for place, index in enumerate(members)])
+        batch = self._micro_batch(members, token_ids, positions, None)
         if self._routes is None:
             return batch
         routes = self._routes.lay_out(
-            token_ids.shape, [(index, np.arange(width) + place * width) for place, index in enumerate(part)]
+            token_ids.shape, [(index, np.arange(width) + place * width) for place, index in enumerate(members)]
         )
         return msgspec.structs.replace(batch, routes=torch.from_numpy(routes).to(self._device))
 
-    def pack_groups(self, groups: Sequence[Sequence[int]], trees: Sequence[PrefixTree]) -> MicroBatch:
-        """A packed micro-batch of these groups of rows, one tree each."""
-        tree = join_trees(trees)
-        part = [index for group in groups for index in group]
+    def pack_tree(self, members: Sequence[int], tree: PrefixTree) -> MicroBatch:
+        """A packed micro-batch of the rows of a tree, in its order."""
         positions = np.concatenate(
-            [places[self._scored[index]] for places, index in zip(tree.token_positions, part, strict=True)]
+            [places[self._scored[index]] for places, index in zip(tree.token_positions, members, strict=True)]
         )
-        token_ids, chains = tree.token_ids[None], PackedTree.of(tree, self._device, positions)
+        token_ids, branches = tree.token_ids[None], PackedTree.of(tree, self._device, positions)
         if self._routes is None:
-            return self._micro_batch(part, token_ids, positions, chains)
+            return self._micro_batch(members, token_ids, positions, branches)
         token_ids = np.empty_like(token_ids)
-        for places, index in zip(tree.token_positions, part, strict=True):
+        for places, index in zip(tree.token_positions, members, strict=True):
             token_ids[0, places] = self.ids(index)
-        routes = self._routes.lay_out(token_ids.shape, zip(part, tree.token_positions, strict=True))
-        batch = self._micro_batch(part, token_ids, positions, chains)
+        routes = self._routes.lay_out(token_ids.shape, zip(members, tree.token_positions, strict=True))
+        batch = self._micro_batch(members, token_ids, positions, branches)
         return msgspec.structs.replace(batch, routes=torch.from_numpy(routes).to(self._device))
 
     def _micro_batch(
-        self, part: Sequence[int], token_ids: NDArray[np.int64], positions: NDArray[np.int64], chains: PackedTree | None
+        self,
+        members: Sequence[int],
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        branches: PackedTree | None,
     ) -> MicroBatch:
         def tensor(array: NDArray[np.generic]) -> Tensor:
             return torch.from_numpy(array).to(self._device)
 
         def column(of: Callable[[int, NDArray[np.intp]], NDArray[np.generic]]) -> Tensor:
-            return tensor(np.concatenate([of(index, self._scored[index]) for index in part]))
+            return tensor(np.concatenate([of(index, self._scored[index]) for index in members]))
 
-        stated = any(call.temperature is not None for index in part for call in self._rows[index].calls)
+        stated = any(call.temperature is not None for index in members for call in self._rows[index].calls)
         return MicroBatch(
             token_ids=tensor(token_ids),
             positions=tensor(positions),
             labels=column(lambda index, at: self._rows[index].token_ids[at + 1]),
             token_index=column(lambda index, at: np.arange(len(at), dtype=np.int64) + self._first[index]),
             temperatures=column(lambda index, at: _temperatures(self._rows[index])[at + 1]) if stated else None,
-            sequence_tokens=sum(map(self.width, part)),
-            chains=chains,
-            images=self._rows[part[0]].images,
-            image_folder=self._rows[part[0]].image_folder,
+            sequence_tokens=sum(map(self.width, members)),
+            branches=branches,
+            images=self._rows[members[0]].images,
+            image_folder=self._rows[members[0]].image_folder,
         )
 
 

@@ -1,10 +1,10 @@
-"""Attention over chains of tokens that share contexts (see `prefix_tree`).
+"""Attention over branches of tokens that share contexts (see `prefix_tree`).
 
 Each key and value is computed and kept once.
-On a CPU a chain attends to itself, causally, and to its context, in one call for all chains of a group; both results
+On a CPU a branch attends to itself, causally, and to its context, in one call for all branches of a group; both results
 are merged by their log-sum-exps (Dao et al. 2022, FlashAttention, https://arxiv.org/abs/2205.14135, section 3.1). The
 backward pass of each is the attention kernel's own, given the merged output and log-sum-exp. Elsewhere flex_attention
-computes all chains in one call, with a block mask (`block_mask`). Neither keeps a score matrix.
+computes all branches in one call, with a block mask (`block_mask`). Neither keeps a score matrix.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from areal_actors.training.packing.attention_plan import AttentionPlan, AttentionSpan
-from areal_actors.training.packing.packed_tree import OutputPositions, PackedTree
+from areal_actors.training.packing.packed_tree import AttentionPlan, AttentionSpan, PaddedRanges
 
 # The public function does not return the log-sum-exp
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001
@@ -34,23 +33,19 @@ def attend(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
-    chains: PackedTree,
+    plan: AttentionPlan | BlockMask,
     scale: float,
-    outputs: OutputPositions | None = None,
     *,
-    window: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of chains.
+    """Attention of branches.
 
     Args:
-        queries: `[tokens, heads, head_dim]`; only of the tokens of `outputs`, if given.
+        queries: `[tokens, heads, head_dim]` of the tokens of the plan that are queries.
         keys: `[all tokens, kv_heads, head_dim]`.
         values: as `keys`.
-        chains: layout of the tokens.
+        plan: of a `PackedTree`: for all of its tokens, its `outputs`, or the window of a layer.
         scale: factor of the scores.
-        outputs: `chains.outputs`, if only these tokens have queries.
-        window: tokens that a query attends to, the last ones and itself; None for all. Not with `outputs`.
         sinks: `[heads]`: score of an additional key whose value is 0.
 
     Returns:
@@ -60,7 +55,6 @@ def attend(
         queries, keys, values = (
             column.to(torch.get_autocast_dtype(queries.device.type)) for column in (queries, keys, values)
         )
-    plan = chains.plan_for_window(window) if outputs is None else outputs.plan
     if isinstance(plan, BlockMask):
         return _masked_attention(queries, keys, values, plan, scale, sinks)
     size, widest = values.shape[-1], max(queries.shape[-1], values.shape[-1])
@@ -83,10 +77,10 @@ class _PlannedAttention(torch.autograd.Function):
         peaks = torch.empty(queries.shape[:2], dtype=torch.float32 if queries.dtype != torch.float64 else torch.float64)
         for own, seen in plan.buckets:
             attended, peak = _forward(
-                own.pad(queries), seen.pad(keys), seen.pad(values), 0.0, is_causal=True, scale=scale
+                _pad(own, queries), _pad(seen, keys), _pad(seen, values), 0.0, is_causal=True, scale=scale
             )
-            own.unpad(attended, out)
-            own.unpad(peak.unsqueeze(-1), peaks.unsqueeze(-1))
+            _unpad(own, attended, out)
+            _unpad(own, peak.unsqueeze(-1), peaks.unsqueeze(-1))
         for span in plan.spans:
             first, last = span.queries
             context = [_context(column, span.context) for column in (keys, values)]
@@ -113,12 +107,12 @@ class _PlannedAttention(torch.autograd.Function):
         make = torch.empty_like if ctx.plan.whole else torch.zeros_like
         totals = [make(column, memory_format=torch.contiguous_format) for column in (keys, values)]
         for own, seen in ctx.plan.buckets:
-            parts = own.pad(grad), own.pad(queries), seen.pad(keys), seen.pad(values), own.pad(out)
-            peak = own.pad(peaks.unsqueeze(-1), filling=torch.inf).squeeze(-1)
+            parts = _pad(own, grad), _pad(own, queries), _pad(seen, keys), _pad(seen, values), _pad(own, out)
+            peak = _pad(own, peaks.unsqueeze(-1), filling=torch.inf).squeeze(-1)
             gradients = _backward(*parts, peak, 0.0, is_causal=True, scale=ctx.scale)
-            own.unpad(gradients[0], query_grad)
+            _unpad(own, gradients[0], query_grad)
             for column, total in zip(gradients[1:], totals, strict=True):
-                seen.unpad(column, total)
+                _unpad(seen, column, total)
         for span in ctx.plan.spans:
             first, last = span.queries
             context = [_context(column, span.context) for column in (keys, values)]
@@ -138,6 +132,29 @@ class _PlannedAttention(torch.autograd.Function):
         if sinks is not None:
             sink_grad = -(torch.exp(sinks - peaks) * (grad.float() * out.float()).sum(-1)).sum(0).to(sinks.dtype)
         return query_grad, *totals, None, None, sink_grad
+
+
+def _pad(ranges: PaddedRanges, column: Tensor, filling: float | None = None) -> Tensor:
+    """Entries `[all tokens, heads, size]` of ranges as `[rows, heads, width, size]`.
+
+    Empty slots hold `filling`, or arbitrary values.
+    """
+    if ranges.begin is not None:
+        padded = column[ranges.begin : ranges.begin + len(ranges.tokens)]
+    else:
+        padded = column.index_select(0, ranges.filled)
+        if filling is not None:
+            padded.index_fill_(0, ranges.empty, filling)
+    return padded.view(ranges.rows, ranges.width, *column.shape[1:]).transpose(1, 2)
+
+
+def _unpad(ranges: PaddedRanges, padded: Tensor, column: Tensor) -> None:
+    """Write entries `[rows, heads, width, size]` of ranges back into a column `[all tokens, heads, size]`."""
+    entries = padded.transpose(1, 2).reshape(-1, *column.shape[1:])
+    if ranges.begin is not None:
+        column[ranges.begin : ranges.begin + len(entries)] = entries
+    else:
+        column.index_copy_(0, ranges.tokens, entries.index_select(0, ranges.slots))
 
 
 def _hidden_scores(span: AttentionSpan, queries: Tensor) -> Tensor | None:

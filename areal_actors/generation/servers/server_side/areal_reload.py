@@ -1,8 +1,8 @@
 """Worker extension of a vLLM server; see `--worker-extension-cls`. Nothing of this project is imported.
 
 vLLM packs the output matrix for its CPU kernels. Where that matrix is tied to the embedding, loading weights replaces
-the embedding and leaves the packed copy as it was. Methods that take weights in parts answer with a report, or with an
-`error`: an exception would be an answer without its cause.
+the embedding and leaves the packed copy as it was. Methods that take weights in buckets answer with a report, or with
+an `error`: an exception would be an answer without its cause.
 """
 
 import base64
@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from areal_weights import ReceivedWeights, join_group, receive_part
+from areal_weights import ReceivedWeights, join_group, receive_bucket
 
 
 class Reload:
@@ -19,7 +19,7 @@ class Reload:
     def areal_reload(self: Any, weights_path: str) -> None:
         """Load weights from a folder, and pack a tied output matrix again."""
         self.reload_weights(weights_path=weights_path)
-        self._areal_state()["loading"] = False  # of a version whose sender was gone before its last part
+        self._areal_state()["loading"] = False  # of a version whose sender was gone before its last bucket
         self._areal_pack()
 
     def areal_join(
@@ -42,15 +42,15 @@ class Reload:
     def areal_receive(
         self: Any, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]]
     ) -> dict[str, Any]:
-        """Take a part that is broadcast to a group."""
+        """Take a bucket that is broadcast to a group."""
         return _answer(
             lambda: self._areal_take(
-                receive_part(self._areal_state()["groups"][group], names, dtypes, shapes, self.device)
+                receive_bucket(self._areal_state()["groups"][group], names, dtypes, shapes, self.device)
             )
         )
 
     def areal_map(self: Any, handles: list[str]) -> dict[str, Any]:
-        """Take a part in shared memory; each process has a handle of its own."""
+        """Take a bucket in shared memory; each process has a handle of its own."""
         # As trusted as the orders that change weights
         return _answer(lambda: self._areal_take(pickle.loads(base64.b64decode(handles[self.rank]))))  # noqa: S301
 

@@ -1,9 +1,9 @@
-"""Weights that arrive at a server in parts: their checksum, and the copy to which deltas are applied.
+"""Weights that arrive at a server in buckets: their checksum, and the copy to which deltas are applied.
 
-Nothing of this project is imported. The first tensor of each part, `areal.control`, is JSON as bytes: the number of the
-part and of all parts, and what they hold. Tensors arrive in the order of their names. Those of a delta replace whole
-tensors, or (`NAME#at`, `NAME#to`) single values of a tensor; they reach the model only after the checksum of the whole
-copy has been found right.
+Nothing of this project is imported. The first tensor of each bucket, `areal.control`, is JSON as bytes: the number of
+the bucket (`part`) and of all buckets (`parts`), and what they hold. Tensors arrive in the order of their names. Those
+of a delta replace whole tensors, or (`NAME#at`, `NAME#to`) single values of a tensor; they reach the model only after
+the checksum of the whole copy has been found right.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class ReceivedWeights:
         self._places: dict[str, torch.Tensor] = {}
 
     def take(self, weights: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-        """Returns the tensors of a part that the model has to load now.
+        """Returns the tensors of a bucket that the model has to load now.
 
         Raises:
-            ValueError: the part has no control tensor, a delta has another base than the copy, or the checksum is
+            ValueError: the bucket has no control tensor, a delta has another base than the copy, or the checksum is
                 wrong.
         """
         name, encoded = weights[0]
@@ -48,9 +48,9 @@ class ReceivedWeights:
         control = json.loads(bytes(encoded.cpu().tolist()))
         if control["part"] == 0:
             self._begin(control)
-        part = [(name, tensor) for name, tensor in weights[1:] if name != PAD]
-        loaded = part if control["kind"] == "whole" else []
-        for name, tensor in part:
+        bucket = [(name, tensor) for name, tensor in weights[1:] if name != PAD]
+        loaded = bucket if control["kind"] == "whole" else []
+        for name, tensor in bucket:
             if control["kind"] == "whole":
                 self._add(name, tensor, keep=control["keep"])
             else:
@@ -109,10 +109,10 @@ def join_group(address: str, port: int, rank: int, ranks: int, name: str, backen
     )[0]
 
 
-def receive_part(
+def receive_bucket(
     group: Any, names: list[str], dtypes: list[str], shapes: list[list[int]], device: torch.device
 ) -> list[tuple[str, torch.Tensor]]:
-    """Returns the tensors of a part that rank 0 broadcasts as bytes."""
+    """Returns the tensors of a bucket that rank 0 broadcasts as bytes."""
     kinds = [getattr(torch, dtype) for dtype in dtypes]
     sizes = [math.prod(shape) * kind.itemsize for shape, kind in zip(shapes, kinds, strict=True)]
     flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)

@@ -39,7 +39,7 @@ from areal_actors.generation.servers.sglang.requests import (
     sampling_fields,
 )
 from areal_actors.generation.settings import GenerationSettings
-from areal_actors.weights.sending import Part
+from areal_actors.weights.sending import Bucket
 
 ON_CPU, WITH_ADAPTERS, WITH_CHANNELS = (SERVER_SIDE / f"sglang_{name}.py" for name in ("on_cpu", "adapters", "weights"))
 REPORT = " areal_weights="
@@ -259,14 +259,14 @@ class SGLang:
         """SGLang 0.5.20 needs no preparation."""
 
     async def receive(
-        self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float
+        self, server: ServerClient, group: str, bucket: Bucket, weight_version: int, seconds: float
     ) -> Mapping[str, Any]:
-        """Have the server take a part that is broadcast to a group."""
+        """Have the server take a bucket that is broadcast to a group."""
         body = {
             **_part_body(weight_version),
-            "names": part.names,
-            "dtypes": part.dtypes,
-            "shapes": part.shapes,
+            "names": bucket.names,
+            "dtypes": bucket.dtypes,
+            "shapes": bucket.shapes,
             "group_name": group,
             "load_format": "flattened_bucket",
         }
@@ -275,7 +275,7 @@ class SGLang:
     async def receive_handles(
         self, server: ServerClient, handles: Sequence[str], weight_version: int, seconds: float
     ) -> Mapping[str, Any]:
-        """Have the server take a part in shared memory."""
+        """Have the server take a bucket in shared memory."""
         body = {**_part_body(weight_version), "serialized_named_tensors": list(handles)}
         return await self._update(server, "/update_weights_from_tensor", body, seconds)
 

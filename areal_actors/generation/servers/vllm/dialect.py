@@ -35,7 +35,7 @@ from areal_actors.generation.servers.server_process import (
 )
 from areal_actors.generation.servers.vllm.engine_description import DESCRIPTION
 from areal_actors.generation.settings import GenerationSettings
-from areal_actors.weights.sending import Part
+from areal_actors.weights.sending import Bucket
 
 MODEL = "model"
 """Name of the model in requests."""
@@ -204,12 +204,12 @@ class VLLM:
         self,
         server: ServerClient,
         group: str,
-        part: Part,
+        bucket: Bucket,
         weight_version: int,  # noqa: ARG002 - vLLM keeps none
         seconds: float,
     ) -> Mapping[str, Any]:
-        """Have the workers take a part that is broadcast to a group."""
-        return await self._call(server, "areal_receive", {"group": group, **msgspec.structs.asdict(part)}, seconds)
+        """Have the workers take a bucket that is broadcast to a group."""
+        return await self._call(server, "areal_receive", {"group": group, **msgspec.structs.asdict(bucket)}, seconds)
 
     async def receive_handles(
         self,
@@ -218,7 +218,7 @@ class VLLM:
         weight_version: int,  # noqa: ARG002 - vLLM keeps none
         seconds: float,
     ) -> Mapping[str, Any]:
-        """Have the workers take a part in shared memory."""
+        """Have the workers take a bucket in shared memory."""
         return await self._call(server, "areal_map", {"handles": list(handles)}, seconds)
 
     # VLLM keeps none

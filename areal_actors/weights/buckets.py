@@ -1,4 +1,4 @@
-"""Weights in parts, as they are sent to inference servers.
+"""Weights in buckets of a limited size, as they are sent to inference servers.
 
 They are whole, or what changed against the version that the server holds. The receiving side is
 `generation/servers/server_side/areal_weights.py`.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 CONTROL, PAD, AT, TO = "areal.control", "areal.pad", "#at", "#to"
 ALIGNMENT = 8
-"""Servers view the bytes of a part as its tensors, which must begin at multiples of the size of their values."""
+"""Servers view the bytes of a bucket as its tensors, which must begin at multiples of the size of their values."""
 MAX_INDEX = 2**31 - 1
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of the size of a value: values are compared by their bits, so that NaN equals itself and -0 differs from
@@ -48,29 +48,27 @@ def delta(base: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator
             yield f"{name}{TO}", new[places]
 
 
-def parts_of(weights: Iterable[Named], control: Mapping[str, Any], part_bytes: int) -> list[list[Named]]:
-    """Returns tensors in parts of about this size, each with `control` and its number as its first tensor.
-
-    The first tensor has the number of parts, too.
+def to_buckets(weights: Iterable[Named], control: Mapping[str, Any], bucket_bytes: int) -> list[list[Named]]:
+    """Returns tensors in buckets of about this size; the first tensor of each has `control` and the numbers of buckets.
 
     Args:
         weights: in the order in which they are sent.
         control: `kind` (`whole` or `delta`), `keep`, `base` and `checksum`.
-        part_bytes: a larger tensor is a part of its own.
+        bucket_bytes: a larger tensor is a bucket of its own.
     """
-    parts: list[list[Named]] = [[]]
+    buckets: list[list[Named]] = [[]]
     size = 0
     for name, tensor in weights:
-        if parts[-1] and size + tensor.nbytes > part_bytes:
-            parts.append([])
+        if buckets[-1] and size + tensor.nbytes > bucket_bytes:
+            buckets.append([])
             size = 0
-        parts[-1].append((name, tensor))
+        buckets[-1].append((name, tensor))
         if padding := -tensor.nbytes % ALIGNMENT:
-            parts[-1].append((PAD, torch.zeros(padding, dtype=torch.uint8)))
+            buckets[-1].append((PAD, torch.zeros(padding, dtype=torch.uint8)))
         size += tensor.nbytes
     return [
-        [(CONTROL, _encode_control({**control, "part": place, "parts": len(parts)})), *part]
-        for place, part in enumerate(parts)
+        [(CONTROL, _encode_control({**control, "part": place, "parts": len(buckets)})), *bucket]
+        for place, bucket in enumerate(buckets)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Token columns are sent and logged as byte planes, and read back as they were, also from logs in which they are
+"""Token columns are sent and logged as byte streams, and read back as they were, also from logs in which they are
 whole."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.samples import interaction
 
-from areal_actors.core.byte_planes import from_planes, planes_needed, to_planes
+from areal_actors.core.byte_stream_split import join_streams, split_streams, streams_needed
 from areal_actors.core.values import SamplingParams, TokenColumns, Trajectory, pack_ids
 from areal_actors.messages import Generate, TrajectoryExported
 from areal_actors.messages.fields import PACKED, fields_of
@@ -74,7 +74,7 @@ def test_planes_of_different_lengths_are_a_damaged_message():
     trajectory = exported([1, 2, 3]).pack().trajectory
     msgspec.structs.force_setattr(trajectory.interactions[0], "prompt_suffix", b"abc")
     body = msgspec.msgpack.encode({"trajectory": trajectory})
-    with pytest.raises(msgspec.ValidationError, match="3 bytes are not 2 planes of one length"):
+    with pytest.raises(msgspec.ValidationError, match="3 bytes are not 2 streams of one length"):
         msgspec.msgpack.decode(body, type=TrajectoryExported)
 
 
@@ -98,9 +98,9 @@ def test_the_recordings_of_both_formats_have_the_same_trajectories():
 
 def test_planes_are_the_lowest_bytes_first():
     column = pack_ids([0x010203, 0x040506])
-    assert planes_needed(column) == 3
-    assert to_planes(column, 3) == bytes([3, 6, 2, 5, 1, 4])
-    assert from_planes(to_planes(column, 3), 3) == column
+    assert streams_needed(column) == 3
+    assert split_streams(column, 3) == bytes([3, 6, 2, 5, 1, 4])
+    assert join_streams(split_streams(column, 3), 3) == column
 
 
 def test_fields_of_a_message_are_those_of_its_kind_and_a_monitor_can_read_the_planes():
@@ -109,9 +109,9 @@ def test_fields_of_a_message_are_those_of_its_kind_and_a_monitor_can_read_the_pl
     assert set(PACKED.values()) == {Generate, TrajectoryExported}
     assert fields_of(envelope) == msgspec.msgpack.decode(msgspec.msgpack.encode(event))
     sent = msgspec.msgpack.decode(envelope.body)["trajectory"]["interactions"][0]
-    planes = sent["id_planes"]
-    columns = np.frombuffer(sent["completion"]["token_ids"], np.uint8).reshape(planes, -1).T
-    assert np.pad(columns, ((0, 0), (0, 4 - planes))).copy().view("<u4").ravel().tolist() == [3, 151_935, 7]
+    streams = sent["id_planes"]
+    columns = np.frombuffer(sent["completion"]["token_ids"], np.uint8).reshape(streams, -1).T
+    assert np.pad(columns, ((0, 0), (0, 4 - streams))).copy().view("<u4").ravel().tolist() == [3, 151_935, 7]
 
 
 def test_an_invalid_message_is_shown_as_it_was_sent():

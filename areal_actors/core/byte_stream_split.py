@@ -1,0 +1,53 @@
+"""Byte-stream split of columns of four-byte values: the lowest bytes of all values, then their second bytes, and so on.
+
+Token ids need two or three of the four byte streams, and streams of equal bytes are what the log's compression finds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+VALUE_BYTES = 4
+IdStreams = Annotated[int, msgspec.Meta(ge=0, le=VALUE_BYTES)]
+"""Number of streams of token ids in a message; 0 for whole columns."""
+
+
+def streams_needed(*columns: bytes) -> int:
+    """Returns the number of streams, 2 to 4, without which none but zeros are left out.
+
+    0 if a column is not of four-byte values.
+    """
+    if any(len(column) % VALUE_BYTES for column in columns):
+        return 0
+    for streams in (4, 3):
+        if any(column[streams - 1 :: VALUE_BYTES].strip(b"\0") for column in columns):
+            return streams
+    return 2
+
+
+def split_streams(column: bytes, streams: int = VALUE_BYTES) -> bytes:
+    """Returns the lowest streams of a column."""
+    return b"".join(column[stream::VALUE_BYTES] for stream in range(streams))
+
+
+def join_streams(packed: bytes, streams: int = VALUE_BYTES) -> bytes:
+    """Returns the column of these streams; the ones left out are zeros.
+
+    Raises:
+        ValueError: the streams are not of one length.
+    """
+    count, rest = divmod(len(packed), streams)
+    if rest:
+        raise ValueError(f"{len(packed)} bytes are not {streams} streams of one length")
+    column = bytearray(VALUE_BYTES * count)
+    for stream in range(streams):
+        column[stream::VALUE_BYTES] = packed[stream * count : (stream + 1) * count]
+    return bytes(column)
+
+
+def set_fields(struct: msgspec.Struct, **fields: Any) -> None:
+    """Set fields of a frozen struct to which nothing else refers yet."""
+    for name, value in fields.items():
+        msgspec.structs.force_setattr(struct, name, value)
