@@ -16,8 +16,9 @@ from support.audit_logs import (
     sound_log,
 )
 
-from areal_actors.audit.audit import FAULTS_KEPT, Audit, RecomputeProgress
+from areal_actors.audit.audit import FAULTS_KEPT, Audit
 from areal_actors.audit.fold import AuditFold
+from areal_actors.audit.recomputation import RecomputeProgress
 from areal_actors.display.summary import write_summary
 from areal_actors.messages import (
     BatchFormed,

@@ -16,7 +16,7 @@ from support.audit_logs import (
     sound_log,
 )
 
-from areal_actors.audit.audit import CHECKS
+from areal_actors.audit.fault import CHECKS
 from areal_actors.core.values import WeightsLocation
 from areal_actors.messages import (
     BatchFormed,

@@ -90,6 +90,7 @@ WINGS = {
 PURE = (
     *(
         "audit.audit",
+        "audit.fault",
         "audit.groups",
         "audit.sequences",
         "batching.assembler",

@@ -1,7 +1,7 @@
-"""Audit of a run: every granted group is trained, dropped or abandoned exactly once, on the weights that its events name.
+"""Audit of a run: every granted group is trained, dropped or abandoned once, on the weights that its events name.
 
-A fold over the log without I/O. `CHECKS` lists what is checked; a fault has the sequence of its event in the log. The state is plain
-data that msgspec encodes, so that the fold can continue from a snapshot if the log is trimmed.
+A fold over the log without I/O. `CHECKS` (`fault.py`) lists what is checked; a fault has the sequence of its event in the log. The
+state is plain data that msgspec encodes, so that the fold can continue from a snapshot if the log is trimmed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.audit.fault import AuditFault
 from areal_actors.audit.groups import ExportedTrajectory, Finding, GroupLedger, format_numbers
-from areal_actors.core.values import Value
+from areal_actors.audit.recomputation import RecomputeProgress
 from areal_actors.messages import (
     KINDS,
     BatchFormed,
@@ -34,37 +35,9 @@ from areal_actors.messages import (
 from areal_actors.messages.episode_ends import EpisodeCounts
 from areal_bus.message import Message
 
-CHECKS: Mapping[str, str] = {
-    "gap": "sequence numbers have no gaps, and every event can be read",
-    "grant": "groups are granted once and in order, and only they have episodes",
-    "lost": "at the end of a run no trajectory or group is open, and none is passed over for younger ones",
-    "twice": "no trajectory is in two batches, twice in one, or in a batch and dropped",
-    "drop": "dropped trajectories were exported, and their group is complete",
-    "batch": "batches are in order, and name whole groups and the events of their trajectories",
-    "count": "the counts of the batcher equal those of the log",
-    "step": "each step is completed once, in order, after its batch",
-    "sequences": "the sequences trained are those of the batch",
-    "version": "each weight version is published after its step, and no token has an unpublished version",
-    "checksum": "a version has the same checksum wherever it was published, loaded or recomputed",
-    "checkpoint": "a checkpoint names its step and the event of its last batch",
-    "end": "the last event of the run has the step count of the log",
-}
 FAULTS_KEPT = 200
 """Number of faults kept in full; further ones are only counted."""
 KINDS_BY_SUBJECT: Mapping[str, type[Message]] = {kind.subject: kind for kind in KINDS}
-
-
-class AuditFault(Value):
-    """An inconsistency in a log."""
-
-    sequence: int
-    """Sequence of the event that reveals the fault; 0 if only the end of the log does."""
-    check: str
-    """One of `CHECKS`."""
-    sentence: str
-
-    def __str__(self) -> str:
-        return f"{f'event {self.sequence}' if self.sequence else 'end of the log'}: {self.check}: {self.sentence}"
 
 
 class Version(msgspec.Struct):
@@ -82,31 +55,6 @@ class Version(msgspec.Struct):
     def is_compared(self) -> bool:
         """True if the checksum was seen at least twice."""
         return self.loaded > 0 or self.published > 1 or self.proved
-
-
-class RecomputeOrder(Value):
-    """Order to repeat the steps of a log."""
-
-    log: str
-    """Path of the exported log."""
-    place: str
-    """Folder of the run, with a model that the run made; any other path if there is none."""
-    steps: int
-
-
-class RecomputeProgress(Value):
-    """Progress or result of a trainer that replays the log."""
-
-    phase: str = ""
-    """Current phase of a long preparation."""
-    version: int = -1
-    checksum: str = ""
-    """Checksum of that weight version."""
-    step: int = 0
-    sequences_checksum: str = ""
-    metrics: dict[str, float] = {}
-    error: str = ""
-    """Reason why the replay stopped; empty while it goes on."""
 
 
 class Audit(msgspec.Struct):
@@ -341,7 +289,7 @@ class Audit(msgspec.Struct):
             self.fault(0, "checksum", f"versions that were published but not recomputed: {format_numbers(missing)}")
 
     def _same_metrics(self, recomputed: RecomputeProgress, logged: StepCompleted) -> bool:
-        """Compare metrics: later versions of a run on examples are not published, so equal losses and gradients stand in for them."""
+        """Compare metrics, which stand in for the later versions of a run on examples: these are not published."""
         for name, value in logged.metrics.items():
             if (again := recomputed.metrics.get(name)) != value:
                 what = f"step {recomputed.step} reported {name} = {value!r}; recomputed from the log it is {again!r}"

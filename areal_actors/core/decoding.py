@@ -97,7 +97,7 @@ class _Explanation:
         return f' of {tag[0]} = "{tag[1]}"' if tag else ""
 
     def _same_name_elsewhere(self, key: Key) -> str:
-        """Returns a hint with the settings of this exact name in other tables, and the tags that the table needs for them."""
+        """Returns a hint with the settings of this name in other tables, and the tags that a table needs for them."""
         tables: dict[str, list[str]] = {}
         for path, owner in _tables_with(inspect.type_info(self.kind), key[-1]):
             tag = _tag_of(owner)

@@ -124,9 +124,10 @@ def summary(
     following: Sequence[tuple[str, str]] = (),
     audit_command: str = "",
 ) -> RenderableType:
-    """Returns the summary table, sample answers to held-out tasks before and after training, and the verdict of the audit.
+    """Returns the summary table, held-out answers before and after training, and the verdict of the audit.
 
-    `complaints` are about damaged input files, `missing` about a log whose beginning was trimmed; `following` are rows before the verdict.
+    `complaints` are about damaged input files, `missing` about a log whose beginning was trimmed; `following` are rows
+    before the verdict.
     """
     rows = [*_rows(state, throughputs), ("files", "; ".join(complaints)), ("log", missing)]
     parts: list[RenderableType] = [

@@ -1,4 +1,4 @@
-"""Abilities of generation engines: the optional fields of a request; `engines.py` describes the engines that have them."""
+"""Abilities of generation engines: optional fields of a request; `engines.py` describes the engines that have them."""
 
 from __future__ import annotations
 

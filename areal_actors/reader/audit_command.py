@@ -17,8 +17,9 @@ from typing import Protocol
 import msgspec
 from rich.console import Console
 
-from areal_actors.audit.audit import Audit, RecomputeOrder, RecomputeProgress
+from areal_actors.audit.audit import Audit
 from areal_actors.audit.fold import AuditFold
+from areal_actors.audit.recomputation import RecomputeOrder, RecomputeProgress
 from areal_actors.audit.report import report
 from areal_actors.audit.sequences import SequencesCheck
 from areal_actors.core.errors import SetupError

@@ -208,7 +208,7 @@ def seconds_at(measured: DecodeCalibration, together: float) -> float:
 def describe_budget(
     recipe: Recipe, calibration: Calibration, lengths: Lengths, machine: Machine | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yields label and text of each line of `areal-actors check` about memory, disk and time on a machine, this one if None."""
+    """Yields label and text of `check`'s lines about memory, disk and time on a machine, this one if None."""
     machine = machine or detect_machine(Path(recipe.folder))
     uses = process_memory(recipe, calibration, lengths)
     shared, disk = published_bytes(recipe), checkpoint_bytes(recipe)

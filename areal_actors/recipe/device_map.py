@@ -46,7 +46,7 @@ class DeviceUse(NamedTuple):
 
 
 def with_device_counts(recipe: Recipe, stated: Mapping[str, Any], cuda: CudaDevices) -> Recipe:
-    """Returns the recipe with as many ranks and inference workers as the devices allow, where it does not state their numbers."""
+    """Returns the recipe with as many ranks and inference workers as the devices allow, unless it states them."""
     if not cuda.count or recipe.model == EMBEDDED:
         return recipe
     trainer, generation, width = recipe.trainer, recipe.generation, recipe.generation.tensor_parallel

@@ -1,4 +1,4 @@
-"""Learning rates: derived for pretrained models where a recipe states none, and refused where they would destroy one."""
+"""Learning rates: derived for pretrained models where none is stated, and refused where they would destroy one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ADAM = ("adam", "adamw")
 
 
 def with_learning_rate(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
-    """Derive the learning rates of a pretrained model, which those of the embedded model would destroy in a few steps."""
+    """Derive the learning rates of a pretrained model: those of the embedded model would destroy it in a few steps."""
     if not is_pretrained(recipe.model):
         return recipe
     critic = recipe.algorithm.critic if "critic" in recipe.algorithm.__struct_fields__ else None

@@ -56,7 +56,7 @@ class Limit(msgspec.Struct, frozen=True):
 
 
 def with_derived(recipe: Recipe, stated: Mapping[str, Any], calibration: Calibration | None = None) -> Recipe:
-    """Returns the recipe with settings that are missing in `stated` derived from the others, and from measurements if there are any."""
+    """Returns the recipe with settings missing in `stated` derived from the others, and from measurements if any."""
     recipe = with_learning_rate(recipe, stated)
     if recipe.learns_from_examples() and not recipe.is_served():
         return recipe
@@ -113,7 +113,7 @@ def lowest_limit(recipe: Recipe) -> str:
 
 
 def _with_lengths(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
-    """Derive lengths: completions up to half of the context, at least two completions per context, one context per micro-batch."""
+    """Derive lengths: completions up to half of the context, two completions per context, a context per micro-batch."""
     context, longest = recipe.generation.max_model_len, recipe.sampling.max_tokens
     if not is_stated(stated, ("generation", "max_model_len")) and is_stated(stated, ("sampling", "max_tokens")):
         context = max(context, 2 * longest)

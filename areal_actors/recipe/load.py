@@ -164,7 +164,7 @@ def _stack_layers(layers: Iterable[Layer]) -> Layer:
 
 
 def _beside_files(over: Layer, files: Sequence[Path]) -> Layer:
-    """Returns overrides with relative paths that exist only beside a file, the last one first, as seen from the current directory."""
+    """Returns overrides with paths that exist only beside a file, the last first, as seen from the current folder."""
     data = reduce(lambda data, file: beside(data, file.parent, unless_here=True), reversed(files), over.data)
     return Layer(data, over.places)
 
@@ -224,7 +224,7 @@ def _own_model(written: Layer) -> str:
 
 
 def _foreign_settings(written: Layer, profile: str) -> list[Key]:
-    """Returns the settings of a profile of the embedded model that do not apply, because another model is named outside of it."""
+    """Returns settings of an embedded model's profile that do not apply: another model is named outside of it."""
     chosen = written.within("profiles", profile)
     if not _own_model(written) or chosen.data.get("model") != EMBEDDED:
         return []

@@ -1,4 +1,4 @@
-"""Settings that follow from what was measured on this machine, where a recipe with a model of one's own does not state them.
+"""Settings that follow from measurements of this machine, where a recipe with an own model does not state them.
 
 Slots, groups in flight and time limits of the defaults fit a model that samples thousands of tokens a second.
 """
@@ -79,7 +79,7 @@ def expected_lengths(recipe: Recipe) -> Lengths:
 def with_measured(
     recipe: Recipe, stated: Mapping[str, Any], calibration: Calibration
 ) -> tuple[Recipe, Mapping[str, Any]]:
-    """Returns the recipe with the settings that follow from measurements, and what is stated now, these settings among it."""
+    """Returns the recipe with the settings that follow from measurements, and what is stated now, with these."""
     if calibration.decode is None:
         return recipe, stated
     size, measured, longest = recipe.algorithm.group_size, calibration.decode, recipe.sampling.max_tokens

@@ -57,7 +57,7 @@ def missing_recipe(path: Path) -> str:
 
 
 def expand_home(value: Any) -> Any:
-    """Returns settings in which texts that begin with `~`, `$HOME` or `${HOME}` as a folder begin with the home folder."""
+    """Returns settings in which texts with `~`, `$HOME` or `${HOME}` as first folder begin with the home folder."""
     if isinstance(value, dict):
         return {name: expand_home(entry) for name, entry in value.items()}
     if isinstance(value, list):
@@ -68,7 +68,7 @@ def expand_home(value: Any) -> Any:
 
 
 def beside(settings: dict[str, Any], folder: Path, *, unless_here: bool = False) -> dict[str, Any]:
-    """Returns settings of a recipe in `folder`, with the relative paths that exist there as seen from the current directory.
+    """Returns settings of a recipe in `folder`, with paths that exist there as seen from the current directory.
 
     With `unless_here`, as for settings of the command line, those that exist in the current directory stay.
     """

@@ -100,7 +100,7 @@ def explain_settings(names: Sequence[str]) -> str:
 
 
 def _with_installed(setting: Setting) -> str:
-    """The description of a setting with the parts of other distributions that are its values here, and the fields of their options."""
+    """The description of a setting, with parts of other distributions as values, and the fields of their options."""
     lines = [setting.text()]
     for kind in KINDS_OF_SETTING.get(setting.name, ()):
         for part in parts_beside_ours(kind):

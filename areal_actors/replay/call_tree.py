@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 
 def tree(parents: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """Yield the calls of a conversation, each followed by those that continue it, with the number of branches before it.
+    """Yield the calls of a conversation, each before those that continue it, with the number of branches before it.
 
     The first call that continues another one goes on at its depth; further ones begin a branch.
     """

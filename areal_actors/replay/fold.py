@@ -100,7 +100,7 @@ class FoldReplay:
             yield self._difference(envelope.sequence, recorded, emitted)
 
     def continue_with(self, actor: Actor) -> None:
-        """Continue with another actor of this kind, as a run that is resumed with other settings, from the same state."""
+        """Continue with another actor of this kind from the same state, as a run that resumes with other settings."""
         if self.actor.state_type is not None:
             state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.actor.snapshot()), type=self.actor.state_type)
             actor.restore(state)

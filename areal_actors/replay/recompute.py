@@ -17,7 +17,8 @@ from typing import Any, TextIO
 
 import msgspec
 
-from areal_actors.audit.audit import KINDS_BY_SUBJECT, RecomputeOrder, RecomputeProgress
+from areal_actors.audit.audit import KINDS_BY_SUBJECT
+from areal_actors.audit.recomputation import RecomputeOrder, RecomputeProgress
 from areal_actors.core.errors import ArealError, SetupError
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import (

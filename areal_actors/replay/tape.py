@@ -112,7 +112,7 @@ class _Player:
         return emitted.body == taped.body or emitted.open(kind) == taped.open(kind)
 
     async def end(self) -> None:
-        """Cancel handlers that wait for a reply that is not on the tape, as when the actor was killed, and stop the actor."""
+        """Cancel handlers that wait for a reply which is not on the tape, as after a kill, and stop the actor."""
         for task in self.tasks:
             task.cancel()
         for task in self.tasks:

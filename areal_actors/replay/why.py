@@ -208,7 +208,7 @@ def _idle_engines(shares: TimeShares) -> Iterator[str]:
 
 
 def _more_episodes(shares: TimeShares, recipe: Recipe) -> Iterator[str]:
-    """Yield what makes batches come sooner, by the bound that the gate had reached most of the time that the trainer waited."""
+    """Yield what makes batches come sooner, by the bound of the gate that held most while the trainer waited."""
     gate, bounds = recipe.staleness_gate, shares.bounds
     if (held := share(bounds, "staleness")) >= MAIN:
         yield from _younger(held, recipe)
@@ -249,7 +249,7 @@ def _more_episodes(shares: TimeShares, recipe: Recipe) -> Iterator[str]:
 
 
 def _younger(held: float, recipe: Recipe) -> Iterator[str]:
-    """Yield what lets groups start, or batches be formed, where the staleness bound holds them back in this share of the waiting time."""
+    """Yield what lets groups start or batches form where the staleness bound holds them back this share of time."""
     bound = recipe.staleness_gate.max_staleness
     if bound == 0:
         yield (

@@ -55,7 +55,7 @@ TABLES: dict[str, type[Row]] = {
 
 
 def _statement(text: str) -> str:
-    """Returns a statement of SQL in which `since(TIME)` is in seconds after the first event, and `number(KEY)` numbers the rows from 0.
+    """Returns an SQL statement; `since(TIME)`: seconds after the first event, `number(KEY)` numbers rows from 0.
 
     Each process has its own clock: no time is before that of the first event.
     """
@@ -64,7 +64,8 @@ def _statement(text: str) -> str:
 
 
 EPISODES = _statement("""
-SELECT id - 1 AS id, changed, episode AS name, attempt, group_ AS "group", purpose, task, granted, since(granted_at) AS granted_at,
+SELECT id - 1 AS id, changed, episode AS name, attempt, group_ AS "group", purpose, task, granted,
+    since(granted_at) AS granted_at,
     coalesce(scored, 0) AS scored, coalesce(since(scored_at), 0) AS scored_at,
     coalesce(ended, 0) AS ended, coalesce(since(ended_at), 0) AS ended_at, outcome, reward, completion_tokens AS tokens,
     coalesce(batch, 0) AS batch, coalesce(step, 0) AS step, coalesce(trained, 0) AS trained,
@@ -77,11 +78,13 @@ SELECT attempt_id - 1, recorded, since(at), interaction, spans, oldest_version, 
 FROM call WHERE attempt_id IN (SELECT id FROM attempt WHERE {condition}) ORDER BY attempt_id, number
 """)
 STEPS = _statement("""
-SELECT number(completed) AS id, changed, step, completed AS position, since(completed_at) AS at, coalesce(replaced, 0) AS replaced
+SELECT number(completed) AS id, changed, step, completed AS position, since(completed_at) AS at,
+    coalesce(replaced, 0) AS replaced
 FROM step
 """)
 BATCHES = _statement("""
-SELECT number(formed) AS id, changed, step, formed AS position, since(formed_at) AS at, oldest_version, dropped_trajectories,
+SELECT number(formed) AS id, changed, step, formed AS position, since(formed_at) AS at, oldest_version,
+    dropped_trajectories,
     filtered_groups, refused FROM batch
 """)
 VERSIONS = _statement("""
@@ -90,7 +93,8 @@ SELECT number(changed) AS id, changed, weight_version, changed AS position, sinc
     UNION ALL SELECT loaded, weight_version, loaded_at, worker FROM load)
 """)
 EVALUATIONS = _statement("""
-SELECT number(completed) AS id, completed AS changed, weight_version, completed AS position, since(completed_at) AS at, mode,
+SELECT number(completed) AS id, completed AS changed, weight_version, completed AS position,
+    since(completed_at) AS at, mode,
     metrics, accuracy, reward_mean, mean_tokens, tasks, failed FROM evaluation
 """)
 ACTORS = _statement("""
