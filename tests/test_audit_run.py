@@ -9,8 +9,9 @@ import signal
 
 import msgspec
 import pytest
+from support.audit_logs import audited, changed, place
 from support.live_run import BY_SUBJECT, ROOT
-from test_audit import audited, changed, exported_otherwise, inserted, place, with_group, with_members, without
+from test_audit_mutations import exported_otherwise, inserted, with_group, with_members, without
 from test_resume import EXAMPLES
 
 from areal_actors.cli import main

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 from support.framework_harness import chat_tokenizer
-from test_continuation import session
+from test_continued_prompts import session
 
 from areal_actors.core.values import unpack_ids
 from areal_actors.gateway.settings import GatewaySettings

@@ -10,7 +10,8 @@ from collections import Counter
 import msgspec
 import pytest
 from rich.console import Console
-from test_episode_counts import LOGS, _written, run_state
+from support.count_readers import run_state, write_log_file
+from test_episode_counts import LOGS
 
 from areal_actors.display.recorded_state import recorded_state
 from areal_actors.folder.run_folder import RunFolder
@@ -52,7 +53,7 @@ def log(request):
 
 @pytest.fixture
 def path(log, tmp_path):
-    return _written(log, tmp_path)
+    return write_log_file(log, tmp_path)
 
 
 def attempts_of_open_run(path):

@@ -24,7 +24,7 @@ from areal_actors.tokenization.tokenizer import ChatTokenizer, TextStream
 from areal_actors.training.packing.packed_tree import PackedTree
 from areal_actors.training.packing.prefix_tree import build_prefix_tree
 from areal_actors.training.packing.tree_attention import attend
-from areal_actors.weights import parts
+from areal_actors.weights import buckets
 from areal_actors.weights.transfer import checksum, read_weights, write_weights
 from areal_actors.weights.weight_files import stored_tensors
 
@@ -182,18 +182,22 @@ def test_a_tensor_larger_than_a_file_or_a_part_has_one_of_its_own(tmp_path):
         name: tensor.shape for name, tensor in stored_tensors(tmp_path / "v1").items()
     }
     assert checksum(read_weights(location)) == location.checksum
-    assert [len(part) for part in parts.parts_of(sorted(tensors.items()), {"kind": "whole"}, 8 * 1024**2)] == [2, 2, 2]
+    assert [len(bucket) for bucket in buckets.to_buckets(sorted(tensors.items()), {"kind": "whole"}, 8 * 1024**2)] == [
+        2,
+        2,
+        2,
+    ]
 
 
 def test_a_changed_row_of_a_large_head_is_sent_alone_unless_its_places_exceed_int32(monkeypatch):
     before = {"head": torch.randn(ROWS, 64, dtype=torch.bfloat16)}
     after = {"head": before["head"].clone()}
     after["head"][ROWS - 1] += 1
-    sent = dict(parts.delta(before, after))
+    sent = dict(buckets.delta(before, after))
     assert sent.keys() == {"head#at", "head#to"}
     assert sent["head#at"].tolist() == list(range((ROWS - 1) * 64, ROWS * 64))
-    monkeypatch.setattr(parts, "MAX_INDEX", ROWS * 64 - 1)
-    assert dict(parts.delta(before, after)).keys() == {"head"}
+    monkeypatch.setattr(buckets, "MAX_INDEX", ROWS * 64 - 1)
+    assert dict(buckets.delta(before, after)).keys() == {"head"}
 
 
 def test_a_published_folder_in_several_files_is_saved_whole_and_without_what_it_has_twice(tmp_path):

@@ -1,6 +1,6 @@
 """Audit of a run: every granted group is trained, dropped or abandoned once, on the weights that its events name.
 
-A fold over the log without I/O. `CHECKS` (`fault.py`) lists what is checked; a fault has the sequence of its event in the log. The
+A fold over the log without I/O. `fault.py` lists what is checked; a fault has the sequence of its event. The
 state is plain data that msgspec encodes, so that the fold can continue from a snapshot if the log is trimmed.
 """
 

@@ -1,4 +1,4 @@
-"""What an audit checks, and a fault that it finds."""
+"""Checks of an audit, and a fault that it finds."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ table of its name. `rule:argument` sets the one option that the rule is about.
     [task.reward_options]
     "format:answer-tag" = { weight = 0.2, only_if = "math" }
 
-A part with `only_if` counts only where the other part has at least half of a full reward: a form is worth nothing
+A part with `only_if` counts only where the other part has at least half of a full reward: a form counts nothing
 around a wrong answer.
 """
 

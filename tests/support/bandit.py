@@ -10,7 +10,8 @@ import torch
 
 from areal_actors.core.values import SequenceCall, TrainingSequence
 from areal_actors.training.packing.tensors import make_micro_batches
-from areal_actors.training.step_data import drop_masked_tokens, loss_batch, step_tokens, token_weights
+from areal_actors.training.step import loss_batch, token_weights
+from areal_actors.training.step_data import drop_masked_tokens, step_tokens
 
 ARMS = 3
 

@@ -120,14 +120,18 @@ def of_show(log, folder):
     screen = io.StringIO()
     chosen = EpisodeFilter(last=1_000_000)
     show(
-        str(_written(log, folder)), folder=folder, chosen=chosen, as_json=True, console=Console(file=screen, width=100)
+        str(write_log_file(log, folder)),
+        folder=folder,
+        chosen=chosen,
+        as_json=True,
+        console=Console(file=screen, width=100),
     )
     rows = [json.loads(line) for line in screen.getvalue().splitlines()]
     return _of_rows([(row["outcome"], row["reason"]) for row in rows])
 
 
 def of_open_run(log, folder):
-    return of_counts(open_run(_written(log, folder)).state.episodes)
+    return of_counts(open_run(write_log_file(log, folder)).state.episodes)
 
 
 def of_database(log, folder):
@@ -173,7 +177,7 @@ def _of_rows(rows):
     }
 
 
-def _written(log, folder):
+def write_log_file(log, folder):
     """The log as an exported file."""
     path = folder / "run.log"
     with LogWriter(path, "a") as file:
