@@ -33,7 +33,7 @@ from scale_model import HEADER, Cluster, costs, rows
 from scale_process import Sizes
 from scale_run import figures, measure
 
-from areal_actors.core import settings
+from areal_actors.recipe.run_actors import COUNTED
 
 PARTS = ("run", "lengths", "streams", "folds", "pull", "model")
 LONGEST_SECONDS = 900.0
@@ -60,7 +60,7 @@ QUICK = {
 
 def gateways_served(count: int) -> bool:
     """True if a run may have this number of gateways."""
-    return count == 1 or "session_manager" in getattr(settings, "COUNTED", settings.SEVERAL)
+    return count == 1 or "session_manager" in COUNTED
 
 
 def sizes_of(arguments: argparse.Namespace, gateways: int = 1) -> Sizes:
