@@ -69,6 +69,12 @@ def test_an_imported_log_is_shown_compared_and_scored_again(tmp_path, capsys):
     assert "failed on" not in capsys.readouterr().out
 
 
+def test_an_imported_log_is_no_proof_of_a_run(tmp_path, capsys):
+    import_rollouts([write_rows(tmp_path / "rows.jsonl", VERL)], tmp_path / "other.xz")
+    assert main(["audit", str(tmp_path / "other.xz")]) != 0
+    assert "this log was imported from another program" in capsys.readouterr().err
+
+
 def test_texts_are_never_demonstrations(tmp_path):
     import_rollouts([write_rows(tmp_path / "rows.jsonl", VERL)], tmp_path / "other.xz")
     with pytest.raises(SetupError, match=r"has no demonstration: .*no sampled tokens"):

@@ -12,7 +12,8 @@ import msgspec
 
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.imports.foreign_episode import COLUMNS, ForeignEpisode, read_row
-from areal_actors.imports.write_log import IMPORTED, write_log
+from areal_actors.imports.write_log import write_log
+from areal_actors.messages.run import IMPORTED
 from areal_actors.tasks.sources import open_source
 
 NOT_IN_RUN_NAMES = re.compile(r"[^a-z0-9]+")

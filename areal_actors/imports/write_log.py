@@ -27,6 +27,7 @@ from areal_actors.messages import (
     StepCompleted,
     TrajectoryExported,
 )
+from areal_actors.messages.run import IMPORTED
 from areal_actors.messages.training import TrajectoryRef
 from areal_actors.recipe.recipe import Recipe, redact_recipe
 from areal_actors.training.algorithms.grpo import Grpo
@@ -34,7 +35,6 @@ from areal_bus.base import Envelope, Stamp
 from areal_bus.message import Event
 from areal_bus.recorded import LogWriter
 
-IMPORTED = "imported"
 NO_REWARD = "the imported row has no reward"
 
 

@@ -7,6 +7,9 @@ from typing import Any, ClassVar, Literal
 from areal_actors.core.values import Value
 from areal_bus.message import Event, Telemetry
 
+IMPORTED = "imported"
+"""Profile of a log that was made of the episodes of another program."""
+
 
 class RunStarted(Event):
     """The run's processes are being started from this recipe."""
@@ -15,7 +18,7 @@ class RunStarted(Event):
     recipe: dict[str, Any]
     """The resolved recipe."""
     profile: str
-    """Name of the recipe's profile."""
+    """Name of the recipe's profile; `imported` if the log has the episodes of another program."""
     reason: str
     """Reason for the choice of this profile."""
     folder: str

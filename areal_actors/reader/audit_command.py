@@ -31,6 +31,7 @@ from areal_actors.display.snapshot_start import AUDIT, restore_fold
 from areal_actors.folder.connections import open_log
 from areal_actors.folder.run_folder import RunFolder, find_run
 from areal_actors.messages import RunResumed, RunStarted, StepCompleted
+from areal_actors.messages.run import IMPORTED
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.sequences.credit import Credit
 from areal_bus.base import Envelope
@@ -68,6 +69,10 @@ class Auditor:
     def envelope(self, envelope: Envelope) -> None:
         """Fold the next envelope of the log."""
         message = self.fold.receive(envelope)
+        if isinstance(message, RunStarted) and message.profile == IMPORTED:
+            raise SetupError(
+                "this log was imported from another program, whose episodes prove no run; audit a run of this one"
+            )
         if isinstance(message, RunStarted | RunResumed):
             self.rows = self.rows or (_sequences_check(message) if self.whole else None)
         elif isinstance(message, StepCompleted):
@@ -78,7 +83,11 @@ class Auditor:
             self.audit.sequences_checked = self.rows.checked
 
     async def log(self, envelopes: AsyncIterator[Envelope]) -> None:
-        """Fold a whole log; a read error is a fault."""
+        """Fold a whole log; a read error is a fault.
+
+        Raises:
+            SetupError: it has the episodes of another program.
+        """
         try:
             async for envelope in envelopes:
                 self.envelope(envelope)
@@ -105,7 +114,7 @@ def audit(run: str, *, folder: Path, recompute: bool = False, console: Console |
         console: prints the report.
 
     Raises:
-        SetupError: there is no such run, or a package for `recompute` is absent.
+        SetupError: there is no such run, a package for `recompute` is absent, or the log is one that was imported.
         BusError: its log cannot be opened.
     """
     if recompute:
