@@ -279,7 +279,8 @@ def test_rewards_are_found_by_name_or_path(tmp_path):
         (
             "gsmk8",
             (
-                "no reward is called `gsmk8`; did you mean `gsm8k`\\? known: gsm8k, json_schema, math, python_tests,"
+                "no reward is called `gsmk8`; did you mean `gsm8k`\\? known: format,"
+                " gsm8k, json_schema, length, math, python_tests,"
                 " weighted; one of"
             ),
         ),

@@ -248,7 +248,7 @@ WRONG = {
         "recipe.toml:7: `task.reward`: ... no file rewards.py ... fix the path", "agent.py:reward", "rewards.py:reward"
     ),
     "an unknown reward": recipe(
-        "recipe.toml:7: `task.reward`: ... known: gsm8k, json_schema, math", "agent.py:reward", "math_anwser"
+        "recipe.toml:7: `task.reward`: ... known: format, gsm8k, json_schema", "agent.py:reward", "math_anwser"
     ),
     "no such reward model": words(
         "`task.reward`: ... no such folder ... train one first", "task.reward=model:./nothing"
