@@ -18,7 +18,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.data_check import check_data
 from areal_actors.run.preflight import check_parts
 from areal_actors.run.rehearsal import Played, rehearse
-from areal_actors.stages.run_stages import check_stages
+from areal_actors.stages.check_stages import check_stages
 from areal_actors.supervision.nats_server import with_port
 
 

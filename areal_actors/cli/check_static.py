@@ -17,7 +17,7 @@ from areal_actors.recipe.measured import measurements
 from areal_actors.recipe.paths import find_recipe, is_file
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.reference import explain_settings, json_schema
-from areal_actors.stages.run_stages import check_stages
+from areal_actors.stages.check_stages import check_stages
 from areal_actors.stages.stage_file import StageFile, has_stages, read_stages
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from areal_actors.cli.reader_arguments import positive_count, takes_folder
+from areal_actors.export.defaults import LEAST_REWARD
 
 
 def add_export(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -40,7 +41,11 @@ def add_export(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--best", type=positive_count, default=1, metavar="N", help="with --sft: at most N episodes of a group (1)"
     )
     export.add_argument(
-        "--least-reward", type=float, default=0.5, metavar="R", help="with --sft: smallest reward (%(default)s)"
+        "--least-reward",
+        type=float,
+        default=LEAST_REWARD,
+        metavar="R",
+        help="with --sft: smallest reward (%(default)s)",
     )
     export.add_argument(
         "--margin",

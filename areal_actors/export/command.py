@@ -14,8 +14,9 @@ from areal_actors import __version__
 from areal_actors.core.errors import SetupError
 from areal_actors.display.monitor import export as export_log
 from areal_actors.export.atif import to_atif
+from areal_actors.export.defaults import LEAST_REWARD
 from areal_actors.export.examples import demonstration_rows, preference_row
-from areal_actors.export.selection import LEAST_REWARD, Selection, groups_of, reward_of, select_best, select_pairs
+from areal_actors.export.selection import Selection, groups_of, reward_of, select_best, select_pairs
 from areal_actors.reader.run import Run, open_run
 from areal_actors.recipe.recipe import recorded_recipe
 from areal_actors.sequences.credit import Credit

@@ -15,9 +15,6 @@ from areal_actors.core.scalars import differ
 from areal_actors.core.values import Trajectory
 from areal_actors.reader.records import EndedEpisode
 
-LEAST_REWARD = 0.5
-"""Smallest reward of a demonstration unless another is asked for; the bound of `accuracy` in evaluations."""
-
 
 class Selection(msgspec.Struct):
     """Chosen episodes, and the number of those that were left out, by reason."""

@@ -10,46 +10,14 @@ from types import FrameType
 
 import msgspec
 
-from areal_actors.core.devices import detect_cuda
-from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.core.errors import SetupError
 from areal_actors.export.command import export
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.reader.run_files import read_run_files
-from areal_actors.recipe.load import load
+from areal_actors.stages.check_stages import check_stages, print_line
 from areal_actors.stages.stage_file import Stage, StageFile
 
 FINISHED = "finished"
-
-
-def check_stages(stages: StageFile, root: Path) -> int:
-    """Check the recipe of every stage with its settings, and print a line for each; returns the exit status.
-
-    Model and data set of a later stage, which an earlier one makes, are those of its recipe here.
-
-    Raises:
-        RecipeError: a recipe or a setting is invalid.
-    """
-    cuda = detect_cuda()
-    for number, stage in enumerate(stages.stage, start=1):
-        recipe, *settings = stages.words(stage, root)
-        try:
-            resolved = load([Path(recipe)], settings, cuda)
-        except RecipeError as error:
-            raise RecipeError(f"stage `{stage.name}`: {error}") from error
-        origin = ", ".join(
-            text
-            for name, text in (
-                (stage.model_of, f"model of {stage.model_of}"),
-                (stage.episodes_of, f"episodes of {stage.episodes_of} as {stage.episodes_as}"),
-            )
-            if name
-        )
-        facts = f"{resolved.recipe.algorithm.resolve().__struct_config__.tag}, {resolved.recipe.steps} steps"
-        _print_line(
-            f"stage {number} of {len(stages.stage)}, {stage.name}: run '{resolved.recipe.run}', {facts}"
-            + (f"; {origin}" if origin else "")
-        )
-    return 0
 
 
 def run_stages(stages: StageFile, root: Path) -> int:
@@ -78,20 +46,20 @@ def run_stages(stages: StageFile, root: Path) -> int:
         title = f"stage {number} of {len(stages.stage)}, {stage.name}: run '{run.path.name}'"
         if is_fresh or not status or words_before.get(stage.name) != words:
             is_fresh = True
-            _print_line(f"{title} starts")
+            print_line(f"{title} starts")
             words_before[stage.name] = words
             folder.mkdir(parents=True, exist_ok=True)
             record.write_bytes(msgspec.json.encode(words_before))
             code = start_command(["run", *words, *_inputs(stages, stage)])
         elif status == FINISHED:
-            _print_line(f"{title} has finished already")
+            print_line(f"{title} has finished already")
             continue
         else:
             is_fresh = True
-            _print_line(f"{title} is resumed")
+            print_line(f"{title} is resumed")
             code = start_command(["resume", run.path.name, "--folder", stages.folder])
         if code:
-            _print_line(f"{title} ended with exit status {code}; the same command goes on from here")
+            print_line(f"{title} ended with exit status {code}; the same command goes on from here")
             return code
     return 0
 
@@ -150,8 +118,3 @@ def newest_checkpoint(run: Path) -> Path:
     if not kept:
         raise SetupError(f"run '{run.name}' has no checkpoint, which the next stage begins with")
     return kept[-1].absolute()
-
-
-def _print_line(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()

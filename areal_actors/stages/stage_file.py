@@ -25,7 +25,7 @@ import msgspec
 
 from areal_actors.core.config import Config, PositiveInt
 from areal_actors.core.errors import RecipeError
-from areal_actors.export.selection import LEAST_REWARD
+from areal_actors.export.defaults import LEAST_REWARD
 from areal_actors.recipe.recipe import RunName
 
 KEY = "stage"
