@@ -118,7 +118,7 @@ def test_what_check_prints_reads_back_as_the_same_recipe(read):
         ("model =", "profles =", "recipe.toml:3: `profles` is not a setting; did you mean `profiles`?"),
         ("steps = 3", 'steps = "3"', 'recipe.toml:2: `steps`: found "3", expected a whole number'),
         ("steps = 3", "steps = 0", "recipe.toml:2: `steps`: found 0, expected a whole number >= 1"),
-        ("lr = 1e-3", "lr = -1.0", "recipe.toml:16: `trainer.optimizer.lr`: found -1.0, expected a number ≥ 0.0"),
+        ("lr = 1e-3", "lr = -1.0", "recipe.toml:16: `trainer.optimizer.lr`: found -1.0, expected a number >= 0.0"),
         (
             '"cosine"',
             '"cosin"',

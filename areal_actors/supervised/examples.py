@@ -207,7 +207,8 @@ def _rename_columns(row: object, columns: Mapping[str, str], place: str) -> dict
 
 
 def _forms(kind: Kind) -> str:
-    return " or ".join(" and ".join(f"`{name}`" for name in form) for form in FORMS[kind])
+    written = (form for form in FORMS[kind] if form not in (SEQUENCE, PAIR))  # no row of tokens is written by hand
+    return " or ".join(" and ".join(f"`{name}`" for name in form) for form in written)
 
 
 def _example(row: dict[str, Any], kind: Kind, place: str) -> Example:

@@ -308,7 +308,7 @@ WRONG = {
         "`evaluation.tasks`: found -1, expected a whole number >= 0", "evaluation.tasks=-1"
     ),
     "a learning rate below 0": words(
-        "`trainer.optimizer.lr`: found -1, expected a number ≥ 0", "trainer.optimizer.lr=-1"
+        "`trainer.optimizer.lr`: found -1, expected a number >= 0", "trainer.optimizer.lr=-1"
     ),
     "a learning rate in words": words(
         '`trainer.optimizer.lr`: found "fast", expected a number', "trainer.optimizer.lr=fast"
