@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 
+import openai
 import pytest
 from support.dialect_harness import response_parts, serving, tool_pieces
 from test_dialect_openai_sdk import CHAT_TOOL, USER, WEATHER, calling, thoughtful
 
 FLAT_TOOL = {"type": "function", "name": "weather", "description": "It", "parameters": WEATHER, "strict": True}
+
+
+@pytest.fixture
+def client_of():
+    return lambda served: openai.AsyncOpenAI(base_url=f"{served.root}/v1", api_key="sk-test", max_retries=0)
 
 
 async def test_a_response_has_its_items_whole(client_of):

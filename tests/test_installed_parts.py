@@ -17,7 +17,7 @@ POINTS = """
 [areal_actors.engines]
 echo = areal_echo:EchoEngine
 [areal_actors.rewards]
-length = areal_echo:Length
+brevity = areal_echo:Brevity
 [areal_actors.tool_formats]
 arrows = areal_echo:ARROWS
 [areal_actors.trackers]
@@ -39,7 +39,7 @@ model = "embedded"
 [task]
 dataset        = "tasks.rows"
 agent          = "AGENT:Gsm8kAgent"
-reward         = "length"
+reward         = "brevity"
 reward_options = { most = 200 }
 held_out       = 8
 
@@ -117,7 +117,7 @@ def test_its_parts_are_listed_with_their_settings(elsewhere):
         in explained
     )
     assert (
-        "installed here: length (areal-echo 0.1)\n        most: whole number; default: 100; Characters from"
+        "installed here: brevity (areal-echo 0.1)\n        most: whole number; default: 100; Characters from"
         in explained
     )
     assert "scale_by_std: true or false; default: false" in explained
@@ -127,7 +127,7 @@ def test_its_parts_are_listed_with_their_settings(elsewhere):
     assert parts["tracker lines"] == "areal_echo:LinesTracker of areal-echo 0.1"
     assert {
         "engine echo",
-        "reward length",
+        "reward brevity",
         "tool_format arrows",
         "reader .rows",
         "algorithm centered",
@@ -159,10 +159,10 @@ def test_check_names_what_is_wrong_with_their_use(elsewhere):
         "override `steps=2000`: `steps`: found 2000, but an echo has nothing to learn in 3 tokens; write at most 1000"
     ], "a check of its own"
     done = run(
-        elsewhere, "areal_actors", "check", "recipe.toml", "--static", "generation.engine=ecco", "task.reward=lenght"
+        elsewhere, "areal_actors", "check", "recipe.toml", "--static", "generation.engine=ecco", "task.reward=brevitty"
     )
     assert '`generation.engine`: found "ecco"; did you mean `echo`?' in done.stderr
-    assert '`task.reward`: found "lenght"; did you mean `length`?' in done.stderr
+    assert '`task.reward`: found "brevitty"; did you mean `brevity`?' in done.stderr
 
 
 @pytest.mark.slow
@@ -198,7 +198,7 @@ def test_a_check_that_cannot_be_asked_is_named_with_its_distribution(elsewhere, 
 
 @pytest.mark.slow
 def test_a_name_of_ours_stays_ours(elsewhere):
-    points = POINTS.replace("length =", "gsm8k =").replace("count-runs =", "show =")
+    points = POINTS.replace("brevity =", "gsm8k =").replace("count-runs =", "show =")
     assert "installed here: gsm8k" not in areal(elsewhere, "explain", "task.reward", points=points)
     assert "usage: " in areal(elsewhere, "show", "--help")
 
@@ -209,7 +209,7 @@ PARTS = tuple(
         "engine:echo",
         "tool_format:arrows",
         "tracker:lines",
-        "reward:length",
+        "reward:brevity",
         "reader:.rows",
         "algorithm:centered",
     )
@@ -257,7 +257,7 @@ def test_the_contracts_find_what_is_wrong(elsewhere):
         "test_engine_keeps_its_contract[echo-a_completion_cut_anywhere_continues_as_if_it_had_not_been]",
         "test_tool_format_keeps_its_contract[arrows-an_example_reads_as_its_call]",
         "test_tracker_keeps_its_contract[lines-what_was_flushed_is_known_when_the_run_is_opened_again]",
-        "test_reward_keeps_its_contract[length-the_task_stays_as_it_is]",
+        "test_reward_keeps_its_contract[brevity-the_task_stays_as_it_is]",
         "test_reader_keeps_its_contract[.rows-the_rows_are_those_of_the_file]",
         "test_algorithm_keeps_its_contract[centered-its_table_contradicts_nothing]",
     ):

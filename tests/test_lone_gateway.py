@@ -21,6 +21,7 @@ from support.regions import base_environment
 from support.tiny_engine import random_qwen, save
 
 from areal_actors.cli import main
+from areal_actors.generation.engine import EnginePlace
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 ROOT = Path(__file__).parent.parent
@@ -175,7 +176,7 @@ def test_genuine_servers(name, model, tmp_path):
 
     network, folder = model
     with ExitStack() as stack:
-        _, url = started(stack, name, str(folder), tmp_path)
+        _, url = started(stack, name, str(folder), tmp_path, EnginePlace())
         with gateway(url, tmp_path, "--model", str(folder), "--kind", name) as (base_url, key, _, _):
             client = openai.OpenAI(base_url=base_url, api_key=key, max_retries=0)
             client.chat.completions.create(model="m", messages=QUESTION, max_tokens=8)

@@ -75,7 +75,7 @@ class EchoEngine:
         self.closed = True
 
 
-class Length(msgspec.Struct, forbid_unknown_fields=True):
+class Brevity(msgspec.Struct, forbid_unknown_fields=True):
     most: int = 100
     """Characters from which the reward is 1."""
 
@@ -84,7 +84,7 @@ class Length(msgspec.Struct, forbid_unknown_fields=True):
 
 
 REWARD_EXAMPLES = {
-    "length": [({"question": "?"}, "a" * 50, 0.5), ({"question": "?"}, "", 0.0), ({"question": "?"}, "b" * 300, 1.0)]
+    "brevity": [({"question": "?"}, "a" * 50, 0.5), ({"question": "?"}, "", 0.0), ({"question": "?"}, "b" * 300, 1.0)]
 }
 READER_EXAMPLES = {
     ".rows": (b"one|1\ntwo|2\n", [{"question": "one", "answer": "1"}, {"question": "two", "answer": "2"}])
