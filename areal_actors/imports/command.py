@@ -12,7 +12,7 @@ import msgspec
 
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.imports.foreign_episode import COLUMNS, ForeignEpisode, read_row
-from areal_actors.imports.write_log import write_log
+from areal_actors.imports.write_log import count_episodes, write_log
 from areal_actors.messages.run import IMPORTED
 from areal_actors.tasks.sources import open_source
 
@@ -41,7 +41,9 @@ def import_rollouts(
         raise SetupError(f"{', '.join(files)}: no row found")
     name = NOT_IN_RUN_NAMES.sub("-", (run or destination.name.partition(".")[0]).lower()).strip("-") or IMPORTED
     time = min(Path(file).stat().st_mtime for file in files)
-    events = write_log(destination, name, episodes, model=model, time=time)
+    events = write_log(
+        destination, name, episodes, source=str(Path(files[0]).absolute().parent), model=model, time=time
+    )
     sys.stdout.write(f"{_describe(episodes)} written to {destination}, {events} events\n")
     return 0
 
@@ -49,7 +51,7 @@ def import_rollouts(
 def _describe(episodes: Sequence[ForeignEpisode]) -> str:
     steps = {episode.step for episode in episodes if episode.step}
     unscored = sum(episode.reward is None for episode in episodes)
-    return f"{len(episodes)} episodes" + "".join(
+    return count_episodes(episodes) + "".join(
         (
             f" of {len(steps)} steps" if steps else "",
             f", {unscored} of them without a reward (abandoned)" if unscored else "",

@@ -58,13 +58,14 @@ class LogOfEpisodes:
         return self.sequence
 
 
-def write_log(path: Path, run: str, episodes: Sequence[ForeignEpisode], *, model: str, time: float) -> int:
+def write_log(path: Path, run: str, episodes: Sequence[ForeignEpisode], *, source: str, model: str, time: float) -> int:
     """Write the log of these episodes; returns the number of events.
 
     Args:
         path: the file, which appears under its name once it is complete.
         run: name of the run.
         episodes: in the order of the other program.
+        source: folder of its files, for readers.
         model: name of the model, for readers.
         time: of the first event, in seconds since the epoch.
     """
@@ -82,7 +83,7 @@ def write_log(path: Path, run: str, episodes: Sequence[ForeignEpisode], *, model
             algorithm=Grpo(group_size=largest),
         )
         started = RunStarted(
-            recipe=redact_recipe(recipe), profile=IMPORTED, reason=f"{len(episodes)} episodes", folder=""
+            recipe=redact_recipe(recipe), profile=IMPORTED, reason=count_episodes(episodes), folder=source
         )
         log.write(started, "supervisor")
         number = trained = 0
@@ -95,6 +96,11 @@ def write_log(path: Path, run: str, episodes: Sequence[ForeignEpisode], *, model
         log.write(RunFinished(steps=steps[-1]), "supervisor")
     unfinished.replace(path)
     return log.sequence
+
+
+def count_episodes(episodes: Sequence[ForeignEpisode]) -> str:
+    """Returns the number of episodes, as `3 episodes`."""
+    return f"{len(episodes)} episode{'' if len(episodes) == 1 else 's'}"
 
 
 def groups_of(episodes: Sequence[ForeignEpisode]) -> Iterator[list[ForeignEpisode]]:
