@@ -46,11 +46,11 @@ def select_best(ended: Iterable[EndedEpisode], *, best: int, least_reward: float
     """
     selection = Selection()
     for group in groups_of(ended):
-        ranked = _ranked(group)
+        ranked = _rank_by_reward(group)
         selection.highest = max(reward_of(ranked[0]), selection.highest or reward_of(ranked[0]))
         good = [attempt for attempt in ranked if reward_of(attempt) >= least_reward]
         selection.left_out["a lower reward"] += len(ranked) - len(good)
-        distinct = list(_distinct(good))
+        distinct = list(_drop_repeated(good))
         selection.left_out["the same tokens as another of their group"] += len(good) - len(distinct)
         selection.left_out["better ones of their group"] += max(len(distinct) - best, 0)
         selection.chosen += distinct[:best]
@@ -64,7 +64,7 @@ def select_pairs(ended: Iterable[EndedEpisode], *, margin: float) -> Selection:
     """
     selection = Selection()
     for group in groups_of(ended):
-        ranked = _ranked(group)
+        ranked = _rank_by_reward(group)
         better, worse = ranked[0], ranked[-1]
         difference = reward_of(better) - reward_of(worse)
         if not differ(reward_of(worse), reward_of(better)) or difference < margin:
@@ -89,11 +89,11 @@ def trajectory_of(attempt: EndedEpisode) -> Trajectory:
     return attempt.trajectory
 
 
-def _ranked(group: Sequence[EndedEpisode]) -> list[EndedEpisode]:
+def _rank_by_reward(group: Sequence[EndedEpisode]) -> list[EndedEpisode]:
     return sorted(group, key=reward_of, reverse=True)
 
 
-def _distinct(group: Iterable[EndedEpisode]) -> Iterator[EndedEpisode]:
+def _drop_repeated(group: Iterable[EndedEpisode]) -> Iterator[EndedEpisode]:
     """Yields the episodes that no earlier one of these repeats."""
     sampled: set[tuple[bytes, ...]] = set()
     for attempt in group:

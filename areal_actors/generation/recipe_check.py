@@ -20,7 +20,9 @@ def find_problems(generation: GenerationSettings, actors: ActorsSettings, recipe
     if engine is None:
         yield from _other_engine(generation, recipe)
     else:
-        yield from _server_problems(generation, engine, actors) if engine.is_server else _unused(generation, engine)
+        yield from (
+            _server_problems(generation, engine, actors) if engine.is_server else _find_unused(generation, engine)
+        )
         if generation.sleep == "on" and not engine.can_sleep:
             fault = f'found "on", but generation.engine = {toml_value(engine.name)} holds no memory to release'
             yield ("generation", "sleep"), f'{fault}; write "off"'
@@ -64,7 +66,7 @@ def _server_problems(generation: GenerationSettings, engine: EngineDescription, 
         yield key, f'{fault}; write "broadcast" or "delta"'
 
 
-def _unused(generation: GenerationSettings, engine: EngineDescription) -> Problems:
+def _find_unused(generation: GenerationSettings, engine: EngineDescription) -> Problems:
     """Yields settings of servers for an engine that is none."""
     for name, stated in (("server", generation.server != ServerSettings()), ("options", bool(generation.options))):
         if stated:

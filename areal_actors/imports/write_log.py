@@ -129,7 +129,7 @@ def _write_group(log: LogOfEpisodes, number: int, group: Sequence[ForeignEpisode
         )
         log.write(scored, "reward_worker-0", episode.time)
         trajectory = _trajectory(episode, name, str(number))
-        exported = TrajectoryExported(trajectory=trajectory, recorded=tuple(_recorded(trajectory, version)))
+        exported = TrajectoryExported(trajectory=trajectory, recorded=tuple(_record_calls(trajectory, version)))
         refs.append(TrajectoryRef(episode=name, sequence=log.write(exported, "session_manager-0", episode.time)))
     return tuple(refs)
 
@@ -151,7 +151,7 @@ def _trajectory(episode: ForeignEpisode, name: str, group: str) -> Trajectory:
     )
 
 
-def _recorded(trajectory: Trajectory, version: int) -> Iterator[InteractionRecorded]:
+def _record_calls(trajectory: Trajectory, version: int) -> Iterator[InteractionRecorded]:
     lengths: dict[str, int] = {}
     for call in trajectory.interactions:
         prompt = lengths.get(call.prefix, 0) + len(call.prompt_suffix) // 4

@@ -37,7 +37,7 @@ class PartCheck(NamedTuple):
         """Yields key and complaint of each problem; raises as `_arguments`."""
         yield from self.find_problems(**self._arguments(self.find_problems, recipe, facts))
 
-    def unused(self, recipe: Recipe, facts: RunFacts) -> Iterator[Key]:
+    def find_unused(self, recipe: Recipe, facts: RunFacts) -> Iterator[Key]:
         """Yields settings and tables without effect in such a run."""
         if self.unused_settings is not None:
             yield from self.unused_settings(**self._arguments(self.unused_settings, recipe, facts))

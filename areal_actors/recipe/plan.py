@@ -41,7 +41,7 @@ def explain(resolved: Resolved, *, full: bool = False) -> str:
     """
     resolved = _without_secrets(resolved)
     parts = {
-        "The recipe with all defaults": to_toml(resolved.recipe) if full else _shown(resolved.recipe),
+        "The recipe with all defaults": to_toml(resolved.recipe) if full else _show_settings(resolved.recipe),
         "Profile": _comment_lines(profile_line(resolved)),
         "Supervision": _comment_lines(draw_tree(resolved.recipe.supervisors, resolved.recipe.actors)),
         "Plan": _comment_lines("\n".join((*plan(resolved.recipe), *device_plan(resolved)))),
@@ -243,7 +243,7 @@ def to_toml(recipe: Recipe) -> str:
     return "\n".join(_table((), msgspec.to_builtins(recipe))).strip()
 
 
-def _shown(recipe: Recipe) -> str:
+def _show_settings(recipe: Recipe) -> str:
     """Returns the settings that the run uses as TOML, and the names of the others in comments."""
     tables, left_out = shown_settings(recipe)
     names = ", ".join(_name_of(recipe, key) for key in left_out)

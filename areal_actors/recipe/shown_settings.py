@@ -22,7 +22,7 @@ def shown_settings(recipe: Recipe) -> tuple[dict[str, Any], list[Key]]:
     """Returns the tables of a recipe without unused settings, and these settings in the order of the recipe."""
     tables: dict[str, Any] = msgspec.to_builtins(recipe)
     facts = facts_of(recipe, serving=False)
-    named = {*_of_actors(facts.absent), *(key for check in part_checks() for key in check.unused(recipe, facts))}
+    named = {*_of_actors(facts.absent), *(key for check in part_checks() for key in check.find_unused(recipe, facts))}
     removed = [key for key in named if _has_default(recipe, key, facts.absent) and _remove(tables, key)]
     left_out = {key if key[0] in tables else key[:1] for key in removed}
     return tables, sorted(left_out, key=lambda key: (Recipe.__struct_fields__.index(key[0]), key))

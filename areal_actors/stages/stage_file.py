@@ -66,7 +66,7 @@ class StageFile(Config):
     def words(self, stage: Stage, root: Path) -> list[str]:
         """Returns the recipe and the settings of a stage as words of the command line; without model and data set."""
         fixed = {"run": self.run_of(stage.name), "folder": self.folder}
-        return [str((root / stage.recipe).absolute()), *map("=".join, _flat({**stage.settings, **fixed}))]
+        return [str((root / stage.recipe).absolute()), *map("=".join, _flatten({**stage.settings, **fixed}))]
 
     def run_of(self, name: str) -> str:
         """Returns the name of a stage's run."""
@@ -126,10 +126,10 @@ def _check(stage: Stage, earlier: list[str], path: Path) -> None:
         raise RecipeError(f"{path}: stage `{stage.name}`: there is no recipe {stage.recipe} beside this file")
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yields dotted names and values, as the command line takes them."""
     for name, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value)
