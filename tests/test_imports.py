@@ -104,12 +104,17 @@ def test_trajectories_of_others_are_read_with_their_reward():
     assert read_row({**ATIF, "extra": {"score": 2}}, {"reward": "score"}, "here").reward == 2.0
 
 
+def test_a_reward_of_true_or_false_is_a_number():
+    assert read_row({"prompt": "?", "completion": "!", "reward": True}, {}, "here").reward == 1.0
+
+
 @pytest.mark.parametrize(
     ("row", "columns", "message"),
     [
         ({"question": "?"}, {}, r"no column holds the completion; found question: name it with --column completion"),
         ({"prompt": "?", "completion": "!"}, {"reward": "r"}, r"there is no column `r`; found prompt, completion"),
         ({"prompt": "?", "completion": "!", "reward": "good"}, {}, r"the reward is 'good'; expected a finite number"),
+        ({"prompt": "?", "completion": "!", "step": "last"}, {}, "the step is 'last'; expected a whole number"),
         ({"prompt": "?", "completion": "!", "reward": float("inf")}, {}, "expected a finite number"),
         ({"schema_version": "ATIF-v1.6", "steps": [{}]}, {}, "without `source`"),
     ],

@@ -92,6 +92,11 @@ def test_check_reads_the_recipe_of_every_stage(capsys):
     assert "stage `imitate`: override `stepps=3`: `stepps` is not a setting" in capsys.readouterr().err
 
 
+def test_a_run_that_learns_nothing_is_named_as_such(capsys):
+    assert main(["check", str(ROOT / "recipes/gsm8k_grpo.toml"), "profile=embedded", "trainer.optimizer.lr=0"]) == 0
+    assert "nothing is learned; the run samples and scores only" in capsys.readouterr().out
+
+
 LIVE = f"""
 run = "live"
 

@@ -40,10 +40,12 @@ def import_rollouts(
     if not episodes:
         raise SetupError(f"{', '.join(files)}: no row found")
     name = NOT_IN_RUN_NAMES.sub("-", (run or destination.name.partition(".")[0]).lower()).strip("-") or IMPORTED
-    time = min(Path(file).stat().st_mtime for file in files)
-    events = write_log(
-        destination, name, episodes, source=str(Path(files[0]).absolute().parent), model=model, time=time
-    )
+    time = min((Path(file).stat().st_mtime for file in files if Path(file).exists()), default=0.0)  # others: patterns
+    source = str(Path(files[0]).absolute().parent)
+    try:
+        events = write_log(destination, name, episodes, source=source, model=model, time=time)
+    except OSError as error:
+        raise SetupError(f"{destination} cannot be written: {error}; free space, or name another file") from error
     sys.stdout.write(f"{_describe(episodes)} written to {destination}, {events} events\n")
     return 0
 

@@ -76,7 +76,7 @@ def read_row(row: Mapping[str, Any], columns: Mapping[str, str], place: str) -> 
         completion=_as_text(values["completion"]),
         reward=_as_number(values.get("reward"), f"{place}: {names['reward']}"),
         group=str(values.get("group", "")),
-        step=int(values.get("step") or 0),
+        step=_as_step(values.get("step"), f"{place}: {names['step']}"),
         metrics={name: float(value) for name, value in others.items() if _is_number(value)},
         data={name: value for name, value in others.items() if not _is_number(value)}
         | ({"answer": _as_text(values["answer"])} if "answer" in values else {}),
@@ -127,6 +127,13 @@ def _as_text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
+def _as_step(value: Any, place: str) -> int:
+    try:
+        return int(value or 0)
+    except (TypeError, ValueError) as error:
+        raise SetupError(f"{place}: the step is {value!r:.60}; expected a whole number") from error
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
 
@@ -134,6 +141,6 @@ def _is_number(value: Any) -> bool:
 def _as_number(value: Any, place: str) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not _is_number(value):
+    if not isinstance(value, bool) and not _is_number(value):
         raise SetupError(f"{place}: the reward is {value!r:.60}; expected a finite number")
     return float(value)

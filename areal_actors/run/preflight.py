@@ -249,10 +249,12 @@ def check_parts(recipe: Recipe) -> list[str]:
     check_folder(recipe)
     check_model(recipe)
     check_chat_template(recipe)
+    notices: list[str] = []
+    if recipe.trainer.optimizer.lr == 0:
+        notices.append("trainer.optimizer.lr = 0: nothing is learned; the run samples and scores only")
     if recipe.learns_from_examples():
         check_examples(recipe)
-        return []
-    notices: list[str] = []
+        return notices
     if not recipe.is_online() and not recipe.plays_environment():
         dataset = open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run))
         if dataset.recognised:
