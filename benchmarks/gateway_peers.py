@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import tempfile
 import time
@@ -27,6 +26,8 @@ import msgspec
 from gateway_load import Endpoint
 from gateway_system import REST_CORE, SERVER_CORE, pin, process_of
 from history import ROOT
+
+from areal_actors.core.free_ports import find_free_ports
 
 PROGRAMS = ROOT / ".environments" / "peers" / "bin"
 PEERS = ("litellm", "sglang-router") if (PROGRAMS / "litellm").is_file() else ()
@@ -58,7 +59,7 @@ def peer(kind: str, model: Path) -> Iterator[Peer]:
         tempfile.TemporaryDirectory() as folder,
     ):
         assert upstream.stdout is not None
-        command = _command(kind, int(upstream.stdout.readline()), port := _free_port(), Path(folder))
+        command = _command(kind, int(upstream.stdout.readline()), port := find_free_ports(), Path(folder))
         variables = {**os.environ, "LITELLM_MASTER_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
         log = Path(folder) / "log.txt"
         with (
@@ -76,7 +77,7 @@ def peer(kind: str, model: Path) -> Iterator[Peer]:
 def _command(kind: str, upstream: int, port: int, folder: Path) -> list[str]:
     address = f"http://127.0.0.1:{upstream}"
     if kind == "sglang-router":
-        options = ["--worker-urls", address, "--prometheus-port", str(_free_port()), "--log-level", "error"]
+        options = ["--worker-urls", address, "--prometheus-port", str(find_free_ports()), "--log-level", "error"]
         return [
             str(PROGRAMS / "python"),
             "-m",
@@ -89,11 +90,6 @@ def _command(kind: str, upstream: int, port: int, folder: Path) -> list[str]:
     config = folder / "litellm.json"
     config.write_bytes(msgspec.json.encode({"model_list": [{"model_name": "default", "litellm_params": model}]}))
     return [str(PROGRAMS / "litellm"), f"--config={config}", "--host=127.0.0.1", f"--port={port}", "--telemetry=False"]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

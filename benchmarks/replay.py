@@ -30,7 +30,7 @@ import msgspec
 from history import LONGEST_SECONDS, ROOT, SMALL, append, areal, parse_arguments, table
 from seeds import RECIPE, spread
 
-from areal_actors.generation.servers.server_process import free_port
+from areal_actors.core.free_ports import find_free_ports
 from areal_actors.reader import open_run
 from areal_actors.replay.command import DIFFERENT, EQUAL
 from areal_actors.tasks.datasets import open_dataset
@@ -106,7 +106,7 @@ def record(kind: str, seed: int, folder: Path, options: argparse.Namespace) -> s
 def record_online(words: Sequence[str], run: Path, seed: int) -> None:
     """Record an online run, whose episodes are played by agents/online_script.py on generated problems."""
     problems = open_dataset("arithmetic", seed=seed, held_out=1).train
-    file, port = run.parent / f"{run.name}.jsonl", free_port()
+    file, port = run.parent / f"{run.name}.jsonl", find_free_ports()
     file.write_text(
         "".join(json.dumps(problems.task(number).data) + "\n" for number in range(ONLINE_TASKS)), encoding="utf-8"
     )

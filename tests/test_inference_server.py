@@ -16,6 +16,7 @@ from support.tiny_engine import random_qwen
 
 from areal_actors.core.actor_settings import ActorsSettings
 from areal_actors.core.errors import EngineError, EngineUnavailable, SetupError
+from areal_actors.core.free_ports import find_free_ports
 from areal_actors.core.task_settings import TaskSettings
 from areal_actors.core.values import SamplingParams, TokenColumns, pack_ids
 from areal_actors.display.sentences import plain_line
@@ -23,7 +24,7 @@ from areal_actors.generation import inference_worker
 from areal_actors.generation.engine import EngineCounters, EnginePlace, TokenChunk
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.named import engine_factory
-from areal_actors.generation.servers.server_process import ServerClient, flags, free_port, interpreter, message_of
+from areal_actors.generation.servers.server_process import ServerClient, flags, interpreter, message_of
 from areal_actors.generation.settings import GenerationSettings, ServerSettings
 from areal_actors.messages import EngineLost, EngineStarting, Generate, Generated, Throughput, WeightsLoaded
 from areal_actors.recipe.checks import problems
@@ -201,7 +202,7 @@ async def test_a_server_that_starts_is_shown_with_its_last_line(send, engines):
 
 
 async def test_a_server_that_is_not_there_is_unavailable():
-    client = ServerClient("SGLang", f"http://127.0.0.1:{free_port()}")
+    client = ServerClient("SGLang", f"http://127.0.0.1:{find_free_ports()}")
     try:
         with pytest.raises(EngineUnavailable, match=r"SGLang at http://127.0.0.1:\d+ does not answer"):
             await client.get("/health")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 
@@ -11,11 +10,7 @@ import pytest
 from support.live_run import ROOT
 from test_launch import refused
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from areal_actors.core.free_ports import find_free_ports
 
 
 def test_a_worker_waits_for_its_credential_no_longer_than_asked(capsys, tmp_path):
@@ -30,7 +25,7 @@ def test_a_worker_waits_for_a_run_no_longer_than_asked(tmp_path):
         "-m",
         "areal_actors",
         "join",
-        f"nats://127.0.0.1:{free_port()}/gsm8k-grpo",
+        f"nats://127.0.0.1:{find_free_ports()}/gsm8k-grpo",
         "--token",
         "x",
         "--wait",

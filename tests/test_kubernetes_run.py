@@ -4,13 +4,11 @@ server."""
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -20,19 +18,12 @@ from support.live_run import PATIENT, SMALL, LiveRun
 from test_launch import manifests, mounted
 from test_launch_run import slow_rewards, start, started
 
+from areal_actors.core.free_ports import find_free_ports
 from areal_actors.messages import ScaleDecided, StepCompleted, WorkerJoined, WorkerLeft
 
 pytestmark = pytest.mark.long
 __all__ = ["started"]
 RUN, ADDED = "areal-gsm8k-grpo-run", "areal-gsm8k-grpo-added-reward"
-
-
-def free_port() -> int:
-    """A free port that no outgoing connection gets before the run does."""
-    while True:
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", random.randrange(20_000, 32_000)))
-            return int(probe.getsockname()[1])
 
 
 async def until(what: Callable[[], object], cluster: Cluster) -> None:
@@ -47,7 +38,7 @@ async def test_decisions_of_a_run_add_and_remove_pods(tmp_path, started, capsys,
     for folder in (home, there, account):
         folder.mkdir()
     monkeypatch.chdir(home)
-    ports = [f"{name}={free_port()}" for name in ("bus.port", "bus.objects_port", "gateway.port")]
+    ports = [f"{name}={find_free_ports()}" for name in ("bus.port", "bus.objects_port", "gateway.port")]
     rewards = [word.replace(f"{home}/", "") for word in slow_rewards(home)]
     found = manifests(capsys, *SMALL, "hosts.image=areal", "steps=100000", *ports, *rewards, recipe="gsm8k_grpo")
     mounted(found, there)

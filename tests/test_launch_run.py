@@ -21,9 +21,9 @@ import pytest
 import yaml
 from support.live_run import PATIENT, RECIPE, ROOT, SMALL, LiveRun
 from support.slurm_commands import SBATCH, SCANCEL, SQUEUE, SRUN
-from test_join_waiting import free_port
 from test_launch import LAUNCHERS
 
+from areal_actors.core.free_ports import find_free_ports
 from areal_actors.messages import RunFinished, ScaleDecided, StepCompleted, WorkerJoined, WorkerLeft
 
 pytestmark = pytest.mark.long
@@ -281,7 +281,7 @@ async def test_the_batch_script_submits_jobs_for_the_workers_that_the_run_decide
 
 
 async def test_the_containers_of_the_manifests_run_as_processes(tmp_path, started):
-    ports = [f"{name}={free_port()}" for name in ("bus.port", "bus.objects_port", "gateway.port")]
+    ports = [f"{name}={find_free_ports()}" for name in ("bus.port", "bus.objects_port", "gateway.port")]
     pods = ("hosts.image=areal", "hosts.wait_seconds=600", "bus.tls=true", *ports)
     launch("--on", "kubernetes", "--output", str(tmp_path), *HOSTS, "steps=2", *pods, folder=tmp_path)
     objects = list(yaml.safe_load_all((tmp_path / "gsm8k-grpo.yaml").read_text()))
@@ -332,7 +332,7 @@ def ray_cluster(started: list[psutil.Process], output: Path) -> str:
         "--metrics-export-port",
         "--runtime-env-agent-port",
     )
-    fixed = {port: free_port() for port in ports}
+    fixed = {port: find_free_ports() for port in ports}
     head = [str(LAUNCHERS.with_name("ray")), "start", "--head", "--block", "--num-cpus=8", "--include-dashboard=false"]
     cluster = start(started, [*head, *(f"{port}={number}" for port, number in fixed.items())], output, **RAY)
     until_printed("Ray runtime started.", output, cluster)

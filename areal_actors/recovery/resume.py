@@ -11,13 +11,13 @@ import msgspec
 from areal_actors.core.command import COMMAND
 from areal_actors.core.decoding import decode
 from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.core.free_ports import STABLE_PORTS
 from areal_actors.core.layers import Key, Layer
 from areal_actors.core.problems import toml_value
 from areal_actors.folder.run_folder import RunFolder, find_run
 from areal_actors.recipe.checks import problems
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import read_override
-from areal_actors.supervision.nats_server import STABLE_PORTS
 from areal_actors.training.checkpoint_store import CHECKPOINTS, LEFT, CheckpointStore
 
 TRAINER_MAY_CHANGE = (

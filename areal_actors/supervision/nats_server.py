@@ -9,8 +9,6 @@ import asyncio
 import contextlib
 import os
 import re
-import secrets
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -19,6 +17,7 @@ import msgspec
 from areal_actors.batching.batcher import Batcher
 from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.errors import SetupError
+from areal_actors.core.free_ports import bind_ports, find_free_ports
 from areal_actors.core.host_settings import JOIN_TOKEN
 from areal_actors.evaluation.evaluator import Evaluator
 from areal_actors.folder.certificate_files import bus_certificate
@@ -73,9 +72,6 @@ ACTORS: dict[str, type[Actor]] = {
 """Actor class of every kind that a recipe can place."""
 LIFECYCLE: tuple[type[Message], ...] = (ActorStarted, ActorStopped, Heartbeat, SnapshotRefused, SnapshotStored)
 """Messages that the runtime publishes for every actor."""
-STABLE_PORTS = range(20_000, 32_000)
-"""Ports below the range that Linux and macOS use for outgoing connections."""
-TRIES = 20
 JOINER = "areal-join"
 """User that may only ask to become a worker of the run, and renew and end the leases of workers."""
 TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
@@ -93,34 +89,26 @@ def with_port(recipe: Recipe) -> Recipe:
     Raises:
         SetupError: the port is in use.
     """
-    port = _free_port(recipe.gateway, max(recipe.actors.session_manager.count, 1))
+    port = _gateway_port(recipe.gateway, max(recipe.actors.session_manager.count, 1))
     return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=port))
 
 
-def _free_port(gateway: GatewaySettings, count: int) -> int:
+def _gateway_port(gateway: GatewaySettings, count: int) -> int:
     """Returns the first of `count` free ports in a row."""
-    for candidate in (secrets.choice(STABLE_PORTS) for _ in range(TRIES if gateway.port == 0 else 0)):
-        with contextlib.suppress(OSError):
-            return _bind_ports(gateway.host, candidate, count)
+    if gateway.port == 0:
+        try:
+            return find_free_ports(count, gateway.host)
+        except OSError as error:
+            raise SetupError(f"gateway.host: cannot listen on {gateway.host} ({error.strerror})") from error
     for number in range(count):
         try:
-            _bind_ports(gateway.host, gateway.port + number, 1)
+            bind_ports(gateway.host, gateway.port + number, 1)
         except OSError as error:
             place = f"{gateway.host}:{gateway.port + number}"
             raise SetupError(
                 f"gateway.port: cannot listen on {place} ({error.strerror}); set another port, or 0 to take a free one"
             ) from error
-    return _bind_ports(gateway.host, gateway.port, count)
-
-
-def _bind_ports(host: str, port: int, count: int) -> int:
-    with contextlib.ExitStack() as probes:
-        for number in range(count):
-            probe = probes.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port + number))
-            port = port or int(probe.getsockname()[1])
-        return port
+    return gateway.port
 
 
 class RunServer:

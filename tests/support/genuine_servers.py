@@ -13,10 +13,11 @@ import torch
 from support.tiny_engine import CONTEXT
 
 from areal_actors.core.errors import EngineUnavailable
+from areal_actors.core.free_ports import find_free_ports
 from areal_actors.core.values import TokenColumns, WeightsLocation
 from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.servers.http_engine import HttpEngine
-from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, free_port
+from areal_actors.generation.servers.server_process import ServerClient, ServerProcess
 from areal_actors.generation.servers.sglang.dialect import SGLang
 from areal_actors.generation.servers.vllm.dialect import VLLM
 from areal_actors.generation.settings import GenerationSettings, ServerSettings
@@ -80,7 +81,7 @@ def started(
     python = ROOT / ".environments" / name / "bin" / "python"
     if not python.exists():
         pytest.skip(f"`just environments {name}` makes the environment")
-    port = free_port()
+    port = find_free_ports()
     command, environment = DIALECTS[name]().command(str(python), folder, settings_of(name, **server), place, port)
     process = ServerProcess(name, command, environment, logs / "server.log")
     stack.callback(process.stop)

@@ -6,30 +6,21 @@ import asyncio
 import json
 import secrets
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from nats import connect, errors
 
+from areal_actors.core.free_ports import find_free_ports
 from areal_bus.server import find_binary
 from areal_bus.subjects import log_stream
 
 PATIENT = 120.0
 USER = "tester"
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 class NatsCluster:
@@ -40,8 +31,10 @@ class NatsCluster:
         self.password = secrets.token_hex(8)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.names = [f"n{number}" for number in range(size)]
-        ports = _free_ports(3 * size)
-        self.ports, self._monitoring, self._routes = ports[:size], ports[size : 2 * size], ports[2 * size :]
+        first = find_free_ports(3 * size)
+        self.ports, self._monitoring, self._routes = (
+            list(range(start, start + size)) for start in range(first, first + 3 * size, size)
+        )
 
     @property
     def url(self) -> str:
@@ -58,12 +51,20 @@ class NatsCluster:
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in self.names:
             self.start(name)
-        await self.until_ready()
+        try:
+            await self.until_ready()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the servers."""
         for process in self.processes.values():
             process.kill()
             process.wait()
@@ -139,5 +140,12 @@ class NatsCluster:
     async def _until(self, otherwise: str, check: Any) -> None:
         until = time.monotonic() + PATIENT
         while not await check():
-            assert time.monotonic() < until, otherwise
+            assert time.monotonic() < until, f"{otherwise}\n{self._logs()}"
             await asyncio.sleep(0.1)
+
+    def _logs(self) -> str:
+        """The last lines of each server's log, and what a server that ended left as its code."""
+        return "\n".join(
+            f"{name} ({process.poll()}): {(self.folder / name / 'log.txt').read_text()[-2000:]}"
+            for name, process in self.processes.items()
+        )

@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import EngineUnavailable, RequestError, WeightTransferFailed
+from areal_actors.core.free_ports import find_free_ports
 from areal_actors.core.values import SamplingParams
 from areal_actors.generation.engine import EnginePlace, PromptImages
-from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, free_port, interpreter
+from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, interpreter
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.weights.sending import Bucket
 
@@ -223,7 +224,7 @@ def server_of(
     """
     if urls := settings.server.urls:
         return ServerClient(dialect.title, urls[place.number % len(urls)])
-    port = free_port()
+    port = find_free_ports()
     python = interpreter(dialect.name, settings.server, Path.cwd())
     command, environment = dialect.command(python, model_folder, settings, place, port)
     process = ServerProcess(dialect.title, command, environment, place.logs / f"{dialect.name}-{place.number}.log")

@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -253,13 +252,6 @@ def interpreter(engine: str, settings: ServerSettings, root: Path) -> str:
             " generation.server.urls"
         )
     return str(path)
-
-
-def free_port() -> int:
-    """Returns a port on the loopback interface that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def flags(values: Mapping[str, Any]) -> list[str]:

@@ -20,11 +20,12 @@ from typing import Any
 import structlog
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTransferFailed
+from areal_actors.core.free_ports import find_free_ports
 from areal_actors.core.values import WeightsLocation
 from areal_actors.generation.engine import Arrival, EnginePlace
 from areal_actors.generation.servers.dialect import Group, ServerDialect, on_cpu, own_address
 from areal_actors.generation.servers.sender_process import SenderProcess
-from areal_actors.generation.servers.server_process import ServerClient, free_port
+from areal_actors.generation.servers.server_process import ServerClient
 from areal_actors.generation.settings import GenerationSettings, is_here
 from areal_actors.weights.folders import holds_adapter
 from areal_actors.weights.sending import Bucket, Held, Join, Prepare, PreparedVersion, Send, Share, Shared
@@ -217,7 +218,7 @@ class WeightChannel:
         group = Group(
             f"areal-{self._life}-{next(self._numbers)}",
             own_address(self._server.url),
-            free_port(),
+            find_free_ports(),
             1 + self._ranks,
             self._backend,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from areal_actors.core.devices import VISIBLE, CudaDevices, visibility
 from areal_actors.core.errors import SetupError
+from areal_actors.core.free_ports import find_free_ports
 from areal_actors.core.host_settings import JOIN_TOKEN
 from areal_actors.core.private_folders import make_private
 from areal_actors.hosts.launchers.local_command import LocalCommand
@@ -36,7 +36,7 @@ def local_commands(plan: LaunchPlan, cuda: CudaDevices) -> list[LocalCommand]:
     Raises:
         SetupError: this machine has fewer GPUs.
     """
-    port = plan.recipe.bus.port or _free_port()
+    port = plan.recipe.bus.port or find_free_ports()
     address = plan.address(LOOPBACK, port)
     needed = sum(place.count * place.gpus for place in (plan.run, *plan.joined))
     if needed > cuda.count:
@@ -145,9 +145,3 @@ def _start_worker(command: LocalCommand, token: str, output: Path) -> subprocess
 def _environment(command: LocalCommand, token: str) -> dict[str, str]:
     devices = {VISIBLE: visibility(command.gpus)} if command.gpus else {}
     return {**os.environ, JOIN_TOKEN: token, **devices, **holder(command)}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
