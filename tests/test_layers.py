@@ -13,7 +13,7 @@ LONGEST = 400
 
 ORDER = (
     *("core", "messages", "runtime"),
-    *("sandbox", "tokenization", "weights", "vision", "sequences"),
+    *("containers", "sandbox", "tokenization", "weights", "vision", "sequences"),
     *(
         "staleness",
         "tasks",
@@ -58,13 +58,13 @@ ORDER = (
 """Folders and files of the package; each imports only from those before it."""
 FOUNDATION = frozenset({"core", "messages", "runtime"})
 """Every station may import from these."""
-SHARED = frozenset({"sandbox", "tokenization", "weights", "vision", "sequences"})
+SHARED = frozenset({"containers", "sandbox", "tokenization", "weights", "vision", "sequences"})
 """Folders that several stations share; without actors."""
 STATIONS = {
     "staleness": set(),
     "tasks": set(),
     "rewards": {"sandbox", "tokenization", "weights"},
-    "rollout": {"rewards"},
+    "rollout": {"containers", "rewards"},
     "gateway": {"rewards", "sequences", "tokenization", "vision"},
     "generation": {"tokenization", "vision", "weights"},
     "batching": {"sequences"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from areal_actors.core.config import Config, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+from areal_actors.core.container_settings import ContainerSettings
 
 
 class TaskSettings(Config):
@@ -40,18 +41,21 @@ class TaskSettings(Config):
     the answer scored."""
     agent_options: dict[str, Any] = {}
     """Keyword arguments of the agent's class or function."""
-    runner: Literal["inline", "subprocess"] = "inline"
+    runner: Literal["inline", "subprocess", "container"] = "inline"
     """`inline` runs agents in the rollout worker's process, all episodes concurrently; `subprocess` in separate
-    processes, which can be killed."""
+    processes, which can be killed; `container` in a container for each of these, see docs/containers.md."""
+    container: ContainerSettings = ContainerSettings()
     python: str = ""
     """Python interpreter for the runner `subprocess`, if the agent needs another environment; empty for the current
-    one."""
+    one. In a container the image's, `python3` if it is empty."""
     processes: PositiveInt = 4
-    """Number of agent processes per rollout worker, with the runner `subprocess`; each runs one episode at a time."""
+    """Number of agent processes per rollout worker, with the runners `subprocess` and `container`; each runs one
+    episode at a time."""
     episodes_per_process: NonNegativeInt = 0
-    """Number of episodes after which an agent process is replaced, with the runner `subprocess`; 0 keeps it."""
+    """Number of episodes after which an agent process is replaced, with the runner `subprocess`; 0 keeps it. Each
+    episode gets a new container unless this is above 1."""
     memory_mb: NonNegativeInt = 0
-    """Memory limit per agent process, in MiB, with the runner `subprocess`; 0 sets no limit."""
+    """Memory limit per agent process or container, in MiB; 0 sets no limit."""
     reward: str = ""
     """Reward: `gsm8k`, `math`, `python_tests`, `json_schema`, `length`, `format`, `weighted`, `path.py:function`, or
     `model:folder` of a trained reward model; or a list of several, which are added up, as in
@@ -108,6 +112,10 @@ class TaskSettings(Config):
     """Samples of a group's reward statistics: `episodes` counts each episode once, with the mean reward of its calls;
     `calls` counts each call once (process rewards); `roles` compares each role of an episode with the same role of the
     group's other episodes."""
+
+    def has_processes(self) -> bool:
+        """Returns True if agents run in processes of their own."""
+        return self.runner != "inline"
 
     def is_script(self) -> bool:
         """Returns True if the agent is a file without a name in it, which is run as a script."""

@@ -83,7 +83,7 @@ def _session_manager(context: BuildContext) -> Actor:
 
 def _rollout_worker(context: BuildContext) -> Actor:
     recipe, task = context.recipe, context.recipe.task
-    apart = task.runner == "subprocess" and recipe.evaluation.tasks > 0
+    apart = task.has_processes() and recipe.evaluation.tasks > 0
     processes = task.processes + 1 if apart else task.processes
     return rollout_worker.RolloutWorker(
         runners.runner_of(

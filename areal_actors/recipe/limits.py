@@ -86,7 +86,7 @@ def limits(recipe: Recipe) -> list[Limit]:
         listed.append(Limit(setting, value, value * workers, count))
 
     rollouts, inference = actors.rollout_worker, actors.inference_worker
-    if rollouts.count and recipe.task.runner == "subprocess" and recipe.task.processes < rollouts.concurrency:
+    if rollouts.count and recipe.task.has_processes() and recipe.task.processes < rollouts.concurrency:
         add("task.processes", recipe.task.processes, rollouts.count, "processes")
     elif rollouts.count:
         add("actors.rollout_worker.concurrency", rollouts.concurrency, rollouts.count, "episodes")

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,17 @@ from areal_actors.core.errors import AgentError, SetupError
 from areal_actors.rollout.client_environment import client_environment
 
 BOOT = """
-import importlib.util, sys
-folder, descriptor = sys.argv[1:]
+import importlib, importlib.util, sys
+folder, module, *arguments = sys.argv[1:]
 spec = importlib.util.spec_from_file_location(
     "areal_agent_host", folder + "/__init__.py", submodule_search_locations=[folder]
 )
 package = importlib.util.module_from_spec(spec)
 sys.modules[spec.name] = package
 spec.loader.exec_module(package)
-from areal_agent_host.serving import main
+main = importlib.import_module("areal_agent_host." + module).main
 sys.argv = [""]
-main(int(descriptor))
+main(*arguments)
 """
 """Loads the folder by its path, under a unique name: no sibling package gets onto the child's module path."""
 HOST = Path(__file__).parent.parent / "core" / "agent_host"
@@ -92,44 +92,66 @@ class AgentProcess:
             raise
 
     async def _spawn(self) -> None:
-        loop = asyncio.get_running_loop()
         ours, child_end = socket.socketpair()
-        self._pipe, write_end = os.pipe()
         self._resources.callback(ours.close)
+        command = [self.program.python or sys.executable, "-c", BOOT, str(HOST), "serving", str(child_end.fileno())]
+        with child_end:
+            await self._start_child(
+                command,
+                "task.python: name a Python interpreter",
+                cwd=self.program.root,
+                env=_environment(own_python=not self.program.python),
+                pass_fds=[child_end.fileno()],
+            )
+        self._use_connection(*await asyncio.open_connection(sock=ours))
+
+    async def _start_child(self, command: Sequence[str], remedy: str, **options: Any) -> None:
+        """Start a program whose output is kept.
+
+        Raises:
+            SetupError: it cannot be started; `remedy` names the setting, and what to do.
+        """
+        loop = asyncio.get_running_loop()
+        self._pipe, write_end = os.pipe()
         self._resources.callback(os.close, self._pipe)
         os.set_blocking(self._pipe, False)
-        command = [self.program.python or sys.executable, "-c", BOOT, str(HOST), str(child_end.fileno())]
         try:
             self._child = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
-                cwd=self.program.root,
-                env=_environment(own_python=not self.program.python),
-                pass_fds=[child_end.fileno()],
                 start_new_session=True,
+                **options,
             )
         except OSError as error:
-            raise SetupError(
-                f"task.python: cannot start {command[0]}: {error.strerror}; name a Python interpreter"
-            ) from error
+            setting, _, action = remedy.partition(": ")
+            raise SetupError(f"{setting}: cannot start {command[0]}: {error.strerror}; {action}") from error
         finally:
-            child_end.close()
             os.close(write_end)
         self._resources.push_async_callback(self._child.wait)
         loop.add_reader(self._pipe, self._read_output)
         self._resources.callback(loop.remove_reader, self._pipe)
         self._resources.callback(self.kill)
-        self._reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._resources.push_async_callback(_close_writer, self._writer)
+
+    def _use_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._resources.push_async_callback(_close_writer, writer)
+
+    def data_limit_mb(self) -> int:
+        """Returns the limit of the process's data segment in MiB; 0 for none."""
+        return self.program.memory_mb
+
+    def reach_gateway(self, base_url: str) -> str:
+        """Returns the address under which the process reaches the gateway of its next episode."""
+        return base_url
 
     async def _await_loaded(self) -> None:
         program = self.program
         request = {name: getattr(program, name) for name in ("agent", "command", "options", "root", "model_errors")}
         try:
             async with asyncio.timeout(START_SECONDS):
-                reply = await self._ask(request | {"memory_bytes": program.memory_mb * 2**20})
+                reply = await self._ask(request | {"memory_bytes": self.data_limit_mb() * 2**20})
         except TimeoutError as error:
             raise AgentError(
                 f"agent {program.name()} was not loaded within {START_SECONDS:g} s{self.output_tail()}"

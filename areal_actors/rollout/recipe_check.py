@@ -94,7 +94,7 @@ def _program(task: TaskSettings) -> Problems:
     """Check a script or a command."""
     if task.command and task.agent:
         yield ("task", "command"), f"found one beside `agent = {toml_value(task.agent)}`; name either"
-    if task.runner != "subprocess":
+    if not task.has_processes():
         named = (
             f'; or name its class or function, as in `agent = "{task.agent}:Agent"`'
             if task.agent.endswith(".py")
@@ -109,7 +109,7 @@ def _program(task: TaskSettings) -> Problems:
             ("task", "agent_options"),
             "found options, but a script or command takes none; pass arguments in `command`",
         )
-    if task.command and shutil.which(task.command[0]) is None:
+    if task.command and task.runner != "container" and shutil.which(task.command[0]) is None:
         yield (
             ("task", "command"),
             f"found {toml_value(task.command[0])}, which is not an installed program; fix the name or install it",
@@ -132,7 +132,7 @@ def _runner(task: TaskSettings) -> Problems:
                     ("task", name),
                     f'found {toml_value(value)}, which applies only with `runner = "subprocess"`; set that too',
                 )
-    elif task.python and not os.access(Path(task.python).expanduser(), os.X_OK):
+    elif task.python and task.runner == "subprocess" and not os.access(Path(task.python).expanduser(), os.X_OK):
         value = (
             f"found {toml_value(task.python)}, but there is no interpreter (looked beside the recipe and in"
             f" {Path.cwd()})"
@@ -185,7 +185,7 @@ def _group(task: TaskSettings, workers: Placement, size: int) -> Problems:
     """A workflow with `arun_group` needs all members of a group in one process."""
     groups, worker = f"but {task.agent} runs whole groups", ("actors", "rollout_worker")
     if task.runner != "inline":
-        yield ("task", "runner"), f'found "subprocess", {groups} (`arun_group`); write `runner = "inline"`'
+        yield ("task", "runner"), f'found "{task.runner}", {groups} (`arun_group`); write `runner = "inline"`'
     if workers.count > 1:
         yield (*worker, "count"), f"found {workers.count}, {groups} (`arun_group`) in one worker; write `count = 1`"
     if workers.concurrency < size:
@@ -194,7 +194,7 @@ def _group(task: TaskSettings, workers: Placement, size: int) -> Problems:
 
 def unused_settings(task: TaskSettings) -> Iterator[Key]:
     """Yields settings of agents in processes of their own, and those of the built-in agent beside another."""
-    if task.runner != "subprocess":
+    if not task.has_processes():
         yield from (("task", name) for name in ("command", "processes", *ONLY_SUBPROCESS))
     if task.agent or task.command:
         yield ("task", "system_prompt")

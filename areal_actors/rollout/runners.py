@@ -13,6 +13,7 @@ from areal_actors.core.prompts import SINGLE_TURN
 from areal_actors.core.task_settings import TaskSettings
 from areal_actors.rollout.agent_process import AgentProgram
 from areal_actors.rollout.agent_runner import AgentRunner
+from areal_actors.rollout.container_process import container_program
 from areal_actors.rollout.group_runner import GroupRunner, runs_groups
 from areal_actors.rollout.inline_runner import InlineRunner, load_agent
 from areal_actors.rollout.own_loop_runner import OwnLoopRunner
@@ -28,9 +29,11 @@ def runner_of(task: TaskSettings, root: Path, *, group_size: int) -> AgentRunner
     """
     if not (task.agent or task.command or task.environment):
         task = msgspec.structs.replace(task, agent=SINGLE_TURN, agent_options={"system_prompt": task.system_prompt})
-    if task.runner == "subprocess":
+    if task.has_processes():
         return SubprocessRunner(
-            program_of(task, root), processes=task.processes, episodes_per_process=task.episodes_per_process
+            program_of(task, root),
+            processes=task.processes,
+            episodes_per_process=task.episodes_per_process or int(task.runner == "container"),
         )
     agent = load_agent(task.agent, root, task.agent_options)
     if runs_groups(agent):
@@ -44,6 +47,8 @@ def runner_of(task: TaskSettings, root: Path, *, group_size: int) -> AgentRunner
 
 def program_of(task: TaskSettings, root: Path) -> AgentProgram:
     """The program of the agent's processes: the agent by its name, a script, or a command."""
+    if task.runner == "container":
+        return container_program(task, root)
     python = str(root / Path(task.python).expanduser()) if task.python else ""
     if task.environment:
         return _environment_program(task, root, python)
@@ -83,4 +88,4 @@ def episodes_at_once(task: TaskSettings, concurrency: int) -> int:
 
     At most one per process, so that none waits while its deadline runs.
     """
-    return min(concurrency, task.processes) if task.runner == "subprocess" else concurrency
+    return min(concurrency, task.processes) if task.has_processes() else concurrency

@@ -16,6 +16,7 @@ from areal_actors.core.values import Task
 from areal_actors.messages import EventLoopBlocked
 from areal_actors.rollout.agent_process import AgentProcess, AgentProgram
 from areal_actors.rollout.agent_runner import AgentResult, parse_result
+from areal_actors.rollout.container_process import ContainerProcess, ContainerProgram
 from areal_actors.rollout.episode_context import workflow_context
 
 logger = structlog.get_logger(__name__)
@@ -48,6 +49,7 @@ class SubprocessRunner:
     async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
         """See `AgentRunner.run`; cancellation kills the child and its descendants."""
         process = await self._idle_process()
+        base_url = process.reach_gateway(base_url)
         environment = {**addresses(base_url, api_key), **workflow_context.get().environment()}
         try:
             returned = await process.run(task.data, base_url=base_url, api_key=api_key, environment=environment)
@@ -91,7 +93,7 @@ class SubprocessRunner:
             self._idle.put_nowait(error)
 
     async def _start_process(self) -> AgentProcess:
-        process = AgentProcess(self.program)
+        process = process_of(self.program)
         await process.start()
         self._alive.add(process)
         return process
@@ -107,6 +109,11 @@ class SubprocessRunner:
         await asyncio.gather(*self._starting, return_exceptions=True)
         await asyncio.gather(*self._ending, *(process.close() for process in self._alive))
         self._alive.clear()
+
+
+def process_of(program: AgentProgram) -> AgentProcess:
+    """Returns a process of an agent's program, which is not started yet."""
+    return ContainerProcess(program) if isinstance(program, ContainerProgram) else AgentProcess(program)
 
 
 def _run_in_background(tasks: set[asyncio.Task[None]], coroutine: Coroutine[Any, Any, None]) -> None:

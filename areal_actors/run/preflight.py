@@ -38,8 +38,9 @@ from areal_actors.recipe.examples import check_examples
 from areal_actors.recipe.model_size import published_bytes
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL, describe_reward, resolve_reward
-from areal_actors.rollout.agent_process import AgentProcess, AgentProgram
+from areal_actors.rollout.agent_process import AgentProgram
 from areal_actors.rollout.runners import program_of
+from areal_actors.rollout.subprocess_runner import process_of
 from areal_actors.run.reference_check import check_references
 from areal_actors.supervision.disk_watch import refuse_full_disk
 from areal_actors.supervision.process_limits import check_limits
@@ -113,7 +114,7 @@ def check_agent(recipe: Recipe) -> None:
         SetupError: it cannot be loaded or created; the message has its reason.
     """
     task = recipe.task
-    if task.runner != "subprocess" or not task.agent or task.is_script():
+    if not task.has_processes() or not task.agent or task.is_script():
         return
     try:
         asyncio.run(_load_agent(program_of(task, Path.cwd())))
@@ -122,7 +123,7 @@ def check_agent(recipe: Recipe) -> None:
 
 
 async def _load_agent(program: AgentProgram) -> None:
-    process = AgentProcess(program)
+    process = process_of(program)
     await process.start()
     await process.close()
 

@@ -34,11 +34,11 @@ TASK_SECONDS = 1.0
 """Time limit for an episode's cancelled tasks to end."""
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int | str) -> None:
     """Serve until the control socket is closed; then kill this process's group."""
     adopt_orphans()
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with socket.socket(fileno=descriptor) as control:
+    with socket.socket(fileno=int(descriptor)) as control:
         control.set_inheritable(False)
         threading.Thread(target=_receive, args=(control, requests), daemon=True).start()
         start = requests.get()
@@ -175,6 +175,7 @@ def _receive(control: socket.socket, requests: queue.SimpleQueue[Any]) -> None:
         while len(header := stream.read(4)) == 4:
             requests.put(json.loads(stream.read(int.from_bytes(header, "big"))))
     kill_tree(os.getpid())
+    os._exit(1)  # a container's first process is not ended by its own signals
 
 
 def _send(control: socket.socket, reply: Mapping[str, Any]) -> None:

@@ -76,7 +76,7 @@ class Workflows:
         accept = accept if accept is not None else self.task.should_accept or None
         judge = load_named(accept, self.root) if isinstance(accept, str) else accept
         kind = workflow if workflow is None or isinstance(workflow, str) else id(workflow)
-        apart = held_out and self.task.runner == "subprocess" and not isinstance(kind, int)
+        apart = held_out and self.task.has_processes() and not isinstance(kind, int)
         key = (kind, msgspec.json.encode(options, enc_hook=id).decode(), apart)
         async with self._start_lock:
             await self._close_ended()

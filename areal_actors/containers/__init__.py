@@ -1,0 +1,12 @@
+r"""Containers for agents and for the commands of their tools, by podman or docker.
+
+from areal_actors.containers import Container
+
+async with Container("docker.io/library/debian@sha256:…") as container:
+    result = await container.run("ls -la", seconds=10)  # status, output and timed_out
+"""
+
+from areal_actors.containers.container import CommandResult, Container
+from areal_actors.containers.runtime import ContainerRuntime, find_runtime
+
+__all__ = ["CommandResult", "Container", "ContainerRuntime", "find_runtime"]

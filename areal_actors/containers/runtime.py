@@ -1,0 +1,173 @@
+"""The container runtime of this machine: its images, the arguments of `run`, and containers of ended owners.
+
+The arguments used are those that podman and docker have in common. A container's name has its owner, the process that
+started it, so that the next owner on the machine removes what one that was killed has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import resource
+import secrets
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from areal_actors.core.container_settings import ContainerSettings
+from areal_actors.core.errors import SetupError
+
+RUNTIMES = ("podman", "docker")
+ANSWER_SECONDS = 60.0
+"""Time limit of a question to the runtime, whose service may have to start."""
+MOST_FILES = 4096
+"""Open files and, where the system counts them by user, processes; less where this process may open fewer."""
+NAME = re.compile(r"areal-(?P<host>.+)-(?P<pid>\d+)-(?P<started>\d+)-[0-9a-f]+")
+
+
+class ContainerImage(NamedTuple):
+    """An image on this machine."""
+
+    id: str
+    digest: str
+    """Name by digest, as its registry has it; empty for an image that was made here."""
+
+
+class Mount(NamedTuple):
+    """A file or folder of this machine in a container."""
+
+    source: Path
+    target: str
+    is_writable: bool = False
+
+
+class ContainerRuntime(NamedTuple):
+    """A program that takes the arguments of podman and docker."""
+
+    program: str
+
+    def find_image(self, image: str) -> ContainerImage:
+        """Returns an image of this machine.
+
+        Raises:
+            SetupError: there is none of this name, or the runtime does not answer.
+        """
+        words = [self.program, "image", "inspect", image]
+        answer = _ask(words)
+        if answer.returncode:
+            reason = _last_line(answer.stderr)
+            raise SetupError(
+                f"task.container.image: there is no image {image} on this machine ({reason}); run"
+                f" `{Path(self.program).name} pull {image}`, or fix the name"
+            )
+        facts = json.loads(answer.stdout)[0]
+        return ContainerImage(id=facts["Id"], digest=next(iter(facts.get("RepoDigests") or ()), ""))
+
+    def run_words(
+        self,
+        settings: ContainerSettings,
+        *,
+        name: str,
+        image: str,
+        command: Sequence[str],
+        mounts: Sequence[Mount] = (),
+        memory_mb: int = 0,
+    ) -> list[str]:
+        """Returns the command that runs a container, which is removed when its first process has ended.
+
+        Args:
+            settings: its limits, network and user.
+            name: as from `container_name`.
+            image: name or id.
+            command: program and arguments, instead of the image's entry point.
+            mounts: files and folders of this machine.
+            memory_mb: memory of all its processes in MiB, without swap; 0 sets no limit.
+        """
+        files = min(MOST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        words = [self.program, "run", "--rm", "--interactive", "--name", name, "--pull", "never"]
+        words += ["--network", settings.network, "--pids-limit", str(settings.max_processes)]
+        words += ["--cap-drop", "all", "--security-opt", "no-new-privileges"]
+        words += ["--ulimit", f"nofile={files}:{files}", "--ulimit", f"nproc={MOST_FILES}:{MOST_FILES}"]
+        if memory_mb:
+            words += ["--memory", f"{memory_mb}m", "--memory-swap", f"{memory_mb}m"]
+        if settings.cpus:
+            words += ["--cpus", f"{settings.cpus:g}"]
+        if settings.user:
+            words += ["--user", settings.user]
+        for mount in mounts:
+            words += ["--volume", f"{mount.source}:{mount.target}:{'rw' if mount.is_writable else 'ro'}"]
+        return [*words, *settings.options, "--entrypoint", command[0], image, *command[1:]]
+
+    def remove_words(self, *names: str) -> list[str]:
+        """Returns the command that kills and removes containers."""
+        at_once = ["--time", "0"] if Path(self.program).name == "podman" else []
+        return [self.program, "rm", "--force", *at_once, *names]
+
+    async def remove(self, name: str) -> None:
+        """Kill and remove a container, which may be gone already."""
+        removing = await asyncio.create_subprocess_exec(
+            *self.remove_words(name), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        await removing.wait()
+
+    def remove_left(self) -> list[str]:
+        """Remove the containers of ended owners on this machine; returns their names."""
+        listed = _ask([self.program, "ps", "--all", "--filter", "name=areal-", "--format", "{{.Names}}"])
+        left = [name for name in listed.stdout.decode().split() if _is_left(name)]
+        if left:
+            _ask(self.remove_words(*left))
+        return left
+
+
+def find_runtime(runtime: str = "") -> ContainerRuntime:
+    """Returns the runtime of this name, or the first that is installed.
+
+    Raises:
+        SetupError: it is not installed.
+    """
+    for name in (runtime,) if runtime else RUNTIMES:
+        if program := shutil.which(name):
+            return ContainerRuntime(program)
+    missing = f"`{runtime}` is" if runtime else "neither `podman` nor `docker` is"
+    raise SetupError(
+        f"task.container.runtime: {missing} installed on this machine; install one, or write `runner ="
+        ' "subprocess"`, which limits memory and time and shuts in neither files nor network'
+    )
+
+
+def container_name() -> str:
+    """Returns a new name of a container that this process owns."""
+    owner = psutil.Process()
+    return f"areal-{_host()}-{owner.pid}-{int(owner.create_time() * 100)}-{secrets.token_hex(4)}"
+
+
+def _is_left(name: str) -> bool:
+    """Whether a container's owner was a process of this machine that has ended."""
+    if (owner := NAME.fullmatch(name)) is None or owner["host"] != _host():
+        return False
+    try:
+        started = int(psutil.Process(int(owner["pid"])).create_time() * 100)
+    except psutil.NoSuchProcess:
+        return True
+    return started != int(owner["started"])
+
+
+def _host() -> str:
+    return re.sub(r"[^a-zA-Z0-9.]", "", socket.gethostname()) or "host"
+
+
+def _ask(words: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SetupError(f"task.container.runtime: `{' '.join(words[:3])}` does not answer: {error}") from error
+
+
+def _last_line(output: bytes) -> str:
+    return (output.decode(errors="replace").strip().splitlines() or ["no reason given"])[-1]

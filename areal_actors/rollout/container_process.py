@@ -1,0 +1,164 @@
+"""An agent's process in a container of its own.
+
+It reaches the gateway of its episode and, by default, nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from areal_actors.containers.gateway_relay import RELAY_PORT, GatewayRelay
+from areal_actors.containers.runtime import ContainerRuntime, Mount, container_name, find_runtime
+from areal_actors.core.agent_host.faults import describe_exit
+from areal_actors.core.container_settings import ContainerSettings
+from areal_actors.core.errors import SetupError
+from areal_actors.core.task_settings import TaskSettings
+from areal_actors.rollout.agent_process import BOOT, END_SECONDS, HOST, START_SECONDS, AgentProcess, AgentProgram
+
+WORKSPACE, HOST_INSIDE, SOCKETS_INSIDE = "/workspace", "/areal/agent_host", "/areal/sockets"
+PYTHON = "python3"
+
+
+class ContainerProgram(AgentProgram):
+    """Program of an agent's containers; `root` and `python` are the container's."""
+
+    container: ContainerSettings
+    folder: str
+    """Folder on this machine to which the agent's file and the mounts are relative."""
+
+
+def container_program(task: TaskSettings, root: Path) -> ContainerProgram:
+    """Returns the program of a recipe's containers: the agent by its name, a script, or a command of the image."""
+    python = task.python or PYTHON
+    script = (python, task.agent) if task.is_script() else ()
+    return ContainerProgram(
+        agent="" if script else task.agent,
+        command=task.command or script,
+        title=task.agent,
+        root=WORKSPACE,
+        python=python,
+        options=task.agent_options,
+        memory_mb=task.memory_mb,
+        model_errors=task.model_errors,
+        container=task.container,
+        folder=str(root),
+    )
+
+
+class ContainerProcess(AgentProcess):
+    """One container with the agent loaded, with the interface of an agent's process."""
+
+    program: ContainerProgram
+
+    def __init__(self, program: ContainerProgram) -> None:
+        super().__init__(program)
+        self._relay = GatewayRelay()
+
+    async def _spawn(self) -> None:
+        settings = self.program.container
+        runtime = find_runtime(settings.runtime)
+        image = await asyncio.to_thread(runtime.find_image, settings.image)
+        await asyncio.to_thread(runtime.remove_left)
+        private = Path(self._resources.enter_context(tempfile.TemporaryDirectory(prefix="areal-container-")))
+        sockets = private / "sockets"
+        sockets.mkdir(mode=0o755)
+        self._resources.push_async_callback(self._relay.close)
+        await self._relay.start(sockets / "gateway")
+        connected = await self._listen(sockets / "control")
+        name = container_name()
+        words = runtime.run_words(
+            settings,
+            name=name,
+            image=image.id,
+            command=(
+                *(self.program.python, "-c", BOOT),
+                *(HOST_INSIDE, "container_entry", SOCKETS_INSIDE, WORKSPACE, str(RELAY_PORT)),
+            ),
+            mounts=(Mount(HOST, HOST_INSIDE), Mount(sockets, SOCKETS_INSIDE), *_mounts(self.program)),
+            memory_mb=self.program.memory_mb,
+        )
+        self._resources.push_async_callback(_remove, runtime, name)
+        await self._start_child(words, "task.container.runtime: name a container runtime")
+        self._use_connection(*await self._connection(connected))
+
+    async def _listen(self, path: Path) -> asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
+            asyncio.get_running_loop().create_future()
+        )
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if connected.done():
+                writer.close()  # the agent's own, if it looks for the socket
+            else:
+                connected.set_result((reader, writer))
+
+        server = await asyncio.start_unix_server(accept, path)
+        self._resources.callback(server.close)
+        await asyncio.to_thread(path.chmod, 0o666)
+        return connected
+
+    async def _connection(
+        self, connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The container's connection.
+
+        Raises:
+            SetupError: it has not connected in time, or has ended.
+        """
+        ended = asyncio.create_task(self._child.wait())
+        waits: set[asyncio.Future[Any]] = {ended, connected}
+        await asyncio.wait(waits, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if connected.done():
+            return connected.result()
+        image = f"task.container: no agent process started in a container of {self.program.container.image}"
+        if not ended.done():
+            raise SetupError(f"{image} within {START_SECONDS:g} s{self.output_tail()}")
+        raise SetupError(
+            f"{image}; the image needs a Python interpreter, `task.python`, and the limits must suit this machine:"
+            f" the container {_describe_status(self._child.returncode)}{self.output_tail()}"
+        )
+
+    def data_limit_mb(self) -> int:
+        """Returns 0: the runtime limits the memory of all processes of the container."""
+        return 0
+
+    def reach_gateway(self, base_url: str) -> str:
+        """Lead the container's connections to this address; returns the address inside."""
+        return self._relay.reach(base_url)
+
+    async def _end(self) -> str:
+        try:
+            return _describe_status(await asyncio.wait_for(self._child.wait(), END_SECONDS))
+        except TimeoutError:
+            return await super()._end()
+
+
+def _describe_status(status: int | None) -> str:
+    """Describe the exit of a container, whose status above 128 is that of a signal."""
+    return describe_exit(128 - status if status is not None and status > 128 else status or 0)
+
+
+async def _remove(runtime: ContainerRuntime, name: str) -> None:
+    await asyncio.shield(runtime.remove(name))
+
+
+def _mounts(program: ContainerProgram) -> Iterator[Mount]:
+    """Yields the folder of the agent's file, the file alone beside the runs, and what the recipe names."""
+    root = Path(program.folder)
+    agent = program.agent.partition(":")[0] or next((word for word in program.command if word.endswith(".py")), "")
+    if agent.endswith(".py") and (root / agent).is_file():
+        file = (root / agent).absolute()
+        inside = Path(os.path.normpath(Path(WORKSPACE) / agent))
+        is_beside_runs = file.resolve().parent == root.resolve()
+        yield Mount(file, str(inside)) if is_beside_runs else Mount(file.parent, str(inside.parent))
+    for words in program.container.mounts:
+        source, _, rest = words.partition(":")
+        target, _, mode = rest.partition(":")
+        place = target or (source if source.startswith("/") else f"{WORKSPACE}/{source}")
+        yield Mount((root / Path(source).expanduser()).resolve(), place, is_writable=mode == "rw")
