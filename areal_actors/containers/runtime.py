@@ -77,6 +77,7 @@ class ContainerRuntime(NamedTuple):
         image: str,
         command: Sequence[str],
         mounts: Sequence[Mount] = (),
+        scratch: str = "",
         memory_mb: int = 0,
     ) -> list[str]:
         """Returns the command that runs a container, which is removed when its first process has ended.
@@ -87,6 +88,7 @@ class ContainerRuntime(NamedTuple):
             image: name or id.
             command: program and arguments, instead of the image's entry point.
             mounts: files and folders of this machine.
+            scratch: folder in memory that any user of the container may write to; empty for none.
             memory_mb: memory of all its processes in MiB, without swap; 0 sets no limit.
         """
         files = min(MOST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
@@ -100,6 +102,8 @@ class ContainerRuntime(NamedTuple):
             words += ["--cpus", f"{settings.cpus:g}"]
         if settings.user:
             words += ["--user", settings.user]
+        if scratch:
+            words += ["--tmpfs", f"{scratch}:rw,exec,mode=1777"]
         for mount in mounts:
             words += ["--volume", f"{mount.source}:{mount.target}:{'rw' if mount.is_writable else 'ro'}"]
         return [*words, *settings.options, "--entrypoint", command[0], image, *command[1:]]

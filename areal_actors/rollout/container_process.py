@@ -80,6 +80,7 @@ class ContainerProcess(AgentProcess):
                 *(HOST_INSIDE, "container_entry", SOCKETS_INSIDE, WORKSPACE, str(RELAY_PORT)),
             ),
             mounts=(Mount(HOST, HOST_INSIDE), Mount(sockets, SOCKETS_INSIDE), *_mounts(self.program)),
+            scratch=WORKSPACE,
             memory_mb=self.program.memory_mb,
         )
         self._resources.push_async_callback(_remove, runtime, name)

@@ -10,7 +10,6 @@ import os
 import socket
 import threading
 from contextlib import suppress
-from pathlib import Path
 
 from . import serving
 
@@ -19,7 +18,6 @@ CHUNK = 1 << 16
 
 def main(sockets: str, root: str, port: str) -> None:
     """Serve until the control socket is closed."""
-    Path(root).mkdir(parents=True, exist_ok=True)
     os.chdir(root)
     listening = socket.create_server(("127.0.0.1", int(port)))
     threading.Thread(target=_relay_connections, args=(listening, f"{sockets}/gateway"), daemon=True).start()
