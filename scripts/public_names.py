@@ -23,6 +23,7 @@ MODULES = {
     "areal_actors.library.workflow": "agents that call the model themselves, docs/library.md",
     "areal_actors.library.controllers": "training loops written by hand, docs/library.md",
     "areal_actors.library.tooling": "tools of agents, docs/write-an-agent.md",
+    "areal_actors.containers": "containers for agents and tools, docs/containers.md",
     "areal_actors.sandbox": "programs of a model, docs/rewards.md",
     "areal_actors.rewards": "rewards, docs/rewards.md",
     "areal_actors.rewards.judge_usage": "tokens and cost of judges, docs/rewards.md",

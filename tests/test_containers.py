@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from support import sandbox_reach as reach
 from support.clock import until
 from support.container_image import image
 from support.live_run import ROOT
@@ -162,6 +164,7 @@ async def test_a_command_of_the_image_is_an_agent(tmp_path):
         assert (await episode(runner)).output == "1000 row.txt"
 
 
+@pytest.mark.long
 async def test_forty_agents_at_once(tmp_path):
     async with gateway() as base_url, agents(tmp_path, processes=40) as runner:
         results = await asyncio.gather(*(episode(runner, base_url, word=str(number)) for number in range(40)))
@@ -186,14 +189,8 @@ async def test_commands_of_a_tool_run_in_a_container():
         assert "bytes left out" in long.output
         assert long.output.endswith("END\n")
         assert len(long.output) < 1100
-        assert (
-            "out"
-            in (
-                await container.run(
-                    "ls /proc/net/dev 2>&1; python3 -c 'import socket; socket.create_connection((\"9.9.9.9\", 53), 2)' || echo out"
-                )
-            ).output
-        )
+        connect = "import socket; socket.create_connection(('9.9.9.9', 53), 2)"
+        assert (await container.run(["python3", "-c", connect])).status == 1
     assert container.name not in containers()
 
 
@@ -222,7 +219,7 @@ async def main():
         await container.run("sleep 600", seconds=600)
 asyncio.run(main())
 """
-    owner = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220 - its end is what is awaited
     assert owner.stdout is not None
     name = owner.stdout.readline().strip()
     assert name in containers()
@@ -237,7 +234,7 @@ async def test_what_an_ended_owner_left_is_removed_and_what_others_have_is_not()
     left, foreign = f"areal-{host}-{rest}-1-00000000", "areal-elsewhere-1-1-00000000"
     for name in (left, foreign, mine):
         words = runtime.run_words(ContainerSettings(cpus=0.0), name=name, image=image(), command=("sleep", "600"))
-        subprocess.run([*words[:2], "--detach", *words[2:]], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*words[:2], "--detach", *words[2:]], check=True, stdout=subprocess.DEVNULL)  # noqa: ASYNC221
     try:
         assert runtime.remove_left() == [left]
         assert {foreign, mine} <= set(containers())
@@ -252,3 +249,53 @@ async def test_mounts_are_read_only_unless_asked(tmp_path):
         assert (await container.run("touch /given/x")).status
         assert not (await container.run("touch /out/y")).status
     assert [path.name for path in tmp_path.iterdir()] == ["y"]
+
+
+@pytest.mark.long
+async def test_what_a_model_s_program_reaches_in_a_container_is_as_documented(tmp_path, monkeypatch):
+    monkeypatch.setenv("AREAL_REACH_PROBE", "x")
+    with reach.surroundings(tmp_path) as there:
+        results = {}
+        for name, code in reach.deeds(there).items():
+            async with Container(image(), memory_mb=512) as container:
+                ran = await container.run(["python3", "-c", code], seconds=reach.SECONDS)
+                results[name] = "reached" if re.search(f"^{reach.REACHED}$", ran.output, re.MULTILINE) else "no"
+            assert container.name not in containers(), name
+        assert not (there.folder.path / "planted").exists()
+        assert not Path("/tmp/areal-reach-probe").exists()
+    documented = dict(re.findall(r"\| (\w+: [^|]+) \| (no|reached)", (ROOT / "docs" / "containers.md").read_text()))
+    assert documented == results
+
+
+@pytest.mark.parametrize(
+    ("container", "complaint"),
+    [
+        ({}, r"`task\.container\.image`: found none"),
+        (
+            {"image": "no/such:image"},
+            r"`task\.container\.image`: there is no image no/such:image .* pull no/such:image",
+        ),
+        ({"image": "x", "runtime": "no-runtime"}, r"`task\.container\.runtime`: `no-runtime` is not installed"),
+        ({"image": "x", "mounts": ["no-folder"]}, r"`task\.container\.mounts`: .*there is no no-folder"),
+    ],
+)
+def test_what_keeps_containers_from_starting_is_named_by_check(container, complaint):
+    image()
+    words = ", ".join(f"{name} = {json.dumps(value)}" for name, value in container.items())
+    checked = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "areal_actors",
+            "check",
+            "recipes/gsm8k_grpo.toml",
+            "task.runner=container",
+            f"task.container={{{words}}}",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 2
+    assert re.search(complaint, " ".join(checked.stderr.split())), checked.stderr

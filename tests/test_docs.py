@@ -30,7 +30,7 @@ from areal_actors.recipe.load import load
 from areal_actors.training.algorithms import Algorithm
 
 LANGUAGES = {"", "sh", "toml", "python", "sql"}  # SQL of the history is run by test_history_reference.py
-MOST_NOT_RUN = 8
+MOST_NOT_RUN = 10
 SECONDS = 600.0
 """Time limit of a block that takes seconds on an idle machine."""
 COPIED = ("agents", "recipes", "benchmarks", "tests/support/mcp_server.py", "tests/recordings/log-2.xz")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -15,6 +16,8 @@ from areal_actors.core.container_settings import ContainerSettings
 from areal_actors.core.errors import SandboxError
 
 SHELL = "/bin/sh"
+WORKSPACE = "/workspace"
+"""Folder of commands, in memory: any user of the container may write to it."""
 LONGEST_OUTPUT = 64 * 1024
 START_SECONDS = 120.0
 CHUNK = 1 << 16
@@ -75,10 +78,16 @@ class Container:
             image=image.id,
             command=(SHELL, "-c", WAIT),
             mounts=self.mounts,
+            scratch=WORKSPACE,
             memory_mb=self.memory_mb,
         )
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="areal-container-"
+        )  # podman writes a note of an OOM kill there
         pipe = asyncio.subprocess.PIPE
-        self._process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=pipe)
+        self._process = await asyncio.create_subprocess_exec(
+            *words, stdin=pipe, stdout=pipe, stderr=pipe, cwd=self._folder.name
+        )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         try:
@@ -101,6 +110,7 @@ class Container:
         with suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
+        self._folder.cleanup()
 
     async def run(
         self, command: str | Sequence[str], *, stdin: str = "", seconds: float = 60.0, longest: int = LONGEST_OUTPUT
@@ -115,7 +125,7 @@ class Container:
         words = (SHELL, "-c", command) if isinstance(command, str) else tuple(command)
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            *(self._runtime.program, "exec", "--interactive", self.name, *words),
+            *(self._runtime.program, "exec", "--interactive", "--workdir", WORKSPACE, self.name, *words),
             stdin=pipe,
             stdout=pipe,
             stderr=asyncio.subprocess.STDOUT,

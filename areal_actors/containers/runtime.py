@@ -138,7 +138,7 @@ def find_runtime(runtime: str = "") -> ContainerRuntime:
     for name in (runtime,) if runtime else RUNTIMES:
         if program := shutil.which(name):
             return ContainerRuntime(program)
-    missing = f"`{runtime}` is" if runtime else "neither `podman` nor `docker` is"
+    missing = f"`{runtime}` is not" if runtime else "neither `podman` nor `docker` is"
     raise SetupError(
         f"task.container.runtime: {missing} installed on this machine; install one, or write `runner ="
         ' "subprocess"`, which limits memory and time and shuts in neither files nor network'
@@ -152,7 +152,7 @@ def container_name() -> str:
 
 
 def _is_left(name: str) -> bool:
-    """Whether a container's owner was a process of this machine that has ended."""
+    """Returns True if a container's owner was a process of this machine that has ended."""
     if (owner := NAME.fullmatch(name)) is None or owner["host"] != _host():
         return False
     try:

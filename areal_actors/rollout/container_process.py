@@ -9,16 +9,22 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from areal_actors.containers.gateway_relay import RELAY_PORT, GatewayRelay
-from areal_actors.containers.runtime import ContainerRuntime, Mount, container_name, find_runtime
+from areal_actors.containers.runtime import ContainerImage, ContainerRuntime, Mount, container_name, find_runtime
 from areal_actors.core.agent_host.faults import describe_exit
 from areal_actors.core.container_settings import ContainerSettings
 from areal_actors.core.errors import SetupError
 from areal_actors.core.task_settings import TaskSettings
 from areal_actors.rollout.agent_process import BOOT, END_SECONDS, HOST, START_SECONDS, AgentProcess, AgentProgram
+
+logger = structlog.get_logger(__name__)
 
 WORKSPACE, HOST_INSIDE, SOCKETS_INSIDE = "/workspace", "/areal/agent_host", "/areal/sockets"
 PYTHON = "python3"
@@ -61,9 +67,7 @@ class ContainerProcess(AgentProcess):
 
     async def _spawn(self) -> None:
         settings = self.program.container
-        runtime = find_runtime(settings.runtime)
-        image = await asyncio.to_thread(runtime.find_image, settings.image)
-        await asyncio.to_thread(runtime.remove_left)
+        runtime, image = await asyncio.to_thread(_prepare, settings.runtime, settings.image)
         private = Path(self._resources.enter_context(tempfile.TemporaryDirectory(prefix="areal-container-")))
         sockets = private / "sockets"
         sockets.mkdir(mode=0o755)
@@ -83,8 +87,8 @@ class ContainerProcess(AgentProcess):
             scratch=WORKSPACE,
             memory_mb=self.program.memory_mb,
         )
-        self._resources.push_async_callback(_remove, runtime, name)
-        await self._start_child(words, "task.container.runtime: name a container runtime")
+        await self._start_child(words, "task.container.runtime: name a container runtime", cwd=private)
+        self._resources.push_async_callback(self._end_container, runtime, name)
         self._use_connection(*await self._connection(connected))
 
     async def _listen(self, path: Path) -> asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
@@ -125,6 +129,13 @@ class ContainerProcess(AgentProcess):
             f" the container {_describe_status(self._child.returncode)}{self.output_tail()}"
         )
 
+    async def _end_container(self, runtime: ContainerRuntime, name: str) -> None:
+        """Remove a container that does not end by itself once its connection is closed, or whose client was killed."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._child.wait(), END_SECONDS)
+        if self._child.returncode is None or self._child.returncode < 0:
+            await asyncio.shield(runtime.remove(name))
+
     def data_limit_mb(self) -> int:
         """Returns 0: the runtime limits the memory of all processes of the container."""
         return 0
@@ -145,8 +156,14 @@ def _describe_status(status: int | None) -> str:
     return describe_exit(128 - status if status is not None and status > 128 else status or 0)
 
 
-async def _remove(runtime: ContainerRuntime, name: str) -> None:
-    await asyncio.shield(runtime.remove(name))
+@cache
+def _prepare(runtime_name: str, image_name: str) -> tuple[ContainerRuntime, ContainerImage]:
+    """Find runtime and image, once: all containers of this process have one image, wherever its name leads later."""
+    runtime = find_runtime(runtime_name)
+    image = runtime.find_image(image_name)
+    left = runtime.remove_left()
+    logger.info("container image", image=image_name, id=image.id, digest=image.digest, removed_containers=left)
+    return runtime, image
 
 
 def _mounts(program: ContainerProgram) -> Iterator[Mount]:
