@@ -51,6 +51,12 @@ def containers() -> list[str]:
     return listed.stdout.split()
 
 
+def own_containers() -> list[str]:
+    """Names of the containers of this process."""
+    owner = container_name().rpartition("-")[0]
+    return [name for name in containers() if name.startswith(owner)]
+
+
 async def gone(name: str) -> None:
     await until(lambda: name not in containers())
 
@@ -97,7 +103,7 @@ async def test_an_agent_in_a_container_reaches_the_gateway_of_its_episode(tmp_pa
         for base_url in (first, second):
             result = await episode(runner, base_url, word="hello")
             assert result.output == "Bearer sk-7 on 127.0.0.1:17429: hello"
-    assert [name for name in containers() if name.startswith("areal-")] == []
+    assert own_containers() == []
 
 
 async def test_it_reaches_no_other_address_and_no_file_of_this_machine(tmp_path):
@@ -148,7 +154,7 @@ async def test_a_container_that_ends_is_a_failure_of_the_agent_and_named(tmp_pat
 
 async def test_an_episode_beyond_its_time_leaves_no_container(tmp_path):
     async with agents(tmp_path, "time.sleep(600)") as runner:
-        (before,) = [name for name in containers() if name.startswith("areal-")]
+        (before,) = own_containers()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
                 await episode(runner)
@@ -169,7 +175,7 @@ async def test_forty_agents_at_once(tmp_path):
     async with gateway() as base_url, agents(tmp_path, processes=40) as runner:
         results = await asyncio.gather(*(episode(runner, base_url, word=str(number)) for number in range(40)))
     assert sorted(int(result.output.rpartition(" ")[2]) for result in results) == list(range(40))
-    assert [name for name in containers() if name.startswith("areal-")] == []
+    assert own_containers() == []
 
 
 async def test_an_image_without_python_is_named_before_an_episode(tmp_path):
