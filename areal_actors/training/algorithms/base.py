@@ -29,6 +29,15 @@ INITIAL = "initial"
 """The model that the run began with; an alternative to a folder or a hub id."""
 
 
+class NamedColumn(msgspec.Struct, frozen=True):
+    """One of the rewards whose weighted sum is the reward of the calls of a step."""
+
+    name: str
+    weight: float
+    rewards: Tensor
+    """float64 `[calls]`: R_k(call), without its weight; NaN for episodes without such a reward."""
+
+
 class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
     """All trained tokens of a step, ordered by sequence and position, and all calls of its sequences.
 
@@ -74,6 +83,8 @@ class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
     rescored: Tensor | None = None
     """float32 `[tokens]`: the trainer's own log-probability under the weight version that sampled the token; NaN if
     unknown. For tokens of the current version it equals `proximal`."""
+    named_rewards: tuple[NamedColumn, ...] = ()
+    """Rewards of which `rewards` is the weighted sum; empty if the recipe names none."""
 
 
 class Advantages(msgspec.Struct, frozen=True, kw_only=True):
