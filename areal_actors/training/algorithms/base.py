@@ -131,6 +131,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     returns: Tensor | None = None
     rescored: Tensor | None = None
     """float32 `[tokens]`: as in `StepTokens`, tokens of the current version included."""
+    entropy: Tensor | None = None
+    """float32 `[tokens]` with gradient: entropy of the distribution from which the token was sampled, at the sampling
+    temperature; set if the algorithm uses it (`Algorithm.rewards_entropy`)."""
 
 
 class TokenLosses(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,6 +214,11 @@ class Algorithm(Config, tag_field="name"):
         arbitrarily.
         """
         return self.learns_from == "episodes"
+
+    @property
+    def rewards_entropy(self) -> bool:
+        """True if `loss` uses `Batch.entropy`."""
+        return False
 
     @property
     def models(self) -> Mapping[FrozenModel, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from areal_actors.core.config import PositiveFloat, PositiveInt
+from areal_actors.core.config import NonNegativeFloat, PositiveFloat, PositiveInt
 from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, Problem, StepTokens, TokenLosses
 from areal_actors.training.algorithms.correction import Correction
 from areal_actors.training.algorithms.groups import group_normalized, whiten
@@ -35,9 +35,17 @@ class PolicyGradient(Algorithm):
     reward_normalization: Literal["sum", "separate"] = "sum"
     """Normalization of several named rewards: of their weighted `sum`, or of each in its group, then of their weighted
     sum over the step (GDPO, arXiv:2601.05242)."""
+    entropy_coefficient: NonNegativeFloat = 0.0
+    """Entropy bonus: this times the entropy of each token's distribution, in nats, is subtracted from its loss
+    (arXiv:1602.01783, section 4), so that answers stay different; 0 for none."""
     correction: Veto = Veto()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
+
+    @property
+    def rewards_entropy(self) -> bool:
+        """True with an entropy bonus."""
+        return self.entropy_coefficient > 0.0
 
     @property
     def compares_groups(self) -> bool:
@@ -128,12 +136,16 @@ class PolicyGradient(Algorithm):
         raise NotImplementedError
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """Returns the surrogate times the importance weight, 0 for vetoed tokens, plus the KL term."""
+        """Returns the surrogate times the importance weight, 0 for vetoed tokens, plus the KL term less the entropy."""
         corrected = self.correction.correct(batch, logp)
         losses, measures = self.surrogate(batch, logp, corrected)
         measures = {**measures, "approx_kl": estimate("k3", batch.behaviour - logp), **corrected.measures}
+        losses = corrected.weigh(losses)
+        if batch.entropy is not None:
+            bonus = self.entropy_coefficient * batch.entropy
+            losses, measures = losses - bonus, {**measures, "entropy_bonus": bonus}
         detached = {name: column.detach() for name, column in measures.items()}
-        return self.kl.add_kl_loss(TokenLosses(losses=corrected.weigh(losses), measures=detached), batch, logp)
+        return self.kl.add_kl_loss(TokenLosses(losses=losses, measures=detached), batch, logp)
 
 
 class ClippedPolicy(PolicyGradient):
