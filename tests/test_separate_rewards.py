@@ -12,6 +12,7 @@ from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.credit import Credit, call_rewards
 from areal_actors.training.algorithms import Cispo, Dapo, Grpo, LitePpo
 from areal_actors.training.algorithms.separate_rewards import UNNAMED
+from areal_actors.training.engine_mismatch import reported_metrics
 from areal_actors.training.step_columns import ArrayColumn, step_columns
 from areal_actors.training.step_data import step_tokens
 
@@ -112,6 +113,7 @@ def test_one_reward_is_normalized_as_its_sum():
 def test_shares_of_the_advantage_add_up(algorithm):
     metrics = algorithm.advantages(step_tokens(rows_of([GROUP_OF_EIGHT, EASY_GROUP]), 1)).metrics
     assert sum(metrics[f"reward_share/{name}"] for name in WEIGHTS) == pytest.approx(1.0)
+    assert reported_metrics(metrics) == metrics
     assert [metrics[f"reward_constant/{name}"] for name in WEIGHTS] == [0.5, 0.0, 0.0]
     both = np.array(GROUP_OF_EIGHT["length"] + EASY_GROUP["length"])
     assert metrics["reward_std/length"] == pytest.approx(both.std())
