@@ -222,7 +222,9 @@ def test_means_over_tokens_of_episodes_of_one_length_divide_by_it(loss_aggregati
 
 
 @pytest.mark.parametrize("loss_aggregation", ["token_mean", "seq_mean", "constant"])
-@pytest.mark.parametrize("algorithm", [pytest.param(case.values[0], id=case.id) for case in CASES if case.id not in PER_SEQUENCE])
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param(case.values[0], id=case.id) for case in CASES if case.id not in PER_SEQUENCE]
+)
 def test_the_same_episodes_have_the_same_loss_and_gradient_however_they_are_cut_into_rows(algorithm, loss_aggregation):
     algorithm = msgspec.structs.replace(algorithm, loss_aggregation=loss_aggregation, constant_length=7)
     for episodes in (turns(), dialogues()):
