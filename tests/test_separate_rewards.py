@@ -174,3 +174,57 @@ def test_a_step_without_named_rewards_is_refused():
     rows = rows_of([GROUP_OF_EIGHT], Credit())
     with pytest.raises(UntrainableBatch, match=r"task\.reward_weights"):
         Grpo(**SEPARATE).advantages(step_tokens(rows, 1))
+
+
+def test_a_group_in_which_every_reward_is_constant_has_no_advantage():
+    constant = {"math": [1] * 8, "length": [0.3] * 8, "format": [0] * 8}
+    tokens = step_tokens(rows_of([GROUP_OF_EIGHT, constant, EASY_GROUP]), 1)
+    advantages = by_episode(tokens, Grpo(**SEPARATE).advantages(tokens))
+    assert advantages[8:16] == [0.0] * 8
+    assert 0.0 not in advantages[:8]
+
+
+CORRECT, POLITE = 4, 2
+"""Alternatives of the two tokens of an answer, of each of which the first is the better one."""
+SOLVED = 0.6
+"""Share of its tasks that the best policy solves, so that groups keep differing in this reward."""
+
+
+def play(algorithm, seed, steps=150, groups=4, members=8):
+    """Answers of two tokens, one of which is right or wrong and one polite or not, learned from both rewards.
+
+    Returns the final probabilities of right and of polite answers.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.zeros(CORRECT + POLITE, requires_grad=True)
+    optimizer = torch.optim.SGD([logits], lr=0.5)
+    credit = Credit(reward_weights=(("right", 1.0), ("polite", 1.0)))
+    for _ in range(steps):
+        logps = torch.cat([part.log_softmax(0) for part in logits.split([CORRECT, POLITE])])
+        rows, tokens = [], []
+        for group in range(groups):
+            for member in range(members):
+                right, polite = (
+                    torch.multinomial(part.exp(), 1, generator=draw).item()
+                    for part in logps.detach().split([CORRECT, POLITE])
+                )
+                solved = right == 0 and torch.rand(1, generator=draw).item() < SOLVED
+                named = {"right": float(solved), "polite": 0.02 * (polite == 0)}
+                one = trajectory(f"{group}.{member}", turn("a", text="xy"), reward=sum(named.values()))
+                rows += sequences_of(msgspec.structs.replace(one, metrics=named), group, 0, credit)
+                tokens += [right, CORRECT + polite]
+        step = step_tokens(rows, 0)
+        loss = -(algorithm.advantages(step).tokens * logps[tokens]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    right, polite = (part.softmax(0)[0].item() for part in logits.split([CORRECT, POLITE]))
+    return right, polite
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_policy_learns_the_reward_that_the_sum_hides(seed):
+    summed, separate = play(Grpo(), seed), play(Grpo(**SEPARATE), seed)
+    assert min(summed[0], separate[0]) > 0.95
+    assert separate[1] > 0.98
+    assert summed[1] < 0.9

@@ -121,6 +121,8 @@ class PolicyGradient(Algorithm):
         """
         over_step = self.normalize_advantages or self.reward_normalization == "separate"
         tokens = whiten(advantages, step.samples[step.calls]) if over_step else advantages
+        if self.reward_normalization == "separate":  # not the rounding of the mean: a group without signal has 0
+            tokens = tokens.masked_fill(advantages == 0, 0.0)
         kept = self.shaping.loss_mask(step)
         masked = {} if kept is None or not len(kept) else {"truncated_masked_frac": float((~kept).double().mean())}
         return Advantages(
