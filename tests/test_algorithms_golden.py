@@ -13,8 +13,10 @@ from areal_actors.training.algorithms import (
     Dapo,
     Distillation,
     DrGrpo,
+    Gmpo,
     Grpo,
     Gspo,
+    GspoToken,
     LitePpo,
     M2po,
     Ppo,
@@ -80,6 +82,14 @@ GOLDEN = {
     "dapo, no penalty": (Dapo(), standardised, lambda row: by_hand.decoupled(row, 0.2, 0.28)),
     "gspo": (Gspo(), standardised, lambda row: by_hand.gspo(row, 3e-4, 4e-4)),
     "gspo, wide": (Gspo(clip=0.2, clip_higher=0.25), standardised, lambda row: by_hand.gspo(row, 0.2, 0.25)),
+    "gspo_token": (GspoToken(), standardised, lambda row: by_hand.gspo(row, 3e-4, 4e-4)),
+    "gspo_token, wide": (
+        GspoToken(clip=0.2, clip_higher=0.25),
+        standardised,
+        lambda row: by_hand.gspo(row, 0.2, 0.25),
+    ),
+    "gmpo": (Gmpo(), standardised, lambda row: by_hand.gmpo(row, 0.4)),
+    "gmpo, narrow": (Gmpo(clip=0.1), standardised, lambda row: by_hand.gmpo(row, 0.1)),
     "rloo": (Rloo(), others, by_hand.reinforce),
     "rloo, clipped": (Rloo(clip=0.2), others, by_hand.decoupled),
     "reinforce_plus_plus": (
@@ -164,10 +174,23 @@ def test_the_gradient_is_the_numeric_one(algorithm):
         expected = held
         losses = algorithm.loss(batch, logp.requires_grad_()).losses
         assert torch.allclose(torch.autograd.grad(losses.sum(), logp)[0], expected)
+    elif isinstance(algorithm, GspoToken):
+        assert_gradient_of_each_token(algorithm, batch, logp)
     else:
         assert torch.autograd.gradcheck(
             lambda now: algorithm.loss(batch, now).losses, (logp.requires_grad_(),), eps=1e-7
         )
+
+
+def assert_gradient_of_each_token(algorithm, batch, logp):
+    """A token that is not clipped has the gradient of its own loss, and with one advantage for all, that of GSPO."""
+    losses = algorithm.loss(batch, logp.requires_grad_()).losses
+    clipped = algorithm.loss(batch, logp).measures["clip_frac"]
+    assert torch.allclose(torch.autograd.grad(losses.sum(), logp)[0], losses.detach().masked_fill(clipped, 0.0))
+    same = msgspec.structs.replace(batch, advantages=torch.ones_like(batch.advantages))
+    whole = Gspo(clip=algorithm.clip, clip_higher=algorithm.clip_higher)
+    found, expected = (torch.autograd.grad(one.loss(same, logp).losses.sum(), logp)[0] for one in (algorithm, whole))
+    assert torch.allclose(found, expected)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

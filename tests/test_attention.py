@@ -68,6 +68,10 @@ def test_a_limit_that_follows_the_engines_counts_as_what_the_bound_allows():
         ),
         ({"effective_sample_size": 0.1}, "effective sample size 0.10): lower staleness_gate.max_staleness = 2"),
         ({"skipped": 1.0}, "100% of the last steps changed no weight"),
+        (
+            {"reward_share/format": 0.012, "reward_constant/format": 0.2},
+            "the sum of rewards hides format: it differs in 80% of the groups, and is 1% of the advantage; write",
+        ),
     ],
 )
 def test_each_cause_has_its_sentence(metrics, sentence):
@@ -129,3 +133,13 @@ def test_held_out_results_are_mean_rewards_where_rewards_are_graded():
         )
         view.receive(story.sealed(event, 9))
         assert words in printed(view)
+
+
+def test_a_reward_is_not_hidden_if_it_is_constant_or_normalized_on_its_own():
+    constant = {"reward_share/format": 0.0, "reward_constant/format": 0.9}
+    assert attention(state_after(*[constant] * WINDOW)) == []
+    state = state_after(*[{"reward_share/format": 0.01, "reward_constant/format": 0.1}] * WINDOW)
+    assert attention(state)
+    assert state.started is not None
+    state.started.recipe["algorithm"]["reward_normalization"] = "separate"
+    assert attention(state) == []

@@ -35,8 +35,10 @@ from areal_actors.training.algorithms import (
     Dapo,
     Distillation,
     DrGrpo,
+    Gmpo,
     Grpo,
     Gspo,
+    GspoToken,
     LitePpo,
     M2po,
     Ppo,
@@ -126,6 +128,8 @@ ALGORITHMS = {
     "grpo, whitened": (Grpo(normalize_advantages=True, **SUM, **FREE), normalised),
     "dapo": (Dapo(**SUM, **FREE), normalised),
     "gspo": (Gspo(correction=SequenceCorrection(highest=0), **SUM), normalised),
+    "gspo_token": (GspoToken(correction=SequenceCorrection(highest=0), **SUM), normalised),
+    "gmpo": (Gmpo(correction=SequenceCorrection(highest=0), **SUM), normalised),
     "sapo": (Sapo(**SUM), normalised),
     "m2po": (M2po(threshold=1e9, **SUM), normalised),
     "cispo": (Cispo(highest=0, **SUM), normalised),
@@ -144,6 +148,8 @@ gradient."""
 CASES = [pytest.param(*case, id=name) for name, case in ALGORITHMS.items()]
 OVER_MASKED = [case for case in CASES if "whitened" not in case.id]
 """Those whose moments do not leave out episodes that are masked as a whole."""
+PER_SEQUENCE = {"gspo", "gspo_token", "gmpo"}
+"""Those with one ratio for a row."""
 WEIGHTED = [case for case in CASES if case.id not in {"sapo", "distillation"}]
 """Those whose weight for staleness is exact: a gate is not one, and a stale token's distance to the teacher is not
 0."""
@@ -216,7 +222,9 @@ def test_means_over_tokens_of_episodes_of_one_length_divide_by_it(loss_aggregati
 
 
 @pytest.mark.parametrize("loss_aggregation", ["token_mean", "seq_mean", "constant"])
-@pytest.mark.parametrize("algorithm", [pytest.param(case.values[0], id=case.id) for case in CASES if case.id != "gspo"])
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param(case.values[0], id=case.id) for case in CASES if case.id not in PER_SEQUENCE]
+)
 def test_the_same_episodes_have_the_same_loss_and_gradient_however_they_are_cut_into_rows(algorithm, loss_aggregation):
     algorithm = msgspec.structs.replace(algorithm, loss_aggregation=loss_aggregation, constant_length=7)
     for episodes in (turns(), dialogues()):

@@ -22,6 +22,7 @@ OPTIONAL = frozenset(
         "calls_with_ignored_fields",
         "calls_without_credit",
         "dual_clip_frac",
+        "entropy_bonus",
         "overlong_penalty_mean",
         "reference_kl",
         "refused_sequences",

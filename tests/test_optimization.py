@@ -102,7 +102,7 @@ def test_a_loss_that_is_not_finite_forgets_the_gradient_and_names_the_step():
     assert model.weight.grad is None
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor"])
+@pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor", "muon"])
 def test_resumed_in_mid_schedule_it_continues_to_the_last_bit(make, tmp_path, name):
     def trainer(seed):
         settings = OptimizerSettings(name=name, schedule="cosine", warmup_steps=2, momentum=0.5)
@@ -128,3 +128,39 @@ def test_a_run_resumed_under_another_learning_rate_follows_the_new_one(make, tmp
     second = make(lr=5e-4)
     second.load(str(tmp_path))
     assert second.step(sequences_of(first))["lr"] == 5e-4
+
+
+def newton_schulz(matrix):
+    """The iteration of the paper, in double precision."""
+    across = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    across = across / across.norm()
+    for _ in range(5):
+        square = across @ across.T
+        across = 3.4445 * across + (-4.775 * square + 2.0315 * square @ square) @ across
+    return across.T if matrix.shape[0] > matrix.shape[1] else across
+
+
+def test_muon_takes_orthogonal_steps_of_the_size_of_adamws_along_the_momentum():
+    settings = OptimizerSettings(name="muon", lr=0.5, muon_lr=0.1, grad_clip=1e9)
+    model, ours = optimization(settings)
+    weight, momentum = model.weight.detach().double().clone(), torch.zeros(2, 3, dtype=torch.float64)
+    walk(model, ours, 3)
+    for _ in range(3):
+        gradient = 2 * (weight - 1)
+        momentum = 0.95 * momentum + 0.05 * gradient
+        step = newton_schulz(0.05 * gradient + 0.95 * momentum)
+        weight = weight - 0.1 * 0.2 * math.sqrt(3) * step
+    assert torch.allclose(model.weight.double(), weight, atol=2e-3)  # torch iterates in bfloat16
+    assert [group["lr"] for group in ours.optimizer.param_groups] == [0.5, 0.1]
+
+
+def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest(make):
+    trainer = make(optimizer=OptimizerSettings(name="muon", lr=1e-3, muon_lr=3e-3))
+    adamw, muon = trainer._optimization.optimizer.param_groups
+    named = dict(trainer._model.named_parameters())
+    matrices = {name for name, weight in named.items() if any(weight is own for own in muon["params"])}
+    assert matrices == {name for name, weight in named.items() if ".layers." in name and weight.ndim == 2}
+    assert len(adamw["params"]) + len(muon["params"]) == len(named)
+    before = weights(trainer)
+    assert trainer.step(sequences_of(trainer, off=0.2))["lr"] == 1e-3
+    assert all(not torch.equal(before[name], weight) for name, weight in weights(trainer).items() if name in matrices)

@@ -59,6 +59,7 @@ RECIPE = Path(__file__).parent.parent / "recipes" / "gsm8k_grpo.toml"
         ),
         ({"ranks_address": "0.0.0.0:29600"}, "ranks_address", "leave it out"),
         ({"ranks": 2, "optimizer": OptimizerSettings(name="adafactor")}, "ranks", "another trainer.optimizer.name"),
+        ({"ranks": 2, "optimizer": OptimizerSettings(name="muon")}, "ranks", "Muon needs whole matrices"),
     ],
 )
 def test_numbers_that_give_no_grid_are_refused_by_the_setting_s_name(numbers, field, words):

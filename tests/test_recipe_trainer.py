@@ -37,6 +37,7 @@ def test_an_adapter_and_an_optimizer_are_tables_of_the_recipe():
     ("override", "words"),
     [
         ("trainer.optimizer.momentum=0.9", 'found 0.9, which adamw does not use; leave it out, or write name = "sgd"'),
+        ("trainer.optimizer.muon_lr=0.1", 'found 0.1, which adamw does not use; leave it out, or write "muon"'),
         ("trainer.optimizer.minimum_ratio=0.1", 'found 0.1, but schedule = "constant" never falls'),
         ("trainer.lora.rank=0", "`trainer.lora.rank`: found 0"),
     ],

@@ -59,6 +59,23 @@ def test_scores_and_gradients_are_those_of_all_logits_at_once(kind, bias, temper
 
 
 @pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("temperature", [1.0, torch.linspace(0.1, 2.0, TOKENS)], ids=["1", "each its own"])
+def test_entropies_have_the_gradient_of_all_logits_at_once_on_request(temperature):
+    torch.manual_seed(0)
+    head = nn.Linear(HIDDEN, VOCABULARY)
+    hidden, labels = torch.randn(TOKENS, HIDDEN, requires_grad=True), torch.randint(0, VOCABULARY, (TOKENS,))
+    inputs, weights = [hidden, *head.parameters()], torch.randn(2, TOKENS)
+    scores = token_scores(head, hidden, labels, temperature, torch.float32, entropy_gradient=True)
+    found = torch.autograd.grad(sum((own * column).sum() for own, column in zip(scores, weights, strict=True)), inputs)
+    divisor = temperature.unsqueeze(1) if isinstance(temperature, torch.Tensor) else temperature
+    distribution = torch.distributions.Categorical(logits=head(hidden.double().float()).double() / divisor)
+    exact = (distribution.log_prob(labels), distribution.entropy())
+    wanted = torch.autograd.grad(sum((own * column).sum() for own, column in zip(exact, weights, strict=True)), inputs)
+    for ours, own in zip(found, wanted, strict=True):
+        assert (ours - own).norm() < 1e-5 * own.norm()
+
+
+@pytest.mark.usefixtures("chunks")
 def test_the_gradient_is_that_of_numeric_differentiation():
     torch.manual_seed(1)
     head = nn.Linear(5, 11).double()

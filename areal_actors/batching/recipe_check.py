@@ -11,7 +11,7 @@ from areal_actors.core.problems import Problems
 from areal_actors.core.run_facts import RunFacts
 
 
-def find_problems(batcher: BatcherConfig, facts: RunFacts) -> Problems:
+def find_problems(batcher: BatcherConfig, algorithm: object, facts: RunFacts) -> Problems:
     """Yields a problem if the named filter is not in its file, or if groups have no rewards that differ."""
     if not facts.has_episodes():
         return
@@ -20,6 +20,9 @@ def find_problems(batcher: BatcherConfig, facts: RunFacts) -> Problems:
     if batcher.dynamic_sampling and facts.group_size < 2:
         fault = f"found true, but a group of {facts.group_size} has no two rewards that differ"
         yield ("batcher", "dynamic_sampling"), f"{fault}; write algorithm.group_size = 2 or more"
+    if batcher.dynamic_sampling and getattr(algorithm, "reward_normalization", "sum") == "separate":
+        fault = "found true, which drops groups whose sums are equal though single rewards differ"
+        yield ("batcher", "dynamic_sampling"), f'{fault}; leave it out, or write algorithm.reward_normalization = "sum"'
 
 
 def unused_settings(batcher: BatcherConfig) -> Iterator[Key]:

@@ -7,6 +7,9 @@ from typing import Any, Literal
 from areal_actors.core.config import Config, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 from areal_actors.core.container_settings import ContainerSettings
 
+WEIGHTED = "weighted"
+"""Reward that is a sum of the rewards of `[task.reward_options]`; a list of rewards is its short form."""
+
 
 class TaskSettings(Config):
     """`[task]`: dataset, agent and reward."""
@@ -62,6 +65,9 @@ class TaskSettings(Config):
     `["math", "length:512", "format:answer-tag"]`. Empty for online runs. See docs/rewards.md."""
     reward_options: dict[str, Any] = {}
     """Options of the reward, or keyword arguments of the reward function."""
+    reward_weights: dict[str, float] = {}
+    """Weights of the rewards that `algorithm.reward_normalization = "separate"` normalizes, by name. Unstated, those of
+    a list of rewards; another reward returns a mapping with these names beside `reward`."""
     unreadable_references: Literal["refuse", "warn"] = "refuse"
     """Rows whose reference a built-in reward cannot read, so that no answer is right: `refuse` the recipe, or `warn`
     and play them."""
@@ -116,6 +122,13 @@ class TaskSettings(Config):
     def has_processes(self) -> bool:
         """Returns True if agents run in processes of their own."""
         return self.runner != "inline"
+
+    def named_weights(self) -> dict[str, float]:
+        """Returns the weights of the named rewards that make up the reward of an episode; empty for a single one."""
+        if self.reward_weights or self.reward != WEIGHTED:
+            return self.reward_weights
+        weights = {name: table.get("weight") for name, table in self.reward_options.items() if isinstance(table, dict)}
+        return {name: float(weight) for name, weight in weights.items() if isinstance(weight, int | float)}
 
     def is_script(self) -> bool:
         """Returns True if the agent is a file without a name in it, which is run as a script."""

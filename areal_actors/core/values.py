@@ -18,6 +18,7 @@ import msgspec
 from areal_actors.core.byte_stream_split import IdStreams, join_streams, set_fields, split_streams, streams_needed
 from areal_actors.core.config import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 from areal_actors.core.lazy import LazyModule
+from areal_actors.core.named_reward import NamedReward
 from areal_bus.message import FrozenMeta
 
 if TYPE_CHECKING:
@@ -203,8 +204,7 @@ class Interaction(Value):
 
     id: str
     parent: str = ""
-    """Id of the interaction whose conversation this call continues, according to its messages; empty for the first of a
-    conversation."""
+    """Id of the interaction whose conversation this call continues, by its messages; empty for the first of one."""
     prefix: str = ""
     """Id of the interaction whose prompt and completion tokens this prompt begins with; empty if there is none."""
     follows: tuple[str, ...] = ()
@@ -232,8 +232,7 @@ class Interaction(Value):
     of its prompt if it has none, to the token before its last. Each as first computed. Empty if they were not
     recorded."""
     call_problem: str = ""
-    """Name of the cause for which a tool call that the model wrote did not reach the agent as one; empty if there is
-    none."""
+    """Name of the cause for which a tool call that the model wrote did not reach the agent as one, if there is one."""
     fields_ignored: bool = False
     """True if its request had fields, tools or items without effect that matter (`core/ignored_fields.py`)."""
     images: tuple[ImageRef, ...] = ()
@@ -362,6 +361,8 @@ class SequenceCall(Value, array_like=True):
     """Name of the cause for which a tool call in it did not reach the agent as one; empty if there is none."""
     fields_ignored: bool = False
     """True if its request had fields without effect that are no bookkeeping."""
+    named_rewards: tuple[NamedReward, ...] = ()
+    """Rewards of which `reward` is the weighted sum, in one order for all calls; empty if the recipe names none."""
 
 
 class TrainingSequence(msgspec.Struct, frozen=True):

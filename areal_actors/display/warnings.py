@@ -21,6 +21,10 @@ EFFECTIVE = 0.3
 COLLAPSED = 0.1
 """Entropy, as a share of that of the first steps, below which it is mentioned, if the reward has fallen from its best
 mean, too."""
+HIDDEN = 0.05
+"""Share of the advantage below which a reward that varies is mentioned."""
+VARIES = 0.25
+"""Share of groups in which a reward must vary for that."""
 FALLEN = 0.05
 """Share of its range that the reward must have lost for that."""
 IDLE = 0.5
@@ -33,6 +37,7 @@ def attention(state: RunState) -> list[str]:
         return []
     return [
         *_signal(state),
+        *_hidden_rewards(state),
         *_credit(state),
         *_collapse(state),
         *_lengths(state),
@@ -59,6 +64,21 @@ def _signal(state: RunState) -> Iterator[str]:
             else "batcher.dynamic_sampling = true draws others in their place"
         )
         yield f"{equal:.0f} of {groups:.0f} groups have equal rewards: nothing to learn from; {remedy}"
+
+
+def _hidden_rewards(state: RunState) -> Iterator[str]:
+    """Yields the rewards of a sum that vary within groups and have hardly a share in the advantage."""
+    if state.setting("algorithm", "reward_normalization") == "separate":
+        return
+    prefix = "reward_share"
+    names = {name: None for step in state.steps[-WINDOW:] for name in step.metrics if name.startswith(f"{prefix}/")}
+    for name in (name.removeprefix(f"{prefix}/") for name in names):
+        share, constant = _mean(state, f"{prefix}/{name}"), _mean(state, f"reward_constant/{name}")
+        if share is not None and constant is not None and share < HIDDEN and constant <= 1.0 - VARIES:
+            yield (
+                f"the sum of rewards hides {name}: it differs in {1.0 - constant:.0%} of the groups, and is"
+                f' {share:.0%} of the advantage; write algorithm.reward_normalization = "separate", or raise its weight'
+            )
 
 
 def _credit(state: RunState) -> Iterator[str]:

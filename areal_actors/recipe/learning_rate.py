@@ -29,7 +29,7 @@ REFUSED_RL_LR = 2e-4
 by 54 nats a token. Adam moves every weight by about its rate in each step, whatever the gradient."""
 HIGHEST_LR = 10.0
 """Highest rate of any optimizer; even SGD diverges with higher ones."""
-ADAM = ("adam", "adamw")
+ADAM = ("adam", "adamw", "muon")
 
 
 def with_learning_rate(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:

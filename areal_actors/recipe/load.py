@@ -24,6 +24,7 @@ from areal_actors.core.errors import RecipeError
 from areal_actors.core.known_models import fetched_folder
 from areal_actors.core.layers import Key, Layer, is_stated
 from areal_actors.core.problems import nearest, toml_value
+from areal_actors.core.task_settings import WEIGHTED
 from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.generation.engines import describe_engine
 from areal_actors.recipe.budget import budget_problems
@@ -45,7 +46,7 @@ from areal_actors.recipe.run_actors import (
 )
 from areal_actors.recipe.source import read_file, read_override
 from areal_actors.rewards import ARGUMENTS
-from areal_actors.rewards.composition import WEIGHTED, expand_reward_list
+from areal_actors.rewards.composition import expand_reward_list
 from areal_actors.training.algorithms import AnyAlgorithm
 
 DIRECTIVES = ("profile", "profiles")

@@ -10,7 +10,7 @@ from areal_actors.weights.folders import kept_versions
 from areal_actors.weights.weight_files import parameter_count
 
 BYTES = {"float32": 4, "bfloat16": 2}
-OPTIMIZER_BYTES = {"adamw": 8, "adam": 8, "sgd": 0, "adafactor": 0}
+OPTIMIZER_BYTES = {"adamw": 8, "adam": 8, "sgd": 0, "adafactor": 0, "muon": 4}
 """State of each optimizer in bytes per trained parameter, at least."""
 SMALL_MODEL = 10_000_000
 """Parameters below which a model is taken for one of the embedded kind."""

@@ -19,12 +19,11 @@ from areal_actors.core.errors import RecipeError
 from areal_actors.core.installed_parts import InstalledPart, PartKind, installed_parts
 from areal_actors.core.part_problems import settings_of
 from areal_actors.core.problems import nearest, toml_value
-from areal_actors.core.task_settings import TaskSettings
+from areal_actors.core.task_settings import WEIGHTED, TaskSettings
 from areal_actors.core.trackers import TRACKERS
 from areal_actors.generation.engines import engine_descriptions
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import REWARDS
-from areal_actors.rewards.composition import WEIGHTED
 from areal_actors.tasks.sources import READERS
 from areal_actors.tokenization.tool_parsers.families import FORMATS
 from areal_actors.training.algorithms import AnyAlgorithm

@@ -22,7 +22,7 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.replay.rescore import rescore
+from areal_actors.replay.rescore import Rescored, rescore
 from areal_actors.rewards import Reward
 from areal_actors.runtime.log_context import LogContext
 from areal_actors.sequences.build import apply_rewards, last_trained, sequences_of
@@ -62,7 +62,7 @@ class RecordedBatches:
         self.exhausted = ""
         """Reason why the filter would have ended the run; empty if it would not."""
         self._reward = reward
-        self._scores: dict[str, float] = {}
+        self._scores: dict[str, Rescored] = {}
         self._failed: dict[str, EpisodeAbandoned] = {}
         self._published = -1
         """Latest version that the log has published."""
@@ -102,7 +102,7 @@ class RecordedBatches:
             work = msgspec.structs.replace(message.work, attempts_left=0)
             self._failed[score.episode] = EpisodeAbandoned(work=work, reason="reward", detail=score.error)
         else:
-            self._scores[score.episode] = score.now
+            self._scores[score.episode] = score
 
     async def _hand_over_export(self, envelope: Envelope, message: TrajectoryExported) -> None:
         trajectory = message.trajectory
@@ -110,8 +110,10 @@ class RecordedBatches:
             await self._hand_over(envelope, failed)
             return
         if (score := self._scores.pop(trajectory.episode, None)) is not None and trajectory.interactions:
-            calls = apply_rewards(trajectory.interactions, score, {})
-            trajectory = msgspec.structs.replace(trajectory, reward=last_trained(calls).reward, interactions=calls)
+            calls = apply_rewards(trajectory.interactions, score.now, {})
+            trajectory = msgspec.structs.replace(
+                trajectory, reward=last_trained(calls).reward, interactions=calls, metrics=score.metrics
+            )
         self.trajectories[envelope.sequence] = trajectory
         await self._hand_over(envelope, TrajectoryExported(trajectory=trajectory))
 

@@ -29,6 +29,8 @@ class Rescored(Value):
     """None if the reward function failed."""
     error: str = ""
     """Error of the reward function; empty if there was none."""
+    metrics: dict[str, float] = {}
+    """Further numbers that it gets now."""
 
     def differs(self) -> bool:
         """True if the rewards differ by more than rounding, or the reward function failed."""
@@ -56,6 +58,7 @@ async def rescore(envelope: Envelope, reward: Reward) -> Rescored | None:
         recorded=event.reward,
         now=None if now is None else float(now),
         error=error,
+        metrics={} if now is None else dict(now.metrics),
     )
 
 

@@ -18,9 +18,10 @@ import msgspec
 
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.installed_parts import installed_parts, load_part
+from areal_actors.core.task_settings import WEIGHTED
 from areal_actors.rewards.answer_form import AnswerForm, Length
 from areal_actors.rewards.checks import Score, check_reward, check_score, task_name
-from areal_actors.rewards.composition import PARTS, WEIGHTED, weighted_reward
+from areal_actors.rewards.composition import PARTS, weighted_reward
 from areal_actors.rewards.foreign_signatures import adapt
 from areal_actors.rewards.gsm8k import Gsm8k
 from areal_actors.rewards.json_schema import JsonSchema

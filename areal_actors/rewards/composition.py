@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from areal_actors.core.errors import RecipeError
+from areal_actors.core.task_settings import WEIGHTED
 from areal_actors.rewards.checks import Score, check_score
 
-WEIGHTED = "weighted"
 RULE, WEIGHT, ONLY_IF = "rule", "weight", "only_if"
 OWN_KEYS = frozenset({RULE, WEIGHT, ONLY_IF})
 """Keys of a part's table that are not options of its rule."""

@@ -18,9 +18,9 @@ from areal_actors.core.named_code import dotted_parts, named_code_problems
 from areal_actors.core.part_problems import part_problems
 from areal_actors.core.problems import Problems, is_installed, nearest, toml_value
 from areal_actors.core.run_facts import RunFacts
-from areal_actors.core.task_settings import TaskSettings
+from areal_actors.core.task_settings import WEIGHTED, TaskSettings
 from areal_actors.rewards import MODEL, REWARDS
-from areal_actors.rewards.composition import ONLY_IF, OWN_KEYS, RULE, WEIGHTED
+from areal_actors.rewards.composition import ONLY_IF, OWN_KEYS, RULE
 from areal_actors.rewards.settings import RewardModelSettings
 
 PACKAGES = {"json_schema": "jsonschema", "math": "math_verify"}

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from areal_actors.core.errors import RewardError
-from areal_actors.core.task_settings import TaskSettings
+from areal_actors.core.task_settings import WEIGHTED, TaskSettings
 from areal_actors.rewards import REWARDS, resolve_reward
-from areal_actors.rewards.composition import OWN_KEYS, RULE, WEIGHTED
+from areal_actors.rewards.composition import OWN_KEYS, RULE
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ import msgspec
 from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import PROMPT_VERSION, ImageRef, Interaction, SequenceCall, TrainingSequence, Trajectory
 from areal_actors.sequences.credit import Credit, call_rewards, calls_without_credit, sequence_ends
+from areal_actors.sequences.named_rewards import named_call_rewards
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,6 +54,7 @@ def sequences_of(
     by_id, ended = {call.id: call for call in trajectory.interactions}, last_call_of_model(trajectory)
     rewards = call_rewards(trajectory, credit)
     uncredited = calls_without_credit(trajectory, credit)
+    named = named_call_rewards(trajectory, credit, last_trained(trajectory.interactions).id) if rewards else {}
     sequences: list[TrainingSequence] = []
     done = {call.id for call in trajectory.interactions if not call.trained}
     for end in sequence_ends(trajectory.interactions, credit.style):
@@ -71,6 +73,7 @@ def sequences_of(
                 credited=call.id not in uncredited,
                 call_problem=call.call_problem,
                 fields_ignored=call.fields_ignored,
+                named_rewards=named.get(call.id, ()),
             )
             for call, start, end_of_call in call_places(path)
             if call.id not in context

@@ -52,6 +52,8 @@ class Credit(msgspec.Struct, metaclass=FrozenMeta):
     baseline_over: BaselineOver = "episodes"
     """Unit of group statistics: each episode once, each call once (process rewards), or each role of an episode
     once."""
+    reward_weights: tuple[tuple[str, float], ...] = ()
+    """Names and weights of the rewards that make up the reward of an episode."""
 
     @classmethod
     def of(cls, task: TaskSettings) -> Credit:
@@ -61,6 +63,7 @@ class Credit(msgspec.Struct, metaclass=FrozenMeta):
             branch=task.branch_credit,
             style=task.export_style,
             baseline_over=task.baseline_over,
+            reward_weights=tuple(task.named_weights().items()),
         )
 
 

@@ -51,7 +51,7 @@ class Critic:
         self.model = ranks.parallelize(model, dtype).to(self._device)
         self.scorer = ValueScorer(self.model, dtype)
         self.optimization = Optimization(
-            self.model, msgspec.structs.replace(trainer.optimizer, lr=settings.lr), total_steps, ranks
+            self.model, msgspec.structs.replace(trainer.optimizer, lr=settings.lr, muon_lr=None), total_steps, ranks
         )
         self._sums = StepMetricSums()
         self._loss = torch.zeros((), dtype=torch.float64, device=self._device)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from areal_actors.core.values import TrainingSequence
 from areal_actors.core.watchdog_settings import WatchdogSettings
 from areal_actors.messages import EngineMismatch
+from areal_actors.sequences.step_metrics import REWARD_METRIC_PREFIXES
 
 MAX_RECYCLES = 3
 """Maximum number of engine recycles per worker; a fault that persists has another cause and is only reported."""
@@ -30,8 +31,9 @@ PARTS = (
 
 
 def reported_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns the metrics of a step with only the divergence of each worker."""
-    return {name: value for name, value in metrics.items() if "/" not in name or name.startswith(f"{KL}/")}
+    """Returns the metrics of a step with those of single rewards, and of each worker only the divergence."""
+    kept = (f"{KL}/", REWARD_METRIC_PREFIXES[0])
+    return {name: value for name, value in metrics.items() if "/" not in name or name.startswith(kept)}
 
 
 class EngineMonitor:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from areal_actors.core.errors import UntrainableBatch
+from areal_actors.training.muon import MuonWithAdamW
 from areal_actors.training.ranks import Ranks, trainable_parameters
 from areal_actors.training.settings import OptimizerSettings
 
@@ -34,7 +36,7 @@ def learning_rate(settings: OptimizerSettings, step: int, total_steps: int) -> f
 
 
 def make_optimizer(parameters: list[nn.Parameter], settings: OptimizerSettings) -> Optimizer:
-    """Makes the optimizer `settings.name` over float32 parameters."""
+    """Makes the optimizer `settings.name` over float32 parameters; `MuonWithAdamW` asks their model, too."""
     if settings.name == "sgd":
         return torch.optim.SGD(
             parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
@@ -60,7 +62,11 @@ class Optimization:
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings, total_steps: int, ranks: Ranks) -> None:
         self.parameters = trainable_parameters(model)
-        self.optimizer = make_optimizer(self.parameters, settings)
+        self.optimizer = (
+            MuonWithAdamW(model, self.parameters, settings)
+            if settings.name == "muon"
+            else make_optimizer(self.parameters, settings)
+        )
         self._settings = settings
         self._total_steps = total_steps
         self._ranks = ranks
@@ -75,6 +81,9 @@ class Optimization:
         self.steps = steps
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self._settings, steps, self._total_steps)
+        if (muon_lr := self._settings.muon_lr) is not None:
+            own = msgspec.structs.replace(self._settings, lr=muon_lr)
+            self.optimizer.param_groups[-1]["lr"] = learning_rate(own, steps, self._total_steps)
 
     @property
     def lr(self) -> float:

@@ -45,6 +45,9 @@ def find_problems(trainer: TrainerSettings, algorithm: Algorithm, facts: RunFact
             ("trainer", "lora"),
             "found a table, but an adapter has no scalar head, which this algorithm trains; leave it out",
         )
+    if trainer.lora is not None and trainer.optimizer.name == "muon":
+        fault = 'found "muon", whose orthogonal steps of two factors are none of the adapter, their product'
+        yield ("trainer", "optimizer", "name"), f'{fault}; write "adamw", or leave out [trainer.lora]'
     yield from trainer_problems(trainer)
 
 
@@ -80,6 +83,8 @@ def _optimizer_problems(optimizer: OptimizerSettings) -> Problems:
     if (momentum := optimizer.momentum) and optimizer.name != "sgd":
         fault = f"found {momentum:g}, which {optimizer.name} does not use"
         yield (*table, "momentum"), f'{fault}; leave it out, or write name = "sgd"'
+    if (rate := optimizer.muon_lr) is not None and optimizer.name != "muon":
+        yield (*table, "muon_lr"), f'found {rate:g}, which {optimizer.name} does not use; leave it out, or write "muon"'
     if (ratio := optimizer.minimum_ratio) and optimizer.schedule == "constant":
         fault = f'found {ratio:g}, but schedule = "constant" never falls'
         yield (*table, "minimum_ratio"), f'{fault}; leave it out, or write "linear" or "cosine"'
@@ -128,6 +133,8 @@ def unused_settings(trainer: TrainerSettings, algorithm: Algorithm) -> Iterator[
         yield ("trainer", "optimizer", "minimum_ratio")
     if trainer.optimizer.name != "sgd":
         yield ("trainer", "optimizer", "momentum")
+    if trainer.optimizer.name != "muon":
+        yield ("trainer", "optimizer", "muon_lr")
     for table, switch, off in SWITCHES:
         part: Any = algorithm
         for name in table:

@@ -15,9 +15,9 @@ class OptimizerSettings(Config):
     parameters (SFT and reward models 1e-5, DPO 5e-7), with LoRA 20 times that. With 0 nothing is learned: the run
     samples and scores episodes, as for `areal-actors export --sft`."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
-    """For `adamw` and `adam`."""
+    """For `adamw`, `adam` and `muon`."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled weight decay of `adamw`, L2 penalty of the others."""
+    """Decoupled weight decay of `adamw` and `muon`, L2 penalty of the others."""
     grad_clip: PositiveFloat = 1.0
     """Maximum norm of the gradient of all trained weights together."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -26,10 +26,12 @@ class OptimizerSettings(Config):
     """Steps of linear warm-up to `lr`."""
     minimum_ratio: Fraction = 0.0
     """Final learning rate of a decaying schedule, as a fraction of `lr`."""
-    name: Literal["adamw", "adam", "sgd", "adafactor"] = "adamw"
-    """Optimizer of torch."""
+    name: Literal["adamw", "adam", "sgd", "adafactor", "muon"] = "adamw"
+    """Optimizer of torch. `muon`: Muon for the matrices of the blocks, AdamW for embeddings, head and vectors."""
+    muon_lr: PositiveFloat | None = None
+    """Learning rate of the matrices under `muon`, whose steps are as large as AdamW's; `lr` if not set."""
     epsilon: PositiveFloat = 1e-8
-    """For `adamw` and `adam`: added to the root of the second moment."""
+    """For `adamw`, `adam` and `muon`: added to the root of the second moment."""
     momentum: Fraction = 0.0
     """For `sgd`."""
     allow_high_lr: bool = False

@@ -73,6 +73,8 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities, or values of a scalar head: float32 `[tokens]` with gradient."""
     measures: dict[str, Tensor]
     """`[tokens]` each, without gradient."""
+    entropy: Tensor | None = None
+    """float32 `[tokens]` with gradient, if the loss takes it."""
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +216,8 @@ class StepPipe:
             values = self._scorer(batch)
             return Scored(batch=batch, outputs=values, measures={"value_mean": values.detach()})
         logp, entropy = self._scorer(batch)
-        return Scored(batch=batch, outputs=logp, measures={"entropy": entropy})
+        taken = entropy if self._algorithm.rewards_entropy else None
+        return Scored(batch=batch, outputs=logp, measures={"entropy": entropy.detach()}, entropy=taken)
 
     def compute_losses(self, packed: Packed, scored: Scored) -> Losses:
         """Losses: those of the algorithm, summed with the weights of the tokens."""
@@ -223,7 +226,8 @@ class StepPipe:
             return Losses(batch=batch, loss=outputs.sum() * 0.0, seen=None, proximal=outputs.detach(), measures={})
         proximal = outputs.detach() if packed.proximal is None else packed.proximal[batch.token_index]
         seen = loss_batch(batch, packed.tokens, packed.advantages, proximal, exact=packed.exact)
-        token_losses = self._algorithm.loss(seen, outputs)
+        taken = seen if scored.entropy is None else msgspec.structs.replace(seen, entropy=scored.entropy)
+        token_losses = self._algorithm.loss(taken, outputs)
         return Losses(
             batch=batch,
             loss=(token_losses.losses * packed.weights[batch.token_index]).sum(),

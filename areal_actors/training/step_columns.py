@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from areal_actors.core.errors import EngineError, UntrainableBatch
 from areal_actors.core.values import PROMPT_VERSION, SequenceCall, TrainingSequence
 from areal_actors.sequences.episodes import calls_of, episode_key
-from areal_actors.training.algorithms.base import StepTokens
+from areal_actors.training.algorithms.base import NamedColumn, StepTokens
 
 
 class ArrayColumn(np.ndarray[Any, Any]):
@@ -137,7 +137,17 @@ def step_columns(
         behaviour=column(trained_values("logprobs").astype(np.float32)),
         versions=column(trained_values("versions").astype(np.int64)),
         weight_version=weight_version,
+        named_rewards=tuple(_named_columns([call for calls in own for call in calls], column)),
     )
+
+
+def _named_columns(calls: Sequence[SequenceCall], column: Callable[[NDArray[Any]], Any]) -> Iterator[NamedColumn]:
+    """Yields the named rewards of the calls; none if a call has others than the first."""
+    names = [(reward.name, reward.weight) for reward in calls[0].named_rewards]
+    if any(len(call.named_rewards) != len(names) for call in calls):
+        return
+    for place, (name, weight) in enumerate(names):
+        yield NamedColumn(name, weight, column(np.array([call.named_rewards[place].reward for call in calls], float)))
 
 
 def _comparison_groups(samples: Sequence[tuple[int, str]]) -> list[int]:

@@ -95,7 +95,7 @@ class TorchTrainer:
             recompute_activations(model)
         self._model: Any = ranks.parallelize(model, dtype).to(self._device)
         self._scorer = (
-            TokenScorer(self._model, temperature, dtype)
+            TokenScorer(self._model, temperature, dtype, entropy_gradient=algorithm.rewards_entropy)
             if algorithm.head == "tokens"
             else ValueScorer(self._model, dtype)
         )

@@ -195,6 +195,21 @@ def gspo(row, below, above, cap=5.0):
     return [weight * clipped(ratio, advantage, below, above) for advantage in row.advantages]
 
 
+def gmpo(row, bound, cap=5.0):
+    """The paper's product over the tokens of a row, each clipped in the direction of its own advantage."""
+    if not row.logp:
+        return []
+    product = 1.0
+    for now, then, advantage in zip(row.logp, row.proximal, row.advantages, strict=True):
+        ratio, sign = math.exp(now - then), math.copysign(1.0, advantage) if advantage else 0.0
+        within = bounded(ratio, math.exp(-bound), math.exp(bound))
+        product *= min(ratio**sign, within**sign) ** (sign / len(row.logp))
+    weight = min(
+        math.exp(statistics.mean(then - before for then, before in zip(row.proximal, row.behaviour, strict=True))), cap
+    )
+    return [-weight * product * advantage for advantage in row.advantages]
+
+
 def reinforce(row, cap=5.0):
     columns = zip(row.logp, row.proximal, row.behaviour, row.advantages, strict=True)
     return [

@@ -20,8 +20,10 @@ from areal_actors.training.algorithms.dapo import Dapo
 from areal_actors.training.algorithms.distillation import Distillation
 from areal_actors.training.algorithms.dpo import Dpo
 from areal_actors.training.algorithms.dr_grpo import DrGrpo
+from areal_actors.training.algorithms.gmpo import Gmpo
 from areal_actors.training.algorithms.grpo import Grpo
 from areal_actors.training.algorithms.gspo import Gspo
+from areal_actors.training.algorithms.gspo_token import GspoToken
 from areal_actors.training.algorithms.lite_ppo import LitePpo
 from areal_actors.training.algorithms.m2po import M2po
 from areal_actors.training.algorithms.ppo import Ppo
@@ -32,7 +34,8 @@ from areal_actors.training.algorithms.sapo import Sapo
 from areal_actors.training.algorithms.sft import Sft
 
 AnyAlgorithm = (
-    (Grpo | DrGrpo | Dapo | Gspo | Rloo | ReinforcePlusPlus | LitePpo | Sapo | M2po | Cispo | Ppo | Distillation)
+    (Grpo | DrGrpo | Dapo | Gspo | GspoToken | Gmpo | Rloo | ReinforcePlusPlus | LitePpo | Sapo | M2po | Cispo)
+    | (Ppo | Distillation)
     | (Sft | Dpo | RewardModel)
     | CustomAlgorithm
 )
@@ -50,8 +53,10 @@ __all__ = [
     "Distillation",
     "Dpo",
     "DrGrpo",
+    "Gmpo",
     "Grpo",
     "Gspo",
+    "GspoToken",
     "LitePpo",
     "M2po",
     "Need",

@@ -29,6 +29,15 @@ INITIAL = "initial"
 """The model that the run began with; an alternative to a folder or a hub id."""
 
 
+class NamedColumn(msgspec.Struct, frozen=True):
+    """One of the rewards whose weighted sum is the reward of the calls of a step."""
+
+    name: str
+    weight: float
+    rewards: Tensor
+    """float64 `[calls]`: R_k(call), without its weight; NaN for episodes without such a reward."""
+
+
 class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
     """All trained tokens of a step, ordered by sequence and position, and all calls of its sequences.
 
@@ -74,6 +83,8 @@ class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
     rescored: Tensor | None = None
     """float32 `[tokens]`: the trainer's own log-probability under the weight version that sampled the token; NaN if
     unknown. For tokens of the current version it equals `proximal`."""
+    named_rewards: tuple[NamedColumn, ...] = ()
+    """Rewards of which `rewards` is the weighted sum; empty if the recipe names none."""
 
 
 class Advantages(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +131,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     returns: Tensor | None = None
     rescored: Tensor | None = None
     """float32 `[tokens]`: as in `StepTokens`, tokens of the current version included."""
+    entropy: Tensor | None = None
+    """float32 `[tokens]` with gradient: entropy of the distribution from which the token was sampled, at the sampling
+    temperature; set if the algorithm uses it (`Algorithm.rewards_entropy`)."""
 
 
 class TokenLosses(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +214,11 @@ class Algorithm(Config, tag_field="name"):
         arbitrarily.
         """
         return self.learns_from == "episodes"
+
+    @property
+    def rewards_entropy(self) -> bool:
+        """True if `loss` uses `Batch.entropy`."""
+        return False
 
     @property
     def models(self) -> Mapping[FrozenModel, str]:

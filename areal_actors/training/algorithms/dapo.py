@@ -68,6 +68,12 @@ class Dapo(ClippedPolicy, tag="dapo"):
                 f"found {self.overlong.buffer}, above `longest` = {longest}; write at most {longest}",
             )
 
+        if self.overlong is not None and self.reward_normalization == "separate":
+            yield (
+                ("overlong",),
+                "found a table, whose penalty would be normalized like a reward; leave it out, and reward `length`",
+            )
+
     def advantages(self, step: StepTokens) -> Advantages:
         """Subtracts penalties and normalizes rewards within their group."""
         if self.overlong is None:

@@ -29,6 +29,11 @@ class DrGrpo(ClippedPolicy, tag="dr_grpo"):
     """Normalize advantages over all episodes of the step."""
     loss_aggregation: LossAggregation = "constant"
 
+    @property
+    def scales_by_std(self) -> bool:
+        """False: differences are not scaled."""
+        return False
+
     def compare(self, rewards: Tensor, samples: Tensor, groups: Tensor) -> Tensor:
         """Subtracts the group mean from rewards."""
         return group_centered(rewards, samples, groups)

@@ -31,6 +31,11 @@ class Grpo(ClippedPolicy, tag="grpo"):
     normalize_advantages: bool = False
     """Normalize advantages again, over all episodes of the step."""
 
+    @property
+    def scales_by_std(self) -> bool:
+        """True unless it is switched off."""
+        return self.scale_by_std
+
     def compare(self, rewards: Tensor, samples: Tensor, groups: Tensor) -> Tensor:
         """Normalizes rewards within their group."""
         return (super().compare if self.scale_by_std else group_centered)(rewards, samples, groups)

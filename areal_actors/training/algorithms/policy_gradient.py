@@ -7,16 +7,17 @@ shaped rewards - KL in the reward → `compare` → advantages of calls → of t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from areal_actors.core.config import PositiveFloat, PositiveInt
+from areal_actors.core.config import NonNegativeFloat, PositiveFloat, PositiveInt
 from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, Problem, StepTokens, TokenLosses
 from areal_actors.training.algorithms.correction import Correction
 from areal_actors.training.algorithms.groups import group_normalized, whiten
 from areal_actors.training.algorithms.kl import Kl
 from areal_actors.training.algorithms.pieces import LossAggregation, call_shares, clipped_surrogate, estimate, ratio
+from areal_actors.training.algorithms.separate_rewards import compare_separately, summed_reward_metrics
 from areal_actors.training.algorithms.shaping import Shaping
 from areal_actors.training.algorithms.veto import Corrected, Veto
 
@@ -31,13 +32,29 @@ class PolicyGradient(Algorithm):
     """Mean over the step's tokens, over tokens then episodes, or sum over an episode divided by a constant."""
     constant_length: PositiveInt = 512
     """Divisor under `loss_aggregation = "constant"`, such as the longest completion."""
+    reward_normalization: Literal["sum", "separate"] = "sum"
+    """Normalization of several named rewards: of their weighted `sum`, or of each in its group, then of their weighted
+    sum over the step (GDPO, arXiv:2601.05242)."""
+    entropy_coefficient: NonNegativeFloat = 0.0
+    """Entropy bonus: this times the entropy of each token's distribution, in nats, is subtracted from its loss
+    (arXiv:1602.01783, section 4), so that answers stay different; 0 for none."""
     correction: Veto = Veto()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
 
     @property
+    def rewards_entropy(self) -> bool:
+        """True with an entropy bonus."""
+        return self.entropy_coefficient > 0.0
+
+    @property
     def compares_groups(self) -> bool:
         """True if advantages compare the episodes of a group."""
+        return True
+
+    @property
+    def scales_by_std(self) -> bool:
+        """True if advantages are divided by a standard deviation of rewards, so that the sum of several hides some."""
         return True
 
     @property
@@ -57,7 +74,27 @@ class PolicyGradient(Algorithm):
                 ("group_size",),
                 "found 1, but an advantage compares an episode with the others of its group; write at least 2",
             )
+        if self.reward_normalization == "separate":
+            yield from self._separation_problems()
         yield from super().problems()
+
+    def _separation_problems(self) -> Iterator[Problem]:
+        """Yields settings under which separate rewards change nothing, or that change their sum."""
+        fault = f'found "separate", but {type(self).__struct_config__.tag} divides no reward by its standard deviation'
+        if not (self.compares_groups and self.scales_by_std):
+            yield (
+                ("reward_normalization",),
+                f'{fault} in a group; write "sum", or name = "grpo"',
+            )
+        if self.kl.coefficient and self.kl.apply_to == "reward":
+            yield ("kl", "apply_to"), 'found "reward", whose penalty would be normalized like a reward; write "loss"'
+        usual = Shaping(truncated=self.shaping.truncated)
+        for name in ("bias", "scale", "clip"):
+            if (value := getattr(self.shaping, name)) != getattr(usual, name):
+                yield (
+                    ("shaping", name),
+                    f"found {value}, but rewards are normalized one by one; leave it out, or set their weights",
+                )
 
     def compare(self, rewards: Tensor, samples: Tensor, groups: Tensor) -> Tensor:
         """Returns advantages.
@@ -68,15 +105,24 @@ class PolicyGradient(Algorithm):
 
     def advantages(self, step: StepTokens) -> Advantages:
         """Compares shaped rewards, less the KL penalty, and gives every token the advantage of its call."""
-        rewards = self.kl.subtract_kl(step, self.shaping.apply(step.rewards))
-        return self.finalize(step, self.compare(rewards, step.samples, step.groups)[step.calls])
+        if self.reward_normalization == "separate":
+            compared, metrics = compare_separately(step, self.compare)
+        else:
+            rewards = self.kl.subtract_kl(step, self.shaping.apply(step.rewards))
+            compared = self.compare(rewards, step.samples, step.groups)
+            metrics = summed_reward_metrics(step, rewards, compared, self.shaping.scale)
+        advantages = self.finalize(step, compared[step.calls])
+        return msgspec.structs.replace(advantages, metrics={**advantages.metrics, **metrics})
 
     def finalize(self, step: StepTokens, advantages: Tensor) -> Advantages:
         """Returns token advantages, float64 `[tokens]`, in the precision of the step.
 
         Normalized on request, then masked.
         """
-        tokens = whiten(advantages, step.samples[step.calls]) if self.normalize_advantages else advantages
+        over_step = self.normalize_advantages or self.reward_normalization == "separate"
+        tokens = whiten(advantages, step.samples[step.calls]) if over_step else advantages
+        if self.reward_normalization == "separate":  # not the rounding of the mean: a group without signal has 0
+            tokens = tokens.masked_fill(advantages == 0, 0.0)
         kept = self.shaping.loss_mask(step)
         masked = {} if kept is None or not len(kept) else {"truncated_masked_frac": float((~kept).double().mean())}
         return Advantages(
@@ -92,12 +138,16 @@ class PolicyGradient(Algorithm):
         raise NotImplementedError
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """Returns the surrogate times the importance weight, 0 for vetoed tokens, plus the KL term."""
+        """Returns the surrogate times the importance weight, 0 for vetoed tokens, plus the KL term less the entropy."""
         corrected = self.correction.correct(batch, logp)
         losses, measures = self.surrogate(batch, logp, corrected)
         measures = {**measures, "approx_kl": estimate("k3", batch.behaviour - logp), **corrected.measures}
+        losses = corrected.weigh(losses)
+        if batch.entropy is not None:
+            bonus = self.entropy_coefficient * batch.entropy
+            losses, measures = losses - bonus, {**measures, "entropy_bonus": bonus}
         detached = {name: column.detach() for name, column in measures.items()}
-        return self.kl.add_kl_loss(TokenLosses(losses=corrected.weigh(losses), measures=detached), batch, logp)
+        return self.kl.add_kl_loss(TokenLosses(losses=losses, measures=detached), batch, logp)
 
 
 class ClippedPolicy(PolicyGradient):

@@ -38,6 +38,11 @@ class ReinforcePlusPlus(ClippedPolicy, tag="reinforce_plus_plus"):
         """True if the group is the baseline."""
         return self.baseline == "group"
 
+    @property
+    def scales_by_std(self) -> bool:
+        """False: the deviation is that of all advantages."""
+        return False
+
     def advantages(self, step: StepTokens) -> Advantages:
         """Returns rewards minus KL penalties to the end of the sequence, normalized over the step."""
         rewards = self.shaping.apply(step.rewards)

@@ -42,6 +42,11 @@ class Rloo(PolicyGradient, tag="rloo"):
     """Divisor under `loss_aggregation = "constant"`; 1 is the sum."""
     correction: Correction = Correction()
 
+    @property
+    def scales_by_std(self) -> bool:
+        """False: differences are not scaled."""
+        return False
+
     def compare(self, rewards: Tensor, samples: Tensor, groups: Tensor) -> Tensor:
         """Subtracts the mean of the other episodes of the group from rewards."""
         return leave_one_out(rewards, samples, groups)

@@ -73,6 +73,9 @@ def layout_problem(settings: TrainerSettings) -> tuple[str, str] | None:
                 " trainer.optimizer.name"
             ),
         )
+    if ranks > 1 and settings.optimizer.name == "muon":
+        fault = f"found {ranks}, but Muon needs whole matrices, which ranks divide"
+        return "ranks", f"{fault}; write 1, or another trainer.optimizer.name"
     if settings.compile and tensor * sequence > 1:
         problem = (
             f"found true, but blocks split by tensor_parallel = {tensor} times sequence_parallel = {sequence} are not"

@@ -30,7 +30,10 @@ class TokenScorer(torch.nn.Module):
         EngineError: the model transforms its logits after the head (soft caps, scales), or the temperature is 0.
     """
 
-    def __init__(self, model: Any, temperature: float, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, model: Any, temperature: float, dtype: torch.dtype = torch.float32, *, entropy_gradient: bool = False
+    ) -> None:
+        """`entropy_gradient`: as in `token_scores`."""
         super().__init__()
         if temperature <= 0:
             raise EngineError(
@@ -40,6 +43,7 @@ class TokenScorer(torch.nn.Module):
         self.hidden_states = HiddenStates(model.base_model, dtype)
         self.temperature = temperature
         self.dtype = dtype
+        self._entropy_gradient = entropy_gradient
         if not _is_linear(model, model.get_output_embeddings(), self.hidden_states, PROBE_IDS):
             raise EngineError(
                 f"{type(model).__name__} changes its logits after the head (a soft cap or a scale), "
@@ -47,12 +51,19 @@ class TokenScorer(torch.nn.Module):
             )
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probability (with gradient) and entropy (without) of each selected token, float32 `[tokens]` each."""
+        """Log-probability (with gradient) and entropy of each selected token, float32 `[tokens]` each."""
         head = self.model.get_output_embeddings()
         temperature = (
             self.temperature if batch.temperatures is None else batch.temperatures.nan_to_num(nan=self.temperature)
         )
-        return token_scores(head, self.hidden_states(batch), batch.labels, temperature, self.dtype)
+        return token_scores(
+            head,
+            self.hidden_states(batch),
+            batch.labels,
+            temperature,
+            self.dtype,
+            entropy_gradient=self._entropy_gradient,
+        )
 
 
 class ValueScorer(torch.nn.Module):

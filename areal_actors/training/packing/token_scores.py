@@ -28,9 +28,15 @@ TOKENS = 256
 
 
 def token_scores(
-    head: Any, hidden: Tensor, labels: Tensor, temperature: float | Tensor, dtype: torch.dtype
+    head: Any,
+    hidden: Tensor,
+    labels: Tensor,
+    temperature: float | Tensor,
+    dtype: torch.dtype,
+    *,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of labels, with gradient, and entropies, without.
+    """Log-probabilities of labels, with gradient, and entropies, without or with.
 
     Args:
         head: a linear layer, or any module that computes logits.
@@ -38,13 +44,14 @@ def token_scores(
         labels: int64 `[tokens]`.
         temperature: divisor of the logits; float32 `[tokens]` if tokens have their own.
         dtype: of the head's product; everything after it is float32.
+        entropy_gradient: True gives entropies a gradient, too, for more time.
 
     Returns:
         float32 `[tokens]` each.
     """
     device = hidden.device.type
     size = max(TOKENS, LOGITS[device] // head.out_features) if hasattr(head, "out_features") else TOKENS
-    if _plain(head):
+    if _plain(head) and not entropy_gradient:
         room = SAVED[device] if torch.is_grad_enabled() else 0
         frozen = not any(parameter.requires_grad for parameter in head.parameters())
         apply: Callable[..., tuple[Tensor, Tensor]] = (
@@ -55,7 +62,7 @@ def token_scores(
     def of_chunk(hidden: Tensor, labels: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast(hidden.device.type, dtype=dtype, enabled=dtype != torch.float32):
             logits = head(hidden)
-        return _scores((logits.float() / temperature).log_softmax(-1), labels)
+        return _scores((logits.float() / temperature).log_softmax(-1), labels, entropy_gradient=entropy_gradient)
 
     chunks = [
         checkpoint(of_chunk, *chunk, use_reentrant=False) if len(labels) > size else of_chunk(*chunk)
@@ -79,9 +86,9 @@ def _divisors(temperature: float | Tensor, size: int) -> Iterable[float | Tensor
     )
 
 
-def _scores(logps: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _scores(logps: Tensor, labels: Tensor, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
     """Scores of labels `[tokens]` from all log-probabilities `[tokens, vocabulary]`."""
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(logps.exp() * logps).sum(-1)
     return logps.gather(1, labels.unsqueeze(1)).squeeze(1), entropy
 
