@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import msgspec
@@ -66,15 +66,17 @@ class TaskSource(Actor):
         sampling: SamplingParams,
         retries: int,
         surplus_after: int | None = None,
+        sampling_by_source: Mapping[str, SamplingParams] | None = None,
     ) -> None:
         """`surplus_after`: step of the last batch, counted from 0, after which episodes that still run are surplus.
 
-        None if none are.
+        None if none are. `sampling_by_source`: sampling parameters of the sources of a mixture.
         """
         self.tasks = tasks
         self.surplus_after = surplus_after
         self.group_size = group_size
         self.sampling = sampling
+        self.sampling_by_source = sampling_by_source or {}
         self.retries = retries
         self.attempts = Attempts()
         self.drawn = 0
@@ -103,7 +105,7 @@ class TaskSource(Actor):
             task = self.tasks.task(number)
             self.drawn = max(self.drawn, number + 1)
             for member in range(self.group_size):
-                work = first_attempt(str(number), member, task, self.sampling, self.retries)
+                work = self._work(number, member, task)
                 yield _surplus(work) if self.surplus else self.attempts.record_start(work, context.sequence)
 
     @on
@@ -145,7 +147,11 @@ class TaskSource(Actor):
 
     def _first_attempt(self, episode: str) -> RunEpisode:
         group, _, member = episode.partition(".")
-        return first_attempt(group, int(member), self.tasks.task(int(group)), self.sampling, self.retries)
+        return self._work(int(group), int(member), self.tasks.task(int(group)))
+
+    def _work(self, number: int, member: int, task: Task) -> RunEpisode:
+        sampling = self.sampling_by_source.get(task.source, self.sampling)
+        return first_attempt(str(number), member, task, sampling, self.retries)
 
     def status(self) -> dict[str, float | str]:
         """Number of tasks drawn, and of epochs."""
