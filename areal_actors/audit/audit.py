@@ -27,6 +27,7 @@ from areal_actors.messages import (
     RunFinished,
     RunResumed,
     RunStarted,
+    SourcesChanged,
     StepCompleted,
     TrajectoryDropped,
     TrajectoryExported,
@@ -144,6 +145,8 @@ class Audit(msgspec.Struct):
                 yield from self._checkpoint(message)
             case RunFinished():
                 yield from self._check_run_end(message)
+            case SourcesChanged():
+                self.sources.change(message.first_group, message.weights)
             case FaultInjected():
                 self.injected += 1
 

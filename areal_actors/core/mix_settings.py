@@ -19,8 +19,8 @@ class MixSource(Config):
     weight: PositiveFloat = 1.0
     """Share of the draws, relative to the weights of the other sources."""
     until: Fraction | None = None
-    """Success rate from which the source is no longer drawn, over its last `task.curriculum.window` groups; it is drawn
-    again when all others are done, too. Unset, it is always drawn."""
+    """Success rate from which the source is no longer drawn, over its last 32 groups; all are drawn again
+    when every source has reached its rate. Unset, it is always drawn."""
     sampling: dict[str, Any] = {}
     """Changes to `[sampling]` for its episodes, as in `sampling = { max_tokens = 8 }`; all but `temperature`, at which
     every token of a run is trained."""

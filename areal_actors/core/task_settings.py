@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from areal_actors.core.config import Config, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+from areal_actors.core.curriculum_settings import CurriculumSettings
 from areal_actors.core.mix_settings import REPLACED, MixSource, stated_settings
 
 
@@ -114,6 +115,8 @@ class TaskSettings(Config):
     mix: tuple[MixSource, ...] = ()
     """Sources of tasks, each with its weight, agent, reward, sampling settings and held-out tasks; empty for the one
     that `[task]` describes. See docs/data.md."""
+    curriculum: CurriculumSettings | None = None
+    """Draws by measured difficulty; unset, every task is drawn once in each epoch."""
 
     def is_script(self) -> bool:
         """Returns True if the agent is a file without a name in it, which is run as a script."""

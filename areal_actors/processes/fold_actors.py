@@ -16,14 +16,16 @@ from areal_actors.core.values import SamplingParams, Task
 from areal_actors.evaluation.evaluator import Evaluator
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.recipe.examples import examples_of
-from areal_actors.recipe.mixture import source_order, source_recipes
+from areal_actors.recipe.mixture import source_recipes, source_weights
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.runtime.actor import Actor
 from areal_actors.sequences.credit import Credit
 from areal_actors.staleness.staleness_gate import StalenessGate
 from areal_actors.supervised.example_source import ExampleSource
+from areal_actors.tasks.curriculum.schedule import Schedule
 from areal_actors.tasks.datasets import Dataset, open_dataset, open_listed
 from areal_actors.tasks.mixture.mixed_tasks import MixedTasks, of_source, take_in_turn
+from areal_actors.tasks.mixture.source_order import SourceOrder
 from areal_actors.tasks.task_source import TaskSequence, TaskSource
 from areal_bus.message import FrozenMeta
 
@@ -68,12 +70,20 @@ def open_tasks(recipe: Recipe, folder: RunFolder, source: str = "") -> Dataset:
     return open_dataset(task.dataset, seed=recipe.seed, held_out=task.held_out, columns=task.columns, answers=needed)
 
 
-def _open_draws(recipe: Recipe, folder: RunFolder) -> TaskSequence:
+def open_draws(recipe: Recipe, folder: RunFolder) -> TaskSequence:
     """Open the training tasks of a recipe, or those of all sources of its mixture."""
-    if not recipe.task.mix:
-        return open_tasks(recipe, folder).train
     sources = {name: open_tasks(source, folder, name).train for name, source in source_recipes(recipe).items()}
-    return MixedTasks(sources, source_order(recipe))
+    until = {source.name: source.until for source in recipe.task.mix if source.until is not None}
+    if until or recipe.task.curriculum is not None:
+        return Schedule(
+            sources,
+            source_weights(recipe),
+            seed=recipe.seed,
+            group_size=recipe.algorithm.group_size,
+            until=until,
+            curriculum=recipe.task.curriculum,
+        )
+    return MixedTasks(sources, SourceOrder(source_weights(recipe), recipe.seed)) if recipe.task.mix else sources[""]
 
 
 def _held_out_tasks(recipe: Recipe, folder: RunFolder) -> list[Task]:
@@ -96,7 +106,7 @@ def _sampling_by_source(recipe: Recipe) -> dict[str, SamplingParams]:
 def _task_source(context: BuildContext) -> Actor:
     recipe = context.recipe
     return TaskSource(
-        _open_draws(recipe, context.folder),
+        open_draws(recipe, context.folder),
         group_size=recipe.algorithm.group_size,
         sampling=recipe.sampling,
         retries=recipe.task.retries,

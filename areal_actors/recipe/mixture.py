@@ -6,7 +6,6 @@ import msgspec
 
 from areal_actors.core.values import SamplingParams
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.tasks.mixture.source_order import SourceOrder
 
 
 def source_recipes(recipe: Recipe) -> dict[str, Recipe]:
@@ -28,6 +27,6 @@ def source_recipes(recipe: Recipe) -> dict[str, Recipe]:
     }
 
 
-def source_order(recipe: Recipe) -> SourceOrder:
-    """Returns the order in which a recipe draws from the sources of its mixture."""
-    return SourceOrder({source.name: source.weight for source in recipe.task.mix}, recipe.seed)
+def source_weights(recipe: Recipe) -> dict[str, float]:
+    """Returns the weight of each source by its name; a recipe without a mixture is its only one."""
+    return {source.name: source.weight for source in recipe.task.mix} or {"": 1.0}
