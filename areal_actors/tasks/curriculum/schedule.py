@@ -36,7 +36,7 @@ class PlacedTasks(Protocol):
         ...
 
 
-class OpenGroup(msgspec.Struct):
+class DrawnGroup(msgspec.Struct):
     """A group that was drawn, and whose episodes may still be tried again."""
 
     source: str
@@ -51,7 +51,7 @@ class OpenGroup(msgspec.Struct):
 class ScheduleState(msgspec.Struct):
     """Snapshot of a schedule."""
 
-    groups: dict[int, OpenGroup] = {}
+    groups: dict[int, DrawnGroup] = {}
     pools: dict[str, PoolsState] = {}
     changes: dict[int, dict[str, float]] = {}
     rates: dict[str, list[float]] = {}
@@ -81,7 +81,7 @@ class Schedule:
             for name, tasks in sources.items()
             if curriculum is not None
         }
-        self.groups: dict[int, OpenGroup] = {}
+        self.groups: dict[int, DrawnGroup] = {}
         self.drawn = 0
         self.rates: dict[str, list[float]] = {name: [] for name in sources}
         self.finished: list[str] = []
@@ -94,7 +94,7 @@ class Schedule:
         if (group := self.groups.get(number)) is None:
             draw = self.order.draw(number)
             place = self.pools[draw.source].draw(draw.number) if self.pools else draw.number
-            group = self.groups[number] = OpenGroup(draw.source, place)
+            group = self.groups[number] = DrawnGroup(draw.source, place)
             self.drawn = max(self.drawn, number + 1)
         task = self.sources[group.source].task(group.place)
         return of_source(task, group.source) if group.source else task
