@@ -31,3 +31,9 @@ def test_a_file_may_have_an_equals_sign_in_its_name(tmp_path: Path) -> None:
 def test_settings_alone_are_no_recipe() -> None:
     with pytest.raises(RecipeError, match="found no recipe"):
         recipe("steps=3")
+
+
+@pytest.mark.parametrize("setting", ['task.mix=[{name="sums", dataset="arithmetic"}]', "task.curriculum.new=2.0"])
+def test_settings_that_choose_tasks_for_a_loop_are_refused(setting: str) -> None:
+    with pytest.raises(RecipeError, match="a hand-written loop chooses its tasks itself"):
+        recipe(RECIPE, "profile=embedded", setting)

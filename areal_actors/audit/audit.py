@@ -14,6 +14,7 @@ import msgspec
 from areal_actors.audit.fault import AuditFault
 from areal_actors.audit.groups import ExportedTrajectory, Finding, GroupLedger, format_numbers
 from areal_actors.audit.recomputation import RecomputeProgress
+from areal_actors.audit.source_ledger import SourceLedger
 from areal_actors.messages import (
     KINDS,
     BatchFormed,
@@ -26,6 +27,7 @@ from areal_actors.messages import (
     RunFinished,
     RunResumed,
     RunStarted,
+    SourcesChanged,
     StepCompleted,
     TrajectoryDropped,
     TrajectoryExported,
@@ -86,6 +88,7 @@ class Audit(msgspec.Struct):
     finished: RunFinished | None = None
     faults: list[AuditFault] = []
     more_faults: int = 0
+    sources: SourceLedger = msgspec.field(default_factory=SourceLedger)
 
     # ------------------------------------------------------------ the fold
 
@@ -142,6 +145,8 @@ class Audit(msgspec.Struct):
                 yield from self._checkpoint(message)
             case RunFinished():
                 yield from self._check_run_end(message)
+            case SourcesChanged():
+                self.sources.change(message.first_group, message.weights)
             case FaultInjected():
                 self.injected += 1
 
@@ -151,6 +156,7 @@ class Audit(msgspec.Struct):
         self.lives += 1
         self.recipe, self.finished = message.recipe, None
         self.groups.group_size = int(self.setting("algorithm", "group_size") or 1)
+        self.sources.begin(message.recipe)
 
     def _check_export(self, message: TrajectoryExported) -> Iterator[Finding]:
         trajectory = message.trajectory
@@ -168,11 +174,13 @@ class Audit(msgspec.Struct):
                 sequence=self.sequence, tokens=trajectory.sampled_tokens(), oldest_version=trajectory.oldest_version()
             )
             yield from self.groups.end(trajectory.episode, trajectory.group, self.sequence, exported)
+            yield from self.sources.end(trajectory.group, trajectory.source)
 
     def _check_abandoned_attempt(self, message: EpisodeAbandoned) -> Iterator[Finding]:
         work = message.work
         if work.purpose == "train" and work.attempts_left == 0 and not self.is_served():
             yield from self.groups.end(work.episode, work.group, self.sequence)
+            yield from self.sources.end(work.group, work.task.source)
 
     def _batch(self, message: BatchFormed) -> Iterator[Finding]:
         yield from self._record_batch(message.step, "batch")

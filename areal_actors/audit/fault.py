@@ -9,6 +9,7 @@ from areal_actors.core.values import Value
 CHECKS: Mapping[str, str] = {
     "gap": "sequence numbers have no gaps, and every event can be read",
     "grant": "groups are granted once and in order, and only they have episodes",
+    "source": "every group of a mixture is of the source that seed and weights draw",
     "lost": "at the end of a run no trajectory or group is open, and none is passed over for younger ones",
     "twice": "no trajectory is in two batches, twice in one, or in a batch and dropped",
     "drop": "dropped trajectories were exported, and their group is complete",

@@ -34,6 +34,8 @@ def _counts(audit: Audit) -> Iterator[str]:
         f"groups        {groups.granted:,} granted = {groups.trained_groups:,} trained + {groups.dropped_groups:,}"
         f" dropped + {groups.abandoned_groups:,} abandoned + {waiting:,} in flight"
     )
+    if audit.sources.weights:
+        yield f"sources       {audit.sources.describe(groups.granted)}"
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(groups.dropped_for.items()))
     yield (
         f"trajectories  {groups.exported:,} exported = {groups.trained:,} in batches + {groups.dropped:,} dropped"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
+
 from areal_actors.core.config import Config, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 from areal_actors.core.container_settings import ContainerSettings
+from areal_actors.core.curriculum_settings import CurriculumSettings
+from areal_actors.core.mix_settings import REPLACED, MixSource, stated_settings
 
 WEIGHTED = "weighted"
 """Reward that is a sum of the rewards of `[task.reward_options]`; a list of rewards is its short form."""
@@ -118,6 +122,11 @@ class TaskSettings(Config):
     """Samples of a group's reward statistics: `episodes` counts each episode once, with the mean reward of its calls;
     `calls` counts each call once (process rewards); `roles` compares each role of an episode with the same role of the
     group's other episodes."""
+    mix: tuple[MixSource, ...] = ()
+    """Sources of tasks, each with its weight, agent, reward, sampling settings and held-out tasks; empty for the one
+    that `[task]` describes. See docs/data.md."""
+    curriculum: CurriculumSettings | None = None
+    """Draws by measured difficulty; unset, every task is drawn once in each epoch."""
 
     def has_processes(self) -> bool:
         """Returns True if agents run in processes of their own."""
@@ -133,3 +142,16 @@ class TaskSettings(Config):
     def is_script(self) -> bool:
         """Returns True if the agent is a file without a name in it, which is run as a script."""
         return self.agent.endswith(".py")
+
+    def of_source(self, source: MixSource) -> TaskSettings:
+        """Returns the settings of a source of the mixture, as if it were the only one."""
+        stated = stated_settings(source)
+        defaults = TaskSettings()
+        dropped = {
+            name: getattr(defaults, name)
+            for setting, replaced in REPLACED.items()
+            if setting in stated
+            for name in replaced
+        }
+        runner = {"runner": "subprocess"} if stated.get("environment") else {}
+        return msgspec.structs.replace(self, **{"mix": (), **dropped, **runner, **stated})

@@ -90,6 +90,8 @@ class Task(Value):
     id: str
     data: dict[str, Any]
     """The row as the agent and the reward function see it."""
+    source: str = ""
+    """Source of the recipe's mixture that it is drawn from; empty without one."""
 
 
 class VersionSpan(Value, array_like=True):
@@ -208,8 +210,7 @@ class Interaction(Value):
     prefix: str = ""
     """Id of the interaction whose prompt and completion tokens this prompt begins with; empty if there is none."""
     follows: tuple[str, ...] = ()
-    """Ids of the interactions that this one continues for credit (`gateway/conversations/credit_links.py`); empty for
-    its parent only."""
+    """Ids of the interactions that it continues for credit (`conversations/credit_links.py`); empty for its parent."""
     role: str = ""
     """Role in which the model answered: a name given with a reward, the name of the conversation at the client, or else
     a digest of the system prompt; empty without any."""
@@ -238,8 +239,8 @@ class Interaction(Value):
     images: tuple[ImageRef, ...] = ()
     """Images in `prompt_suffix`, by position; `start` counts from the beginning of the suffix."""
     id_planes: IdStreams = 0
-    """As sent and logged, the number of bytes of a token id: these and the log-probabilities are byte streams
-    (`core/byte_stream_split.py`). 0 once decoded, and in logs of format 2: columns are as described above."""
+    """As sent and logged, the bytes of a token id: ids and log-probabilities are byte streams (`byte_stream_split.py`);
+    0 once decoded, and in logs of format 2: columns are as described above."""
 
     def __post_init__(self) -> None:
         """Decode columns that were sent as byte streams."""
@@ -300,6 +301,8 @@ class Trajectory(Value):
     """Deed of the model that ended the episode; empty if the agent returned."""
     unanswered_calls: int = 0
     """Number of its calls in flight when the agent returned, or that the agent had left; they are not trained."""
+    source: str = ""
+    """`Task.source` of its task."""
 
     def oldest_version(self) -> int:
         """Returns the weight version of the oldest sampled token; -1 if there is none."""
@@ -366,10 +369,7 @@ class SequenceCall(Value, array_like=True):
 
 
 class TrainingSequence(msgspec.Struct, frozen=True):
-    """One training sequence.
-
-    Columns have the same length n, with entries at the position of the token they describe.
-    """
+    """One training sequence; columns have the same length n, each entry at the position of the token it describes."""
 
     token_ids: np.ndarray[Any, np.dtype[np.int64]]
     loss_mask: np.ndarray[Any, np.dtype[np.bool_]]
@@ -398,3 +398,5 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     """Party that ended its episode."""
     unanswered_calls: int = 0
     """Number of calls of its episode without an answer."""
+    source: str = ""
+    """`Task.source` of its task."""

@@ -28,6 +28,7 @@ from areal_actors.messages import (
     LogTrimmed,
     LossEvaluated,
     OffPolicyChanged,
+    PoolsMeasured,
     RunFinished,
     RunResumed,
     RunStalled,
@@ -35,6 +36,7 @@ from areal_actors.messages import (
     RunStopping,
     ScaleDecided,
     SnapshotRefused,
+    SourcesChanged,
     StepCompleted,
     StepDiffered,
     ToolsRefused,
@@ -203,6 +205,15 @@ def _mismatch(event: EngineMismatch) -> str:
     )
 
 
+def _pools(event: PoolsMeasured) -> str:
+    totals: dict[str, int] = {}
+    for sizes in event.pools.values():
+        for pool, size in sizes.items():
+            totals[pool] = totals.get(pool, 0) + size
+    counts = ", ".join(f"{size:,} {pool}" for pool, size in totals.items())
+    return f"tasks when step {event.step} was formed: {counts}; {event.returned:,} draws of returned ones"
+
+
 def _log_recovered(event: LogRecovered) -> str:
     aside = f"; set aside: {', '.join(event.set_aside)}" if event.set_aside else ""
     return f"log recovered: {event.damage}, {event.lost} events lost{aside}"
@@ -290,6 +301,11 @@ LINES: Mapping[type[Message], Sentence] = {
     CompletionRefused: lambda it: f"completion of {it.worker} refused in episode {it.episode}: {it.cause}",
     BatchRefused: _describe_refused_batch,
     OffPolicyChanged: _off_policy,
+    SourcesChanged: lambda it: (
+        f"source {it.source} has reached its success rate; group {it.first_group} and later ones are of"
+        f" {', '.join(it.weights)}"
+    ),
+    PoolsMeasured: _pools,
     ConcurrencyChanged: lambda it: f"groups at once: {it.groups}, before {it.before}: {it.reason}",
     ScaleDecided: lambda it: f"{it.role}: {it.workers} workers, before {it.before}: {it.reason}",
     TrainingHalted: lambda it: f"training halted: {it.reason}",

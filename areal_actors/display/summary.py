@@ -41,6 +41,7 @@ from areal_actors.display.warnings import attention
 from areal_actors.messages import EvaluationCompleted, Throughput
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.sequences.step_metrics import is_source_mean
 from areal_bus.base import Bus
 from areal_bus.errors import CorruptMessage
 
@@ -195,7 +196,7 @@ def _episodes(state: RunState) -> Iterator[tuple[str, str]]:
         )
         for name in evaluations[-1].reward_metrics:
             yield (
-                f"reward's {name}",
+                f"held out, {name}" if is_source_mean(name) else f"reward's {name}",
                 _before_after([one.reward_metrics.get(name, math.nan) for one in evaluations], "{:.3g}"),
             )
     if means := state.history("token_staleness_mean"):

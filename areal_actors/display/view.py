@@ -33,7 +33,7 @@ from areal_actors.display.waiting import waiting_summary
 from areal_actors.display.warnings import attention
 from areal_actors.messages import EvaluationCompleted, Heartbeat, RunFinished
 from areal_actors.rollout.blocked import format_blocked
-from areal_actors.sequences.step_metrics import REWARD_METRIC
+from areal_actors.sequences.step_metrics import REWARD_METRIC, is_source_mean
 from areal_bus.base import Envelope
 from areal_bus.message import Message
 
@@ -206,6 +206,7 @@ def _accuracy(mode: str, evaluations: Sequence[EvaluationCompleted], width: int)
 def _answers(state: RunState, step: Mapping[str, float]) -> list[str]:
     evaluated = state.accuracy("sampled")[-1:]
     metrics = {name.removeprefix(REWARD_METRIC): mean for name, mean in step.items() if name.startswith(REWARD_METRIC)}
+    metrics |= {name: mean for name, mean in step.items() if is_source_mean(name)}
     if not metrics and evaluated:
         metrics = evaluated[0].reward_metrics
     tokens = step if "mean_tokens" in step or not evaluated else {"mean_tokens": evaluated[0].mean_tokens}

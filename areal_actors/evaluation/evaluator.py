@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -24,7 +24,7 @@ from areal_actors.messages import (
     WeightsLoaded,
 )
 from areal_actors.runtime.actor import Actor, Context, on
-from areal_actors.sequences.step_metrics import mean_metrics
+from areal_actors.sequences.step_metrics import mean_metrics, source_metric
 from areal_actors.tasks.attempts import Attempt, Attempts, first_attempt
 from areal_bus.message import FrozenMeta
 
@@ -98,12 +98,21 @@ class Evaluator(Actor):
     state_version = 2
 
     def __init__(
-        self, config: EvaluationConfig, tasks: Sequence[Task], *, steps: int, sampling: SamplingParams, retries: int
+        self,
+        config: EvaluationConfig,
+        tasks: Sequence[Task],
+        *,
+        steps: int,
+        sampling: SamplingParams,
+        retries: int,
+        sampling_by_source: Mapping[str, SamplingParams] | None = None,
     ) -> None:
+        """`sampling_by_source`: sampling parameters of the sources of a mixture."""
         self.config = config
         self.tasks = tasks
         self.steps = steps
         self.sampling = sampling
+        self.sampling_by_source = sampling_by_source or {}
         self.retries = retries
         self.loaded: dict[str, int] = {}
         self.begun = -1
@@ -248,8 +257,11 @@ class Evaluator(Actor):
                 yield self._work(group, mode, index)
 
     def _work(self, group: str, mode: Mode, index: int) -> RunEpisode:
-        sampling = self.sampling if mode == "sampled" else msgspec.structs.replace(self.sampling, temperature=0.0)
-        return first_attempt(group, index, self.tasks[index], sampling, self.retries, purpose="evaluate")
+        task = self.tasks[index]
+        sampling = self.sampling_by_source.get(task.source, self.sampling)
+        if mode == "greedy":
+            sampling = msgspec.structs.replace(sampling, temperature=0.0)
+        return first_attempt(group, index, task, sampling, self.retries, purpose="evaluate")
 
     def status(self) -> dict[str, float | str]:
         """Progress of the current evaluation."""
@@ -275,13 +287,19 @@ def _complete_group(group: Round, common: int) -> EvaluationCompleted:
         failed=len(group.failed),
         accuracy=_mean([result.reward >= SOLVED_FROM for result in results]),
         mean_tokens=_mean([result.completion_tokens for result in results]),
-        reward_metrics=mean_metrics([result.metrics for result in results]),
+        reward_metrics=mean_metrics([_metrics_of(result) for result in results]),
         samples=tuple(_sample(result) for result in results[:SAMPLES_SHOWN]),
         reward_mean=_mean([result.reward for result in results]),
         common_reward_mean=_mean([result.reward for number, result in numbered if number < common]),
         sampled_by=dict(sorted(sampled_by.items())),
         ended_by_model=_mean([result.ended_by == "model" for result in results]),
     )
+
+
+def _metrics_of(result: EpisodeEvaluated) -> dict[str, float]:
+    """Returns the numbers of a held-out episode, with its reward under the name of its source."""
+    source = result.work.task.source
+    return {**result.metrics, source_metric(source): result.reward} if source else result.metrics
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -62,6 +62,8 @@ class Metrics(Actor):
             | messages.DiskLow
             | messages.RunFinished
             | messages.ConcurrencyChanged
+            | messages.SourcesChanged
+            | messages.PoolsMeasured
             | messages.OffPolicyChanged
             | messages.LoadMeasured
             | messages.ScaleDecided

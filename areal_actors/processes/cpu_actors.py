@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -20,6 +20,7 @@ from areal_actors.metrics.episode_log import EpisodeLog
 from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.processes.fold_actors import FOLDS, BuildContext, Builder
 from areal_actors.processes.remote_environment import gateway_files, pullers_of
+from areal_actors.recipe.mixture import source_recipes
 from areal_actors.runtime.actor import Actor
 from areal_actors.training.checkpointer import Checkpointer
 
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from areal_actors.chaos import corruption
     from areal_actors.gateway import session_manager
     from areal_actors.generation import named
-    from areal_actors.rewards import acceptance, bounded_rule, reward_pool, reward_worker
-    from areal_actors.rollout import rollout_worker, runners
+    from areal_actors.rewards import acceptance, bounded_rule, reward_pool, reward_worker, sourced_reward_worker
+    from areal_actors.rollout import rollout_worker, runners, sourced_rollout_worker
     from areal_actors.tokenization import tokenizer
 else:  # with the actors that need them: a process, and the supervisor, load nothing else
     corruption = LazyModule("areal_actors.chaos.corruption")
@@ -37,8 +38,10 @@ else:  # with the actors that need them: a process, and the supervisor, load not
     acceptance = LazyModule("areal_actors.rewards.acceptance")
     reward_pool = LazyModule("areal_actors.rewards.reward_pool")
     reward_worker = LazyModule("areal_actors.rewards.reward_worker")
+    sourced_reward_worker = LazyModule("areal_actors.rewards.sourced_reward_worker")
     bounded_rule = LazyModule("areal_actors.rewards.bounded_rule")
     rollout_worker = LazyModule("areal_actors.rollout.rollout_worker")
+    sourced_rollout_worker = LazyModule("areal_actors.rollout.sourced_rollout_worker")
     runners = LazyModule("areal_actors.rollout.runners")
     tokenizer = LazyModule("areal_actors.tokenization.tokenizer")
 
@@ -82,6 +85,9 @@ def _session_manager(context: BuildContext) -> Actor:
 
 
 def _rollout_worker(context: BuildContext) -> Actor:
+    if context.recipe.task.mix:
+        workers = build_by_source(context, _rollout_worker)
+        return sourced_rollout_worker.SourcedRolloutWorker(cast("Mapping[str, rollout_worker.RolloutWorker]", workers))
     recipe, task = context.recipe, context.recipe.task
     apart = task.has_processes() and recipe.evaluation.tasks > 0
     processes = task.processes + 1 if apart else task.processes
@@ -103,7 +109,27 @@ def _rollout_worker(context: BuildContext) -> Actor:
     )
 
 
+def build_by_source(context: BuildContext, build: Builder, *, scored: bool = False) -> dict[str, Actor]:
+    """Returns the actor of each source of a mixture, built as for a run of that source alone.
+
+    With `scored` without sources whose environment scores.
+    """
+    return {
+        name: build(msgspec.structs.replace(context, recipe=recipe))
+        for name, recipe in source_recipes(context.recipe).items()
+        if not (scored and recipe.plays_environment())
+    }
+
+
+def reward_worker_by_source(context: BuildContext, build: Builder) -> Actor:
+    """Returns the reward worker of a mixture, with one of each source."""
+    workers = cast("Mapping[str, reward_worker.RewardWorker]", build_by_source(context, build, scored=True))
+    return sourced_reward_worker.SourcedRewardWorker(workers)
+
+
 def _reward_worker(context: BuildContext) -> Actor:
+    if context.recipe.task.mix:
+        return reward_worker_by_source(context, _reward_worker)
     task = context.recipe.task
     seconds, options = task.reward_timeout_seconds, task.reward_options
     pool = reward_pool.RewardPool(task.reward, REWARD_PROCESSES, seconds, options=options, cached=task.reward_cache)

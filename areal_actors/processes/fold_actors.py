@@ -12,16 +12,21 @@ import msgspec
 
 from areal_actors.batching.assembler import group_filter
 from areal_actors.batching.batcher import Batcher
+from areal_actors.core.values import SamplingParams, Task
 from areal_actors.evaluation.evaluator import Evaluator
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.recipe.examples import examples_of
+from areal_actors.recipe.mixture import source_recipes, source_weights
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.runtime.actor import Actor
 from areal_actors.sequences.credit import Credit
 from areal_actors.staleness.staleness_gate import StalenessGate
 from areal_actors.supervised.example_source import ExampleSource
+from areal_actors.tasks.curriculum.schedule import Schedule
 from areal_actors.tasks.datasets import Dataset, open_dataset, open_listed
-from areal_actors.tasks.task_source import TaskSource
+from areal_actors.tasks.mixture.mixed_tasks import MixedTasks, of_source, take_in_turn
+from areal_actors.tasks.mixture.source_order import SourceOrder
+from areal_actors.tasks.task_source import TaskSequence, TaskSource
 from areal_bus.message import FrozenMeta
 
 
@@ -52,25 +57,61 @@ def _staleness_gate(context: BuildContext) -> Actor:
     )
 
 
-def open_tasks(recipe: Recipe, folder: RunFolder) -> Dataset:
-    """Open the dataset of a recipe's task, or the tasks that were listed from its environment."""
+def open_tasks(recipe: Recipe, folder: RunFolder, source: str = "") -> Dataset:
+    """Open the dataset of a recipe's task, or the tasks that were listed from its environment.
+
+    `source` is its name in a mixture.
+    """
     task = recipe.task
     if task.environment:
         assert isinstance(task.held_out, int)
-        return open_listed(folder.tasks, task.environment, seed=recipe.seed, held_out=task.held_out)
+        return open_listed(folder.tasks / source, task.environment, seed=recipe.seed, held_out=task.held_out)
     needed = ":" not in task.reward  # a function of one's own, or a trained model, may do without
     return open_dataset(task.dataset, seed=recipe.seed, held_out=task.held_out, columns=task.columns, answers=needed)
 
 
+def open_draws(recipe: Recipe, folder: RunFolder) -> TaskSequence:
+    """Open the training tasks of a recipe, or those of all sources of its mixture."""
+    sources = {name: open_tasks(source, folder, name).train for name, source in source_recipes(recipe).items()}
+    until = {source.name: source.until for source in recipe.task.mix if source.until is not None}
+    if until or recipe.task.curriculum is not None:
+        return Schedule(
+            sources,
+            source_weights(recipe),
+            seed=recipe.seed,
+            group_size=recipe.algorithm.group_size,
+            until=until,
+            curriculum=recipe.task.curriculum,
+        )
+    return MixedTasks(sources, SourceOrder(source_weights(recipe), recipe.seed)) if recipe.task.mix else sources[""]
+
+
+def _held_out_tasks(recipe: Recipe, folder: RunFolder) -> list[Task]:
+    """Returns the held-out tasks that an evaluation has, those of all sources of a mixture in turn."""
+    most = recipe.evaluation.tasks
+    if not recipe.task.mix:
+        held_out = open_tasks(recipe, folder).held_out
+        return [held_out.task(number) for number in range(min(most, len(held_out)))]
+    by_source: dict[str, list[Task]] = {}
+    for name, source in source_recipes(recipe).items():
+        held_out = open_tasks(source, folder, name).held_out
+        by_source[name] = [of_source(held_out.task(number), name) for number in range(min(most, len(held_out)))]
+    return list(take_in_turn(by_source))[:most]
+
+
+def _sampling_by_source(recipe: Recipe) -> dict[str, SamplingParams]:
+    return {name: source.sampling for name, source in source_recipes(recipe).items() if name}
+
+
 def _task_source(context: BuildContext) -> Actor:
     recipe = context.recipe
-    tasks = open_tasks(recipe, context.folder).train
     return TaskSource(
-        tasks,
+        open_draws(recipe, context.folder),
         group_size=recipe.algorithm.group_size,
         sampling=recipe.sampling,
         retries=recipe.task.retries,
         surplus_after=recipe.steps - 1 if recipe.staleness_gate.surplus_groups else None,
+        sampling_by_source=_sampling_by_source(recipe),
     )
 
 
@@ -95,10 +136,13 @@ def _example_source(context: BuildContext) -> Actor:
 
 def _evaluator(context: BuildContext) -> Actor:
     recipe = context.recipe
-    held_out = open_tasks(recipe, context.folder).held_out
-    tasks = [held_out.task(number) for number in range(min(recipe.evaluation.tasks, len(held_out)))]
     return Evaluator(
-        recipe.evaluation, tasks, steps=recipe.steps, sampling=recipe.sampling, retries=recipe.task.retries
+        recipe.evaluation,
+        _held_out_tasks(recipe, context.folder),
+        steps=recipe.steps,
+        sampling=recipe.sampling,
+        retries=recipe.task.retries,
+        sampling_by_source=_sampling_by_source(recipe),
     )
 
 

@@ -43,6 +43,7 @@ from areal_actors.processes.remote_environment import (
     report_reconnections,
     snapshots_of,
 )
+from areal_actors.recipe.mixture import source_recipes
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import joined_kind
 from areal_actors.rewards import MODEL
@@ -103,7 +104,8 @@ def actors_of(recipe: Recipe, folder: RunFolder, process: str) -> dict[str, str]
 def has_tensors(recipe: Recipe, process: str) -> bool:
     """Returns True if an actor of this process loads torch."""
     kinds = set(actors_of_process(recipe, process).values())
-    scores = "reward_worker" in kinds and recipe.task.reward.startswith(MODEL)
+    rewards = [source.task.reward for source in source_recipes(recipe).values()]
+    scores = "reward_worker" in kinds and any(reward.startswith(MODEL) for reward in rewards)
     return (
         scores
         or "trainer" in kinds

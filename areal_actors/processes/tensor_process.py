@@ -9,7 +9,7 @@ import time
 
 import msgspec
 
-from areal_actors.processes.cpu_actors import CPU_ACTORS, acceptance_of
+from areal_actors.processes.cpu_actors import CPU_ACTORS, acceptance_of, reward_worker_by_source
 from areal_actors.processes.fold_actors import BuildContext, Builder
 from areal_actors.processes.process import serve_actors
 from areal_actors.processes.training_engine import EngineBuilder, example_sequences
@@ -72,6 +72,8 @@ def _repeats(settings: TrainerSettings) -> bool:
 
 def _reward_worker(context: BuildContext) -> Actor:
     """Returns a reward worker with a trained reward model, or with reward processes as on CPU."""
+    if context.recipe.task.mix:
+        return reward_worker_by_source(context, _reward_worker)
     task = context.recipe.task
     if not task.reward.startswith(MODEL):
         return CPU_ACTORS["reward_worker"](context)

@@ -27,6 +27,7 @@ from areal_actors.display.view import MODES
 from areal_actors.messages import EvaluationCompleted
 from areal_actors.reader.listing import output
 from areal_actors.reader.run_files import RunFiles, find_run_files
+from areal_actors.sequences.step_metrics import is_source_mean
 
 if TYPE_CHECKING:
     from matplotlib import figure as figures
@@ -158,6 +159,7 @@ def _results(files: Sequence[RunFiles]) -> Iterator[tuple[str, list[str]]]:
         if any(evaluations := [state.accuracy(mode) for state in states]):
             yield f"held out, {mode}", [_scores(evaluated) for evaluated in evaluations]
             yield f"best held out, {mode}", [_best(evaluated) for evaluated in evaluations]
+            yield from _of_sources(mode, evaluations)
     for name in ("loss", "accuracy", "margin"):
         if any(state.held_out_values(name) for state in states):
             yield f"held-out {name}", [_course(state.held_out_values(name)) for state in states]
@@ -168,6 +170,14 @@ def _results(files: Sequence[RunFiles]) -> Iterator[tuple[str, list[str]]]:
         yield "ended early", [state.finished.error if state.finished else "" for state in states]
     if any(run.complaint for run in files):
         yield "files", [run.complaint for run in files]
+
+
+def _of_sources(mode: str, runs: Sequence[Sequence[EvaluationCompleted]]) -> Iterator[tuple[str, list[str]]]:
+    """Yields a row with the held-out reward of each source of a mixture, the first and the last."""
+    names = dict.fromkeys(name for run in runs for one in run for name in one.reward_metrics if is_source_mean(name))
+    for name in names:
+        values = [[one.reward_metrics[name] for one in run if name in one.reward_metrics] for run in runs]
+        yield f"  {name}, {mode}", list(map(_course, values))
 
 
 def _course(values: Sequence[float]) -> str:

@@ -6,7 +6,6 @@ the first. Cheap checks only: files are parsed but not run, and nothing is downl
 
 from __future__ import annotations
 
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,11 +21,13 @@ from areal_actors.embedded.settings import CONTEXT as EMBEDDED_CONTEXT
 from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.generation.abilities import ROUTES
 from areal_actors.generation.engines import describe_engine, no_routes_complaint
+from areal_actors.recipe.mixture import source_recipes
 from areal_actors.recipe.part_checks import facts_of, part_checks
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.run_actors import CONCURRENT, COUNTED, SEVERAL
 from areal_actors.recipe.supervision import tree_problems
 from areal_actors.rewards import MODEL
+from areal_actors.tasks.mixture.recipe_check import OF_A_SOURCE
 
 
 class RecipeProblem(NamedTuple):
@@ -47,9 +48,44 @@ class RecipeProblem(NamedTuple):
 
 def problems(recipe: Recipe, *, serving: bool = False) -> list[RecipeProblem]:
     """Returns what keeps a recipe from running, or with `serving` from being served, in the order of the recipe."""
-    facts = facts_of(recipe, serving=serving)
-    yielded = chain(_crossing(recipe, facts), *(check.problems(recipe, facts) for check in part_checks()))
+    yielded = _problems_of_mixture(recipe, serving=serving) if recipe.task.mix else _find(recipe, serving=serving)
     return sorted((RecipeProblem(*problem) for problem in yielded), key=lambda problem: _place(recipe, problem.key))
+
+
+def _find(recipe: Recipe, *, serving: bool) -> Problems:
+    facts = facts_of(recipe, serving=serving)
+    yield from _crossing(recipe, facts)
+    for check in part_checks():
+        yield from check.problems(recipe, facts)
+
+
+def _problems_of_mixture(recipe: Recipe, *, serving: bool) -> Problems:
+    """Yields the problems of a recipe with a mixture, and those of the tasks of each source as if it were the only one.
+
+    What `[task]` leaves to its sources is no problem of the recipe.
+    """
+    whole = [problem for problem in _find(recipe, serving=serving) if not _is_of_sources(problem[0])]
+    yield from whole
+    try:
+        sources = source_recipes(recipe)
+    except msgspec.ValidationError:
+        return  # of sampling settings, which their check names
+    for number, (name, source) in enumerate(sources.items()):
+        for key, complaint in _find(source, serving=serving):
+            if key[0] in ("task", "sampling") and (key, complaint) not in whole:
+                place = key if key[0] == "sampling" else key[1:]
+                yield ("task", "mix", str(number), *place), f"of source {name}: {complaint}"
+    held_out = [source.task.held_out for source in sources.values()]
+    counts = [count for count in held_out if isinstance(count, int)]
+    if len(counts) == len(held_out) and sum(counts) < recipe.evaluation.tasks:
+        fault = f"found {recipe.evaluation.tasks}, but the sources of task.mix keep only {sum(counts)} together"
+        yield ("evaluation", "tasks"), f"{fault}; write at most {sum(counts)}, or hold out more"
+
+
+def _is_of_sources(key: Key) -> bool:
+    """Returns True for a problem that each source is asked for."""
+    of_mixture = key[1:2] == ("mix",) or key[1:2] == ("curriculum",) or key[1] in OF_A_SOURCE
+    return key == ("evaluation", "tasks") or (key[0] == "task" and not of_mixture)
 
 
 def _place(recipe: Recipe, key: Key) -> list[int]:

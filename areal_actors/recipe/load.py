@@ -262,13 +262,21 @@ def _merge_layers(layers: Sequence[Layer], written: Layer, profile: str) -> Laye
 
 
 def _with_reward_list(stated: Layer) -> Layer:
-    """Returns the settings with a list of rewards as the parts of `weighted`."""
+    """Returns the settings with lists of rewards, of a task or a source, as the parts of `weighted`."""
     task = stated.data.get("task")
-    rewards = task.get("reward") if isinstance(task, dict) else None
-    if not isinstance(task, dict) or not isinstance(rewards, list):
+    if not isinstance(task, dict):
         return stated
+    expanded = _expand_rewards(task)
+    if isinstance(sources := task.get("mix"), list):
+        expanded = {**expanded, "mix": [_expand_rewards(one) if isinstance(one, dict) else one for one in sources]}
+    return Layer({**stated.data, "task": expanded}, stated.places)
+
+
+def _expand_rewards(task: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(rewards := task.get("reward"), list):
+        return task
     options = expand_reward_list(rewards, task.get("reward_options", {}), ARGUMENTS)
-    return Layer({**stated.data, "task": {**task, "reward": WEIGHTED, "reward_options": options}}, stated.places)
+    return {**task, "reward": WEIGHTED, "reward_options": options}
 
 
 def _with_implied(stated: Layer, *, serving: bool) -> Layer:

@@ -8,6 +8,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.extras import EMBEDDED, TRAIN, absent_modules, install_command, require_extra
 from areal_actors.embedded.settings import EMBEDDED as EMBEDDED_MODEL
 from areal_actors.generation.engines import describe_engine
+from areal_actors.recipe.mixture import source_recipes
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
 
@@ -75,5 +76,6 @@ def _inference_extras(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _reward_extras(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    if recipe.task.reward.startswith(MODEL):
-        yield TRAIN, f'task.reward = "{recipe.task.reward}"'
+    for source in source_recipes(recipe).values():
+        if source.task.reward.startswith(MODEL):
+            yield TRAIN, f'task.reward = "{source.task.reward}"'

@@ -21,6 +21,7 @@ from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.recipe.device_map import describe_devices
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.load import Resolved
+from areal_actors.recipe.mixture import source_recipes
 from areal_actors.recipe.recipe import Recipe, recorded_recipe, redact_recipe
 from areal_actors.recipe.shown_settings import shown_settings
 from areal_actors.recipe.supervision import draw_tree
@@ -150,6 +151,8 @@ def _tool_calls(recipe: Recipe) -> Iterator[tuple[str, str]]:
 def _tasks(recipe: Recipe) -> str:
     if recipe.is_online():
         return "brought to the gateway by external agents"
+    if recipe.task.mix:
+        return _mixture(recipe)
     dataset, held_out = recipe.task.dataset, recipe.task.held_out
     if recipe.task.environment:
         return (
@@ -161,6 +164,12 @@ def _tasks(recipe: Recipe) -> str:
     else:
         source = f"{dataset}, generated from seed {recipe.seed}" if dataset == "arithmetic" else f"read from {dataset}"
     return f"{source}; held out: {held_out}"
+
+
+def _mixture(recipe: Recipe) -> str:
+    total = sum(source.weight for source in recipe.task.mix)
+    weights = {source.name: source.weight / total for source in recipe.task.mix}
+    return "; ".join(f"{weights[name]:.0%} {name}: {_tasks(source)}" for name, source in source_recipes(recipe).items())
 
 
 def _episodes(recipe: Recipe) -> str:
@@ -283,7 +292,9 @@ def _table(path: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
         yield f"\n[{'.'.join(map(toml_key, path))}]"
     inline = path in {(name,) for name in INLINE_TABLES}
     plain = {
-        name: value for name, value in table.items() if value is not None and (inline or not isinstance(value, dict))
+        name: value
+        for name, value in table.items()
+        if value is not None and (inline or not (isinstance(value, dict) or _is_array(value)))
     }
     width = max((len(toml_key(name)) for name in plain), default=0)
     for name, value in plain.items():
@@ -291,6 +302,16 @@ def _table(path: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
     for name, value in table.items():
         if isinstance(value, dict) and not inline:
             yield from _table((*path, name), value)
+        for entry in value if _is_array(value) else ():
+            yield f"\n[[{'.'.join(map(toml_key, (*path, name)))}]]"
+            stated = {key: inside for key, inside in entry.items() if inside is not None}
+            width = max(map(len, stated))
+            yield from (f"{toml_key(key):<{width}} = {toml_value(inside)}" for key, inside in stated.items())
+
+
+def _is_array(value: Any) -> bool:
+    """Returns True for tables of an `[[array]]`."""
+    return bool(value) and isinstance(value, list | tuple) and all(isinstance(entry, dict) for entry in value)
 
 
 def _comment_lines(text: str) -> str:

@@ -189,6 +189,8 @@ def _of_struct(kind: type[msgspec.Struct], default: Any, prefix: str, algorithms
             yield Setting(
                 name, type_text(types.type_info(field.type)), shown, documented.get(field.name, ""), algorithms
             )
+            for entry in filter(_is_struct, get_args(field.type)):  # an array of tables
+                yield from _of_struct(entry, None, f"{name}.", algorithms)
         else:
             yield from _of_struct(table, None if value is msgspec.NODEFAULT else value, f"{name}.", algorithms)
 

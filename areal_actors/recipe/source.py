@@ -122,6 +122,8 @@ class _Keys:
                 self.tokens.append((match[0], line))
             line += match[0].count("\n")
         self.position = 0
+        self.entries: dict[Key, int] = {}
+        """Number of tables of each `[[array]]` so far."""
         self.lines: dict[Key, int] = {}
         self._walk()
 
@@ -129,9 +131,14 @@ class _Keys:
         table: Key = ()
         while self.position < len(self.tokens):
             if self._next() == "[":
-                self._skip("[")
+                line = self.tokens[self.position][1]
+                is_entry = self._skip("[") > 1
                 table = self._key(())
                 self._skip("]")
+                if is_entry:
+                    self.entries[table] = self.entries.get(table, -1) + 1
+                    table = (*table, str(self.entries[table]))
+                    self.lines[table] = line
             elif not self._skip("\n"):
                 self._pair(table)
 

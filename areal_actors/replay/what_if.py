@@ -30,6 +30,7 @@ from areal_actors.recipe.source import read_override
 from areal_actors.replay.command import log_of
 from areal_actors.replay.recorded_batches import RECEIVED, RecordedBatches
 from areal_actors.replay.trained_columns import without_advantages
+from areal_actors.replay.what_if_draws import compare_draws
 from areal_actors.replay.what_if_training import STEP_METRICS, TrainedSteps, train_again
 from areal_actors.rewards import MODEL, resolve_reward
 from areal_actors.sequences.step_metrics import batch_metrics
@@ -41,6 +42,8 @@ ANSWERED: tuple[Key, ...] = (
     *(("task", name) for name in ("reward", "reward_options", "turn_discount", "export_style", "baseline_over")),
 )
 """Settings that decide what becomes of recorded episodes."""
+DRAWN: Key = ("task", "curriculum")
+"""Settings that decide which tasks are drawn; they are answered alone."""
 COMPARED = (
     *("reward_mean", "reward_std", "groups_without_signal", "advantage_std", "advantage_max", "advantage_min"),
     *("mean_tokens", "length_bias", "masked_frac", "token_staleness_mean", "token_staleness_max"),
@@ -210,6 +213,11 @@ def what_if(run: str, settings: Sequence[str], *, folder: Path, train: bool = Fa
         BusError: the log cannot be read.
     """
     over = reduce(lambda below, override: read_override(override).over(below), settings, Layer({}, {}))
+    if over.data and all(key[:2] == DRAWN for key in _keys(over.data)):
+        place = None if Path(run).is_file() else run_folder(run, folder)
+        draws = asyncio.run(compare_draws(place, Path(run), list(settings), over))
+        sys.stdout.write(f"{msgspec.json.encode(draws).decode() if as_json else draws.to_text()}\n")
+        return 0
     _refuse_unanswerable(over)
     comparison = asyncio.run(_compare_runs(run, list(settings), over, folder, train=train))
     sys.stdout.write(f"{msgspec.json.encode(comparison.to_builtins()).decode() if as_json else comparison.to_text()}\n")
@@ -219,11 +227,12 @@ def what_if(run: str, settings: Sequence[str], *, folder: Path, train: bool = Fa
 def _refuse_unanswerable(over: Layer) -> None:
     if not over.data:
         raise RecipeError(f"name at least one setting, as in `{COMMAND} what-if RUN task.turn_discount=0.9`")
+    answers = ", ".join(".".join(known) for known in (*ANSWERED, DRAWN))
     for key in _keys(over.data):
         if not any(key[: len(answered)] == answered for answered in ANSWERED):
             raise RecipeError(
                 f"`{'.'.join(key)}` decides how episodes are sampled or how the model is trained, which a log cannot"
-                f" answer: run it. Recorded episodes answer {', '.join('.'.join(known) for known in ANSWERED)}"
+                f" answer: run it. Recorded episodes answer {answers}"
             )
 
 

@@ -18,6 +18,7 @@ from areal_actors.core.values import Task
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.gateway.settings import TEMPLATE_WORDS
 from areal_actors.processes.fold_actors import open_tasks
+from areal_actors.recipe.mixture import source_recipes
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards.reference_readers import ReferenceReader, reference_readers
 from areal_actors.run.rehearsal import model_tokenizer
@@ -38,6 +39,13 @@ def check_data(recipe: Recipe) -> Iterator[str]:
     Raises:
         SetupError: the data cannot be opened.
     """
+    for name, source in source_recipes(recipe).items():
+        if name:
+            yield f"source {name}:"
+        yield from _check_source(source)
+
+
+def _check_source(recipe: Recipe) -> Iterator[str]:
     if recipe.learns_from_examples() or recipe.is_online() or recipe.plays_environment():
         yield "not checked: the run has no dataset of tasks"
         return

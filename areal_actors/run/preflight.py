@@ -35,6 +35,7 @@ from areal_actors.processes.fold_actors import open_tasks
 from areal_actors.recipe.checks import RecipeProblem
 from areal_actors.recipe.device_map import device_problems
 from areal_actors.recipe.examples import check_examples
+from areal_actors.recipe.mixture import source_recipes
 from areal_actors.recipe.model_size import published_bytes
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL, describe_reward, resolve_reward
@@ -256,17 +257,25 @@ def check_parts(recipe: Recipe) -> list[str]:
     if recipe.learns_from_examples():
         check_examples(recipe)
         return notices
-    if not recipe.is_online() and not recipe.plays_environment():
-        dataset = open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run))
-        if dataset.recognised:
-            sys.stderr.write(
-                f"{recipe.task.dataset}: columns recognised: {dataset.recognised} (task.columns names others)\n"
-            )
-        if not recipe.task.reward.startswith(MODEL):
-            notices += describe_reward(resolve_reward(recipe.task.reward, options=recipe.task.reward_options))
-        notices += check_references(recipe.task, dataset)
-        check_agent(recipe)
+    for source in source_recipes(recipe).values():
+        if not source.is_online() and not source.plays_environment():
+            notices += _check_tasks(source)
     group_filter(recipe.batcher, Path.cwd())
+    return notices
+
+
+def _check_tasks(recipe: Recipe) -> list[str]:
+    """Open the dataset, the reward and the agent of a recipe, or of a source; returns sentences about them."""
+    notices: list[str] = []
+    dataset = open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run))
+    if dataset.recognised:
+        sys.stderr.write(
+            f"{recipe.task.dataset}: columns recognised: {dataset.recognised} (task.columns names others)\n"
+        )
+    if not recipe.task.reward.startswith(MODEL):
+        notices += describe_reward(resolve_reward(recipe.task.reward, options=recipe.task.reward_options))
+    notices += check_references(recipe.task, dataset)
+    check_agent(recipe)
     return notices
 
 

@@ -31,6 +31,7 @@ from areal_actors.messages import EpisodeAbandoned, RunEpisode, TrajectoryExport
 from areal_actors.processes.actor_host import ActorHost
 from areal_actors.processes.cpu_actors import acceptance_of
 from areal_actors.processes.fold_actors import open_tasks
+from areal_actors.recipe.mixture import source_recipes
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
 from areal_actors.rewards.reward_pool import RewardPool
@@ -87,13 +88,22 @@ class Played(msgspec.Struct, frozen=True):
 
 
 def rehearse(recipe: Recipe) -> Generator[str, None, list[Played]]:
-    """Yields lines about a task that was played; returns the episodes.
+    """Yields lines about a task that was played, of each source of a mixture; returns the episodes.
 
     It is played once with the task's own `answer`, once with another text.
 
     Raises:
         SetupError: both episodes failed; the message has the reason.
     """
+    played: list[Played] = []
+    for name, source in source_recipes(recipe).items():
+        if name:
+            yield f"source {name}:"
+        played += yield from _rehearse_source(source)
+    return played
+
+
+def _rehearse_source(recipe: Recipe) -> Generator[str, None, list[Played]]:
     if reason := _unplayable(recipe):
         yield f"not played: {reason}"
         return []

@@ -17,6 +17,7 @@ from areal_actors.folder.process_logs import log_to_terminal
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import RunResumed, RunStarted
 from areal_actors.processes.fold_actors import open_tasks
+from areal_actors.recipe.mixture import source_recipes
 from areal_actors.recipe.needed_extras import check_extras
 from areal_actors.recipe.recipe import Recipe, redact_recipe
 from areal_actors.recovery.log_recovery import recover_log
@@ -44,9 +45,10 @@ def run(recipe: Recipe, *, profile: str, reason: str) -> int:
     folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
     with fresh_folder(recipe, folder, _prepare_recipe) as checked:
         place = str(Path(recipe.folder) / recipe.run)
-        if checked.plays_environment():
-            list_environment(checked.task, folder.tasks, Path.cwd())
-            open_tasks(checked, folder)
+        for name, source in source_recipes(checked).items():
+            if source.plays_environment():
+                list_environment(source.task, folder.tasks / name, Path.cwd())
+                open_tasks(source, folder, name)
         return _live(
             checked, folder, RunStarted(recipe=redact_recipe(checked), profile=profile, reason=reason, folder=place)
         )

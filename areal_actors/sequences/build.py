@@ -141,6 +141,7 @@ def _row(
         truncated=path[-1].finish_reason == "length" or path[-1].id == last_call_of_model(trajectory),
         ended_by=trajectory.ended_by,
         unanswered_calls=trajectory.unanswered_calls,
+        source=trajectory.source,
         episode=trajectory.episode,
         calls=calls,
         routes=b"".join(call.routes for call in takewhile(lambda call: call.routes, path)),

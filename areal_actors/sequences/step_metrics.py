@@ -21,6 +21,9 @@ else:
 REWARD_METRIC = "reward/"
 """Prefix of metrics from the reward function in `StepCompleted`."""
 
+SOURCE_METRIC = "source/"
+"""Prefix of metrics of one source of a mixture, before its name."""
+
 UNREAD_CALLS = "tool_call_error"
 """Metric of tool calls that did not reach the agent as calls, and prefix of its causes."""
 
@@ -68,7 +71,31 @@ def batch_metrics(sequences: Sequence[TrainingSequence], batch: BatchFormed) -> 
         "reward_mean": float(np.mean([episode[0].reward for episode in episodes])),
         **_unread_call_shares(sequences),
         **_ignored_fields(sequences),
+        **_by_source(episodes),
     }
+
+
+def _by_source(episodes: Sequence[Sequence[TrainingSequence]]) -> dict[str, float]:
+    """Number of groups, and mean reward of the episodes, of each source of a mixture; nothing without one."""
+    members: dict[str, list[TrainingSequence]] = {}
+    for episode in episodes:
+        if episode[0].source:
+            members.setdefault(episode[0].source, []).append(episode[0])
+    metrics: dict[str, float] = {}
+    for source, rows in sorted(members.items()):
+        metrics[source_metric(source, "groups")] = float(len({row.group for row in rows}))
+        metrics[source_metric(source)] = float(np.mean([row.reward for row in rows]))
+    return metrics
+
+
+def is_source_mean(name: str) -> bool:
+    """Returns True for the metric with the mean reward of a source."""
+    return name.startswith(SOURCE_METRIC) and name.count("/") == 1
+
+
+def source_metric(source: str, name: str = "") -> str:
+    """Returns the name of a metric of a source; without a `name`, of its mean reward."""
+    return f"{SOURCE_METRIC}{source}{f'/{name}' if name else ''}"
 
 
 def _unread_call_shares(sequences: Sequence[TrainingSequence]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import msgspec
@@ -13,13 +13,16 @@ from areal_actors.messages import (
     CapacityGranted,
     EpisodeAbandoned,
     EpisodeScored,
+    PoolsMeasured,
     RunEpisode,
     RunResumed,
     RunStopping,
+    SourcesChanged,
     TrajectoryDropped,
 )
 from areal_actors.runtime.actor import Actor, Context, on
 from areal_actors.tasks.attempts import Attempt, Attempts, first_attempt
+from areal_actors.tasks.curriculum.schedule import Schedule, ScheduleState
 
 SURPLUS = "the last batch was formed before its group was complete (staleness_gate.surplus_groups)"
 
@@ -44,6 +47,7 @@ class DrawnState(Value):
     stopped: bool
     held: tuple[RunEpisode, ...]
     surplus: bool = False
+    schedule: ScheduleState | None = None
 
 
 class TaskSource(Actor):
@@ -66,15 +70,19 @@ class TaskSource(Actor):
         sampling: SamplingParams,
         retries: int,
         surplus_after: int | None = None,
+        sampling_by_source: Mapping[str, SamplingParams] | None = None,
     ) -> None:
         """`surplus_after`: step of the last batch, counted from 0, after which episodes that still run are surplus.
 
-        None if none are.
+        None if none are. `sampling_by_source`: sampling parameters of the sources of a mixture.
         """
         self.tasks = tasks
+        self.schedule = tasks if isinstance(tasks, Schedule) else None
+        """Draws that follow from scores, if they do."""
         self.surplus_after = surplus_after
         self.group_size = group_size
         self.sampling = sampling
+        self.sampling_by_source = sampling_by_source or {}
         self.retries = retries
         self.attempts = Attempts()
         self.drawn = 0
@@ -90,12 +98,15 @@ class TaskSource(Actor):
             stopped=attempts.stopped,
             held=tuple(attempts.held),
             surplus=self.surplus,
+            schedule=self.schedule.snapshot() if self.schedule is not None else None,
         )
 
     def restore(self, state: DrawnState) -> None:
         """Continue from this state."""
         self.attempts, self.drawn = Attempts(dict(state.attempts), list(state.held), state.stopped), state.drawn
         self.surplus = state.surplus
+        if self.schedule is not None and state.schedule is not None:
+            self.schedule.restore(state.schedule, state.drawn)
 
     @on
     def capacity_granted(self, event: CapacityGranted, context: Context) -> Iterator[RunEpisode | EpisodeAbandoned]:
@@ -103,27 +114,49 @@ class TaskSource(Actor):
             task = self.tasks.task(number)
             self.drawn = max(self.drawn, number + 1)
             for member in range(self.group_size):
-                work = first_attempt(str(number), member, task, self.sampling, self.retries)
+                work = self._work(number, member, task)
                 yield _surplus(work) if self.surplus else self.attempts.record_start(work, context.sequence)
 
     @on
-    def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> Iterator[RunEpisode | EpisodeAbandoned]:
+    def episode_abandoned(
+        self, event: EpisodeAbandoned, context: Context
+    ) -> Iterator[RunEpisode | EpisodeAbandoned | SourcesChanged]:
         """Retry while attempts are left; an attempt reported lost by two actors is retried once."""
         work, latest = event.work, self.attempts.latest.get(event.work.episode)
         if work.attempts_left == 0:
+            if latest is not None and not latest.scored:
+                yield from self._measure(work, None)
             self.attempts.remove_episode(work.episode)
         elif latest is not None and work.attempt == latest.number:
             yield from [_surplus(work)] if self.surplus else self.attempts.next_attempts(work, context.sequence)
 
     @on
-    def episode_scored(self, event: EpisodeScored) -> None:
+    def episode_scored(self, event: EpisodeScored) -> Iterator[SourcesChanged]:
+        latest = self.attempts.latest.get(event.work.episode)
+        is_first = latest is not None and latest.number == event.work.attempt and not latest.scored
         self.attempts.record_score(event.work)
+        if is_first:
+            by_call = list(event.rewards.values())
+            last = by_call[-1] if by_call else None
+            yield from self._measure(event.work, last if event.reward is None else event.reward)
+
+    def _measure(self, work: RunEpisode, reward: float | None) -> Iterator[SourcesChanged]:
+        """Pass the end of an episode to the schedule, if draws follow from scores."""
+        if self.schedule is None:
+            return
+        if (weights := self.schedule.end_episode(int(work.group), work.episode, reward)) is not None:
+            yield SourcesChanged(first_group=self.schedule.drawn, weights=weights, source=work.task.source)
 
     @on
-    def batch_formed(self, event: BatchFormed) -> Iterator[EpisodeAbandoned]:
+    def batch_formed(self, event: BatchFormed) -> Iterator[EpisodeAbandoned | PoolsMeasured]:
+        if self.schedule is not None and self.schedule.pools:
+            returned = sum(pools.state.returned for pools in self.schedule.pools.values())
+            yield PoolsMeasured(step=event.step + 1, pools=self.schedule.sizes(), returned=returned)
         for group in event.groups:
             for member in group:
                 self.attempts.remove_episode(member.episode)
+        if self.schedule is not None:
+            self.schedule.forget_groups({int(episode.partition(".")[0]) for episode in self.attempts.latest})
         if event.step == self.surplus_after:
             self.surplus = True
             for episode, attempt in list(self.attempts.latest.items()):
@@ -145,7 +178,11 @@ class TaskSource(Actor):
 
     def _first_attempt(self, episode: str) -> RunEpisode:
         group, _, member = episode.partition(".")
-        return first_attempt(group, int(member), self.tasks.task(int(group)), self.sampling, self.retries)
+        return self._work(int(group), int(member), self.tasks.task(int(group)))
+
+    def _work(self, number: int, member: int, task: Task) -> RunEpisode:
+        sampling = self.sampling_by_source.get(task.source, self.sampling)
+        return first_attempt(str(number), member, task, sampling, self.retries)
 
     def status(self) -> dict[str, float | str]:
         """Number of tasks drawn, and of epochs."""

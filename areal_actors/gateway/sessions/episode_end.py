@@ -71,6 +71,7 @@ def outcome(session: Session, scored: EpisodeScored | None = None) -> Ending:
         ended_by=scored.ended_by,
         end_cause=scored.end_cause,
         unanswered_calls=session.running + session.left,
+        source=work.task.source,
     )
     return TrajectoryExported(trajectory=trajectory)
 

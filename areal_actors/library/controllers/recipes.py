@@ -10,6 +10,9 @@ from areal_actors.recipe.load import load
 from areal_actors.recipe.paths import find_recipe, is_file
 from areal_actors.recipe.recipe import Recipe
 
+DRAWN_BY_RUNS = ("mix", "curriculum")
+"""Settings of `[task]` that decide which tasks a run draws."""
+
 
 def recipe(*words: str | Path) -> Recipe:
     """Load recipe files with overrides such as `trainer.batch_size=4`, for this machine.
@@ -30,4 +33,10 @@ def recipe(*words: str | Path) -> Recipe:
             "found no recipe among the arguments; name a TOML file, as in recipe('recipes/gsm8k_grpo.toml', 'steps=20')"
         )
     settings = [word for word in words if not isinstance(word, Path) and not is_file(word)]
-    return load(files, settings, detect_cuda()).recipe
+    loaded = load(files, settings, detect_cuda()).recipe
+    for name in DRAWN_BY_RUNS:
+        if getattr(loaded.task, name):
+            raise RecipeError(
+                f"`task.{name}`: found one, but a hand-written loop chooses its tasks itself; leave it out"
+            )
+    return loaded

@@ -1,0 +1,1 @@
+"""Draws by measured difficulty, and sources that end at a success rate."""

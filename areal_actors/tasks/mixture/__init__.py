@@ -1,0 +1,1 @@
+"""Mixtures of tasks: several sources, drawn by weight."""
