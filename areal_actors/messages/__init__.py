@@ -40,6 +40,7 @@ from areal_actors.messages.outcome import (
     EpisodeAbandoned,
     EpisodeEvaluated,
     EpisodeScored,
+    JudgeAnswer,
     ScoreEpisode,
     TrajectoryDropped,
     TrajectoryExported,

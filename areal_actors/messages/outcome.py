@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from areal_actors.core.values import EndedBy, Trajectory
+from areal_actors.core.values import EndedBy, Trajectory, Value
 from areal_actors.messages.rollout import InteractionRecorded, InteractionsRecorded, RunEpisode
 from areal_bus.message import Event, Message, Telemetry, Work
 
@@ -39,6 +39,23 @@ class ScoreEpisode(Work):
     output: str
 
 
+class JudgeAnswer(Value):
+    """Answer of a judge that a reward follows from; the same question needs no further call."""
+
+    key: str
+    """Digest of the judge's model and the question."""
+    judge: str
+    """Name of the judge."""
+    text: str
+    calls: int = 1
+    """Calls of the model until the answer could be read; 0 if it was known."""
+    tokens: int = 0
+    """Tokens of prompts and answers of these calls."""
+    cost: float = 0.0
+    """Price of these calls."""
+    seconds: float = 0.0
+
+
 class EpisodeScored(Event):
     """Reward of an episode, from a reward worker, from a rule at the rollout worker, or from the agent itself."""
 
@@ -56,6 +73,8 @@ class EpisodeScored(Event):
     """Party that ended the episode."""
     end_cause: str = ""
     """Deed of the model that ended the episode; empty if the agent returned."""
+    judged: tuple[JudgeAnswer, ...] = ()
+    """Answers of judges that the reward follows from."""
 
 
 class EpisodeAbandoned(Event):
