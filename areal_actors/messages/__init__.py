@@ -41,6 +41,7 @@ from areal_actors.messages.outcome import (
     EpisodeEvaluated,
     EpisodeScored,
     JudgeAnswer,
+    JudgeCalibrated,
     ScoreEpisode,
     TrajectoryDropped,
     TrajectoryExported,

@@ -56,6 +56,36 @@ class JudgeAnswer(Value):
     seconds: float = 0.0
 
 
+class JudgeCalibrated(Event):
+    """A judge was compared with labelled examples before the run."""
+
+    subject: ClassVar[str] = "judge.calibrated"
+    judge: str
+    """Name of the judge."""
+    model: str
+    file: str
+    """File of the examples."""
+    measure: str
+    """Meaning of `agreement`: `accuracy`, `rank correlation`, or `order of pairs`."""
+    agreement: float
+    low: float
+    """Lower end of its 95 % interval."""
+    high: float
+    """Upper end of its 95 % interval."""
+    n: int
+    """Number of examples, or of pairs with different labels."""
+    min_agreement: float
+    """Agreement below which the run would have been refused."""
+
+    def sentence(self) -> str:
+        """Returns the agreement with its interval as a sentence."""
+        counted = "pairs" if self.measure == "order of pairs" else "examples"
+        return (
+            f"judge {self.judge} ({self.model}) agrees with the labels of {self.file}: {self.measure}"
+            f" {self.agreement:.3f} (95 % interval {self.low:.3f} to {self.high:.3f}, {self.n} {counted})"
+        )
+
+
 class EpisodeScored(Event):
     """Reward of an episode, from a reward worker, from a rule at the rollout worker, or from the agent itself."""
 

@@ -40,6 +40,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL, describe_reward, resolve_reward
 from areal_actors.rollout.agent_process import AgentProcess, AgentProgram
 from areal_actors.rollout.runners import program_of
+from areal_actors.run.judge_check import calibrate_judges
 from areal_actors.run.reference_check import check_references
 from areal_actors.supervision.disk_watch import refuse_full_disk
 from areal_actors.supervision.process_limits import check_limits
@@ -265,6 +266,7 @@ def check_parts(recipe: Recipe) -> list[str]:
             notices += describe_reward(resolve_reward(recipe.task.reward, options=recipe.task.reward_options))
         notices += check_references(recipe.task, dataset)
         check_agent(recipe)
+        notices += [f"judge       {event.sentence()}" for event in asyncio.run(calibrate_judges(recipe))]
     group_filter(recipe.batcher, Path.cwd())
     return notices
 

@@ -56,6 +56,7 @@ class AnswerStore:
             del self._asked[key]
         self._keep(answer)
         if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
             append_line(self._file, msgspec.json.encode(answer).decode())
         return answer
 

@@ -90,6 +90,9 @@ def _calibration(key: Key, judge: ModelJudge) -> Problems:
             (*key, "calibration"),
             f"found {toml_value(judge.calibration)}, but there is no such file (looked in {Path.cwd()})",
         )
+    if judge.calibration and not judge.url:
+        fault = "found one, but the run's own engines judge only once the run has started"
+        yield (*key, "calibration"), f"{fault}; give the judge a `url`, or leave it out"
     if judge.min_agreement and not judge.calibration:
         yield (
             (*key, "min_agreement"),
