@@ -7,14 +7,11 @@ from pathlib import Path
 from areal_actors.core.errors import ArealError, SetupError
 from areal_actors.messages import JudgeCalibrated
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.rewards.judge.answer_store import AnswerStore
+from areal_actors.rewards.judge.answer_store import ANSWERS, AnswerStore
 from areal_actors.rewards.judge.calibration import calibrate
 from areal_actors.rewards.judge.inquiry import Inquiry
 from areal_actors.rewards.judge.judge_client import ServedModel
 from areal_actors.rewards.judge.settings import judges_of
-
-ANSWERS = "judge-answers.jsonl"
-"""File beside the runs with the answers about labelled examples: a second check asks nothing again."""
 
 
 async def calibrate_judges(recipe: Recipe) -> list[JudgeCalibrated]:
@@ -25,6 +22,7 @@ async def calibrate_judges(recipe: Recipe) -> list[JudgeCalibrated]:
     """
     task, events = recipe.task, []
     judges = [judge for judge in judges_of(task.reward, task.reward_options).values() if judge.calibration]
+    # beside the runs: a second check asks nothing again
     store = AnswerStore(file=Path(recipe.folder) / ANSWERS)
     for judge in judges:
         inquiry = Inquiry(judge, ServedModel(judge), store, recipe.seed)

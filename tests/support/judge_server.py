@@ -1,7 +1,7 @@
 """A server of OpenAI's API whose model judges by rule, with the faults that such servers have; a process of its own.
 
-`python tests/support/judge_server.py PORT_FILE`. The model judges an answer by the number of its words "good": the
-name of the model picks the faults. `GET /stats` returns the calls and how many ran at once.
+`python tests/support/judge_server.py PORT_FILE`. The model judges an answer by the number of its words "good" and its
+equals signs: the name of the model picks the faults. `GET /stats` returns the calls and how many ran at once.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ async def flaky(number):
 
 
 def judge(prompt):
-    """Scores of 2 for each word "good", at most 10."""
-    scores = {name: min(2 * text.split().count("good"), 10) for name, text in ANSWERS.findall(prompt)}
+    """Scores of 2 for each word "good" and each equals sign, at most 10."""
+    scores = {name: min(2 * len(re.findall(r"\bgood\b|=", text)), 10) for name, text in ANSWERS.findall(prompt)}
     if set(scores) == {"A", "B"}:
         difference = scores["A"] - scores["B"]
         return json.dumps({"reason": "goodness", "winner": "A" if difference > 0 else "B" if difference < 0 else "tie"})

@@ -17,6 +17,8 @@ import xxhash
 from areal_actors.core.durable_files import append_line
 from areal_actors.messages import JudgeAnswer
 
+ANSWERS = "judge-answers.jsonl"
+"""Name of the file with answers that no log has, beside the runs or in a run's folder."""
 KEPT = 20_000
 """Answers that a reward worker keeps."""
 

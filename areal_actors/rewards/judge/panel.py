@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
+from areal_actors.core.errors import RewardError
 from areal_actors.messages import JudgeAnswer, RunEpisode
 from areal_actors.rewards.judge.answer_store import AnswerStore
-from areal_actors.rewards.judge.comparisons import Finding, GroupComparisons
+from areal_actors.rewards.judge.comparisons import Candidate, Finding, GroupComparisons, compare
 from areal_actors.rewards.judge.engine_model import HANDLING
 from areal_actors.rewards.judge.inquiry import Inquiry
 from areal_actors.rewards.judge.judge_client import JudgeModel, ServedModel
@@ -18,6 +19,7 @@ from areal_actors.rewards.judge.settings import VERDICTS, ModelJudge
 from areal_actors.rewards.judge.verdict_forms import score_form
 from areal_actors.runtime.actor import Context
 
+T = TypeVar("T")
 ModelOf = Callable[[ModelJudge], JudgeModel]
 
 
@@ -89,12 +91,40 @@ class JudgePanel:
         """
         HANDLING.set(context)
         findings = await asyncio.gather(*(self._ask(inquiry, work, output, context) for inquiry in self._inquiries))
-        by_name = {inquiry.judge.name: finding for inquiry, finding in zip(self._inquiries, findings, strict=True)}
-        verdicts = {
-            name: {**_own_metrics(finding.metrics), "reward": finding.reward} for name, finding in by_name.items()
+        return self._judged(work.task.data, findings)
+
+    async def judge_groups(self, groups: Mapping[str, Mapping[str, Candidate]]) -> dict[str, Judged]:
+        """Returns the verdicts about recorded answers, by episode; that of a judge which fails is its failure."""
+        by_group = await asyncio.gather(*(self._judge_group(name, members) for name, members in groups.items()))
+        return {episode: judged for group in by_group for episode, judged in group.items()}
+
+    async def _judge_group(self, name: str, members: Mapping[str, Candidate]) -> dict[str, Judged]:
+        found = await asyncio.gather(*(self._find(inquiry, name, members) for inquiry in self._inquiries))
+        return {
+            episode: self._judged(candidate.task, [findings[episode] for findings in found])
+            for episode, candidate in members.items()
         }
-        answers = tuple(answer for finding in findings for answer in finding.answers)
-        return Judged({**work.task.data, VERDICTS: verdicts}, panel_metrics(findings), answers)
+
+    async def _find(
+        self, inquiry: Inquiry, name: str, members: Mapping[str, Candidate]
+    ) -> Mapping[str, Finding | RewardError]:
+        if not inquiry.judge.compares():
+            scored = (score_by_rubric(inquiry, member.task, member.output) for member in members.values())
+            return dict(zip(members, await asyncio.gather(*map(_result_of, scored)), strict=True))
+        compared = await _result_of(compare(inquiry, name, members, len(members)))
+        return dict.fromkeys(members, compared) if isinstance(compared, RewardError) else compared
+
+    def _judged(self, task: Mapping[str, Any], findings: Sequence[Finding | RewardError]) -> Judged:
+        verdicts: dict[str, Any] = {}
+        for inquiry, finding in zip(self._inquiries, findings, strict=True):
+            verdicts[inquiry.judge.name] = (
+                str(finding)
+                if isinstance(finding, RewardError)
+                else {**_own_metrics(finding.metrics), "reward": finding.reward}
+            )
+        given = [finding for finding in findings if isinstance(finding, Finding)]
+        answers = tuple(answer for finding in given for answer in finding.answers)
+        return Judged({**task, VERDICTS: verdicts}, panel_metrics(given), answers)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -105,6 +135,13 @@ class JudgePanel:
         if comparisons := self._comparisons.get(inquiry.judge.name):
             return await comparisons.finding(work, output, context)
         return await score_by_rubric(inquiry, work.task.data, output)
+
+
+async def _result_of(coroutine: Coroutine[Any, Any, T]) -> T | RewardError:
+    try:
+        return await coroutine
+    except RewardError as error:
+        return error
 
 
 def panel_metrics(findings: Sequence[Finding]) -> dict[str, float]:

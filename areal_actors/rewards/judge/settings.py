@@ -16,7 +16,8 @@ from areal_actors.rewards.judge.questions import PromptTemplate
 JUDGE = "judge"
 """Name of the reward."""
 VERDICTS = "__judge_verdicts__"
-"""Field of a task's row with the verdicts about an answer, by name of the judge; only the reward `judge` reads it."""
+"""Field of a task's row with the verdicts about an answer, or failures, by name of the judge; only the reward `judge`
+reads it."""
 
 Method = Literal["rubric", "pairwise", "listwise"]
 
@@ -96,9 +97,11 @@ class ModelJudge(Config):
         """Returns the verdict about the output, as `reward` and metrics.
 
         Raises:
-            RewardError: no judge was asked about it.
+            RewardError: no judge was asked about it, or it gave none.
         """
-        verdict: Mapping[str, float] | None = task.get(VERDICTS, {}).get(self.name)
+        verdict: Mapping[str, float] | str | None = task.get(VERDICTS, {}).get(self.name)
+        if isinstance(verdict, str):
+            raise RewardError(verdict)
         if verdict is None:
             raise RewardError(
                 f"judge {self.name}: there is no verdict about this output; only the reward worker of a run and"
