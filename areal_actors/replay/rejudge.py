@@ -44,27 +44,39 @@ class JudgeBill(msgspec.Struct):
         )
 
 
-async def rejudge(
-    log: AsyncGenerator[Envelope, None], recipe: Recipe, answers: Path
-) -> tuple[dict[str, Mapping[str, Any]], JudgeBill]:
-    """Returns the rows of trained tasks with the verdicts about their outputs, by episode, and the bill.
+class RecordedOutputs(msgspec.Struct):
+    """Outputs of trained episodes in a log, and the answers of judges about them."""
 
-    Args:
-        log: events of the recorded run.
-        recipe: the recipe, with the judges of now.
-        answers: file beside the log with the answers of earlier comparisons; new ones are added.
-    """
-    known: list[JudgeAnswer] = []
-    works: dict[str, tuple[RunEpisode, str]] = {}
+    answers: list[JudgeAnswer]
+    works: dict[str, tuple[RunEpisode, str]]
+    """Attempt and output of each episode."""
+
+
+async def read_outputs(log: AsyncGenerator[Envelope, None]) -> RecordedOutputs:
+    """Returns what a log has for judges; of several scored attempts at an episode, the last."""
+    outputs = RecordedOutputs([], {})
     async with aclosing(log):
         async for envelope in log:
             if envelope.subject == EpisodeScored.subject:
                 event = envelope.open(EpisodeScored)
-                known += event.judged
+                outputs.answers += event.judged
                 if event.reward is not None and event.work.purpose == "train":
-                    works[event.work.episode] = (event.work, event.output)
+                    outputs.works[event.work.episode] = (event.work, event.output)
+    return outputs
+
+
+async def rejudge(
+    outputs: RecordedOutputs, recipe: Recipe, answers: Path
+) -> tuple[dict[str, Mapping[str, Any]], JudgeBill]:
+    """Returns the rows of trained tasks with the verdicts about their outputs, by episode, and the bill.
+
+    Args:
+        outputs: those of the recorded run.
+        recipe: the recipe, with the judges of now.
+        answers: file beside the log with the answers of earlier comparisons; new ones are added.
+    """
     groups: dict[str, dict[str, Candidate]] = defaultdict(dict)
-    for episode, (work, output) in works.items():
+    for episode, (work, output) in outputs.works.items():
         groups[work.group][episode] = Candidate(work.task.data, output)
     began = time.monotonic()
     panel = JudgePanel(
@@ -72,7 +84,7 @@ async def rejudge(
         seed=recipe.seed,
         group_size=recipe.algorithm.group_size,
         model_of=partial(_model_of, recipe),
-        store=AnswerStore(known, file=answers, size=UNBOUNDED),
+        store=AnswerStore(outputs.answers, file=answers, size=UNBOUNDED),
     )
     try:
         judged = await panel.judge_groups(groups)

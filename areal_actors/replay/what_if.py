@@ -29,7 +29,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import read_override
 from areal_actors.replay.command import log_of
 from areal_actors.replay.recorded_batches import RECEIVED, RecordedBatches
-from areal_actors.replay.rejudge import JudgeBill, rejudge
+from areal_actors.replay.rejudge import JudgeBill, RecordedOutputs, read_outputs, rejudge
 from areal_actors.replay.trained_columns import without_advantages
 from areal_actors.replay.what_if_training import STEP_METRICS, TrainedSteps, train_again
 from areal_actors.rewards import MODEL, Reward, resolve_reward
@@ -259,6 +259,8 @@ async def _fold(
 ) -> tuple[RecordedBatches, RecordedBatches, JudgeBill | None]:
     sides: tuple[RecordedBatches, RecordedBatches] | None = None
     bill: JudgeBill | None = None
+    scores_again = any(key[1].startswith("reward") for key in _keys(over.data) if key[0] == "task")
+    outputs = await read_outputs(log_of(place, file)) if scores_again else RecordedOutputs([], {})
     async with aclosing(log_of(place, file)) as log:
         async for envelope in log:
             kind = EVENTS.get(envelope.subject)
@@ -275,7 +277,7 @@ async def _fold(
                 tasks: dict[str, Mapping[str, Any]] = {}
                 if reward is not None and has_judge(now.task.reward, now.task.reward_options):
                     answers = place.path / ANSWERS if place else file.with_name(f"{file.name}.{ANSWERS}")
-                    tasks, bill = await rejudge(log_of(place, file), now, answers)
+                    tasks, bill = await rejudge(outputs, now, answers)
                 sides = RecordedBatches(was), RecordedBatches(now, reward=reward, tasks=tasks)
             for side in sides:
                 await side.receive(envelope, message)

@@ -164,7 +164,7 @@ def panel_metrics(findings: Sequence[Finding]) -> dict[str, float]:
         metrics["judge_disagreement"] = statistics.fmean(spreads)
     if len(findings) > 1:
         rewards = [finding.reward for finding in findings]
-        metrics["judges_apart"] = max(rewards) - min(rewards)
+        metrics["judges_apart"] = round(max(rewards) - min(rewards), 9)
     return metrics
 
 
