@@ -94,7 +94,7 @@ async def _rank(
     """Returns the scores of all answers in one prompt."""
     listed = order.sample(episodes, len(episodes))
     judge = inquiry.judge
-    form = score_form([str(place) for place in range(1, len(listed) + 1)], judge.scale)
+    form = score_form([str(place) for place in range(1, len(listed) + 1)], judge.scale, explains=judge.explains)
     places = {
         "answers": list_answers([candidates[episode].output for episode in listed]),
         "count": str(len(listed)),
@@ -110,7 +110,8 @@ async def _pair(
     inquiry: Inquiry, order: Random, episodes: Sequence[str], candidates: Mapping[str, Candidate], number: int
 ) -> Round:
     """Returns the share of pairs that each answer wins; which of a pair comes first is drawn."""
-    judge, template, form = inquiry.judge, inquiry.judge.template(), winner_form()
+    judge = inquiry.judge
+    template, form = judge.template(), winner_form(explains=judge.explains)
     pairs = [order.sample(pair, 2) for pair in _pairs_of(order.sample(episodes, len(episodes)), judge.opponents)]
 
     async def ask(first: str, second: str) -> tuple[Mapping[str, float], JudgeAnswer]:

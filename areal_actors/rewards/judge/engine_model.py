@@ -19,6 +19,8 @@ from areal_bus.errors import BusError
 
 HANDLING: ContextVar[Context | None] = ContextVar("judge_handling", default=None)
 """The score that is being computed, through which engines are asked."""
+COMPACT = {"x-guidance": {"whitespace_pattern": " ?"}}
+"""Part of a schema by which llguidance allows a space between fields at most: small models repeat them without end."""
 OWN_ENGINES = "the run's own engines"
 
 
@@ -64,7 +66,8 @@ class EngineModel(JudgeModel):
 
     def _sampling(self, form: VerdictForm, seed: int, room: int) -> SamplingParams:
         judge = self._judge
-        schema = Constraint(kind="json_schema", text=json.dumps(form.schema)) if self._is_constrained else None
+        compact = {**form.schema, **COMPACT}
+        schema = Constraint(kind="json_schema", text=json.dumps(compact)) if self._is_constrained else None
         tokens = min(judge.max_tokens, room)
         return SamplingParams(temperature=judge.temperature, max_tokens=tokens, seed=seed, constraint=schema)
 

@@ -36,7 +36,7 @@ async def score_by_rubric(inquiry: Inquiry, task: Mapping[str, Any], output: str
     """Returns the finding about an answer by a rubric; raises RewardError if the judge gives no verdict."""
     judge = inquiry.judge
     criteria = judge.rubric()
-    form = score_form(list(criteria), judge.scale)
+    form = score_form(list(criteria), judge.scale, explains=judge.explains)
     places = {
         "answer": output,
         "scale": str(judge.scale),

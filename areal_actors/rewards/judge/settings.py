@@ -60,6 +60,8 @@ class ModelJudge(Config):
     """Highest score of a criterion, from 0; the reward is the share of it."""
     aggregate: Literal["mean", "min", "product"] = "mean"
     """Reward of the criteria: their weighted mean, the lowest, or the product."""
+    explains: bool = True
+    """The judge writes its reason before its scores; False for small models, and for fewer tokens."""
     prompt: str = ""
     """File with the prompt, with places such as `{{question}}`; see docs/rewards.md. Empty: the one that is shipped."""
     samples: PositiveInt = 1

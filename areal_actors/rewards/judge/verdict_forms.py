@@ -11,6 +11,7 @@ import msgspec
 
 REASON = "reason"
 """Field in which a judge gives its reason, before its scores."""
+SHOWN_REASON = f'"{REASON}": "one or two sentences"'
 WINNERS = ("A", "B", "tie")
 
 
@@ -29,11 +30,12 @@ class VerdictForm(msgspec.Struct, frozen=True):
     """Reads a text as scores from 0 to 1 by name; raises UnreadableAnswer."""
 
 
-def score_form(names: Sequence[str], scale: int) -> VerdictForm:
+def score_form(names: Sequence[str], scale: int, *, explains: bool) -> VerdictForm:
     """Returns the form of a rubric, or of a list: a score from 0 to `scale` for each name."""
-    number = {"type": "number", "minimum": 0, "maximum": scale}
-    fields = {REASON: {"type": "string"}, **dict.fromkeys(names, number)}
-    shown = ", ".join([f'"{REASON}": "one or two sentences"', *(f'"{name}": 0-{scale}' for name in names)])
+    number = {"type": "integer", "minimum": 0, "maximum": scale}
+    reason = {REASON: {"type": "string"}} if explains else {}
+    fields = {**reason, **dict.fromkeys(names, number)}
+    shown = ", ".join([*([SHOWN_REASON] if explains else []), *(f'"{name}": 0-{scale}' for name in names)])
     return VerdictForm(
         _object_schema(fields),
         f"Answer with one JSON object and nothing else: {{{shown}}}",
@@ -41,13 +43,14 @@ def score_form(names: Sequence[str], scale: int) -> VerdictForm:
     )
 
 
-def winner_form() -> VerdictForm:
+def winner_form(*, explains: bool) -> VerdictForm:
     """Returns the form of a pair; its scores are those of `A` and `B`, ½ each for a tie."""
-    fields = {REASON: {"type": "string"}, "winner": {"type": "string", "enum": list(WINNERS)}}
+    reason = {REASON: {"type": "string"}} if explains else {}
+    fields = {**reason, "winner": {"type": "string", "enum": list(WINNERS)}}
+    shown = f"{SHOWN_REASON}, " if explains else ""
     return VerdictForm(
         _object_schema(fields),
-        f'Answer with one JSON object and nothing else: {{"{REASON}": "one or two sentences",'
-        ' "winner": "A" or "B" or "tie"}',
+        f'Answer with one JSON object and nothing else: {{{shown}"winner": "A" or "B" or "tie"}}',
         _read_winner,
     )
 
