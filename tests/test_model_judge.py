@@ -251,3 +251,26 @@ async def test_prompts_are_files_whose_places_are_filled_once(server, tmp_path):
     prompt.write_text("Nothing")
     with pytest.raises(RecipeError, match=r"has no \{\{answer\}\}; method rubric puts the answers there"):
         resolve_reward("judge", options={"prompt": str(prompt)})
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+async def test_judges_of_a_run_survive_the_end_of_their_worker_and_the_calls_of_its_engines_are_not_trained(
+    live, server
+):
+    served = f'weight = 0.5, method = "listwise", url = "{server.url}", model = "steady"'
+    own = "weight = 0.5, explains = false, max_tokens = 30, temperature = 1.0"
+    run = live(
+        *('task.reward=["math", "judge:self", "judge:order"]', "steps=4", "evaluation.tasks=0"),
+        *(f'task.reward_options."judge:self"={{ {own} }}', f'task.reward_options."judge:order"={{ {served} }}'),
+    )
+    async with run.listening():
+        await run.until(EpisodeScored, 8)
+        run.kill("reward_worker")
+    assert await run.ended() == 0, run.output()
+    scored = [event for _, event in await run.log() if isinstance(event, EpisodeScored)]
+    assert len(scored) >= 4 * 16
+    for event in scored:
+        assert {answer.judge for answer in event.judged} == {"self", "order"}
+        assert 0 <= event.metrics["self:quality"] <= 1
+        assert event.metrics["judge_compared"] + event.metrics["judge_missing"] == 4
