@@ -47,6 +47,7 @@ class JudgeAnswer(Value):
     judge: str
     """Name of the judge."""
     text: str
+    """The answer as the model wrote it."""
     calls: int = 1
     """Calls of the model until the answer could be read; 0 if it was known."""
     tokens: int = 0
@@ -54,6 +55,7 @@ class JudgeAnswer(Value):
     cost: float = 0.0
     """Price of these calls."""
     seconds: float = 0.0
+    """Time until the answer could be read."""
 
 
 class JudgeCalibrated(Event):
@@ -63,11 +65,13 @@ class JudgeCalibrated(Event):
     judge: str
     """Name of the judge."""
     model: str
+    """Name of its model at the server."""
     file: str
     """File of the examples."""
     measure: str
     """Meaning of `agreement`: `accuracy`, `rank correlation`, or `order of pairs`."""
     agreement: float
+    """Agreement with the labels; of a correlation from -1, else from 0, to 1."""
     low: float
     """Lower end of its 95 % interval."""
     high: float

@@ -132,7 +132,7 @@ def _judges(recipe: Recipe) -> panel.JudgePanel | None:
 
     def model_of(judge: judge_settings.ModelJudge) -> judge_client.JudgeModel:
         if judge.url:
-            return judge_client.ServedModel(judge)
+            return judge_client.UrlModel(judge)
         locate = partial(recipe_model.model_of, recipe)
         return engine_model.EngineModel(judge, locate, recipe.generation.max_model_len)
 

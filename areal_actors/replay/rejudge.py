@@ -17,7 +17,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards.judge.answer_store import AnswerStore
 from areal_actors.rewards.judge.comparisons import Candidate
 from areal_actors.rewards.judge.engine_model import EngineModel
-from areal_actors.rewards.judge.judge_client import JudgeModel, ServedModel
+from areal_actors.rewards.judge.judge_client import JudgeModel, UrlModel
 from areal_actors.rewards.judge.panel import JudgePanel
 from areal_actors.rewards.judge.settings import ModelJudge, judges_of
 from areal_bus.base import Envelope
@@ -105,5 +105,5 @@ async def rejudge(
 
 def _model_of(recipe: Recipe, judge: ModelJudge) -> JudgeModel:
     if judge.url:
-        return ServedModel(judge)
+        return UrlModel(judge)
     return EngineModel(judge, lambda: recipe.model, recipe.generation.max_model_len)

@@ -26,7 +26,7 @@ GROUPS_KEPT = 1024
 """Groups whose answers are kept for one that is late, or is tried again."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class JudgeFinding(msgspec.Struct, frozen=True):
     """A judge's verdict about one answer."""
 
     reward: float
@@ -52,7 +52,7 @@ Round = tuple[dict[str, list[float]], dict[str, list[JudgeAnswer]]]
 
 async def compare(
     inquiry: Inquiry, group: str, candidates: Mapping[str, Candidate], expected: int
-) -> dict[str, Finding]:
+) -> dict[str, JudgeFinding]:
     """Returns the finding about each answer of a group, by episode.
 
     Args:
@@ -84,7 +84,7 @@ async def compare(
     for episode in episodes:
         samples = [statistics.fmean(scores[episode]) for scores, _ in rounds]
         answers = [answer for _, answers in rounds for answer in answers[episode]]
-        findings[episode] = Finding(statistics.fmean(samples), samples, answers, metrics, share)
+        findings[episode] = JudgeFinding(statistics.fmean(samples), samples, answers, metrics, share)
     return findings
 
 
@@ -165,7 +165,7 @@ class _Group:
         self.candidates: dict[str, Candidate] = {}
         self.closed = asyncio.Event()
         """Set when no further answer is waited for."""
-        self.comparison: asyncio.Task[dict[str, Finding]] | None = None
+        self.comparison: asyncio.Task[dict[str, JudgeFinding]] | None = None
         self.compared: dict[str, Candidate] = {}
 
 
@@ -180,7 +180,7 @@ class GroupComparisons:
         self._inquiry, self._group_size = inquiry, group_size
         self._groups: OrderedDict[str, _Group] = OrderedDict()
 
-    async def finding(self, work: RunEpisode, output: str, context: Context) -> Finding:
+    async def finding(self, work: RunEpisode, output: str, context: Context) -> JudgeFinding:
         """Returns the finding about an answer, once those of its group are there.
 
         Raises:

@@ -58,7 +58,7 @@ class JudgeModel(Protocol):
         ...
 
 
-class ServedModel(JudgeModel):
+class UrlModel(JudgeModel):
     """A model behind the URL of a judge."""
 
     def __init__(self, judge: ModelJudge) -> None:

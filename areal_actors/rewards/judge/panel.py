@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 from areal_actors.core.errors import RewardError
 from areal_actors.messages import JudgeAnswer, RunEpisode
 from areal_actors.rewards.judge.answer_store import AnswerStore
-from areal_actors.rewards.judge.comparisons import Candidate, Finding, GroupComparisons, compare
+from areal_actors.rewards.judge.comparisons import Candidate, GroupComparisons, JudgeFinding, compare
 from areal_actors.rewards.judge.engine_model import HANDLING
 from areal_actors.rewards.judge.inquiry import Inquiry
-from areal_actors.rewards.judge.judge_client import JudgeModel, ServedModel
+from areal_actors.rewards.judge.judge_client import JudgeModel, UrlModel
 from areal_actors.rewards.judge.questions import describe_criteria
 from areal_actors.rewards.judge.settings import VERDICTS, ModelJudge
 from areal_actors.rewards.judge.verdict_forms import score_form
@@ -32,7 +32,7 @@ class Judged(NamedTuple):
     answers: tuple[JudgeAnswer, ...]
 
 
-async def score_by_rubric(inquiry: Inquiry, task: Mapping[str, Any], output: str) -> Finding:
+async def score_by_rubric(inquiry: Inquiry, task: Mapping[str, Any], output: str) -> JudgeFinding:
     """Returns the finding about an answer by a rubric; raises RewardError if the judge gives no verdict."""
     judge = inquiry.judge
     criteria = judge.rubric()
@@ -49,7 +49,7 @@ async def score_by_rubric(inquiry: Inquiry, task: Mapping[str, Any], output: str
     shares = {
         f"{judge.name}:{name}": statistics.fmean(verdict.scores[name] for verdict in verdicts) for name in criteria
     }
-    return Finding(statistics.fmean(samples), samples, [verdict.answer for verdict in verdicts], shares)
+    return JudgeFinding(statistics.fmean(samples), samples, [verdict.answer for verdict in verdicts], shares)
 
 
 class JudgePanel:
@@ -61,7 +61,7 @@ class JudgePanel:
         *,
         seed: int,
         group_size: int,
-        model_of: ModelOf = ServedModel,
+        model_of: ModelOf = UrlModel,
         store: AnswerStore | None = None,
     ) -> None:
         """`seed` is that of the run; `group_size` the number of answers that a comparison waits for."""
@@ -107,14 +107,14 @@ class JudgePanel:
 
     async def _find(
         self, inquiry: Inquiry, name: str, members: Mapping[str, Candidate]
-    ) -> Mapping[str, Finding | RewardError]:
+    ) -> Mapping[str, JudgeFinding | RewardError]:
         if not inquiry.judge.compares():
             scored = (score_by_rubric(inquiry, member.task, member.output) for member in members.values())
             return dict(zip(members, await asyncio.gather(*map(_result_of, scored)), strict=True))
         compared = await _result_of(compare(inquiry, name, members, len(members)))
         return dict.fromkeys(members, compared) if isinstance(compared, RewardError) else compared
 
-    def _judged(self, task: Mapping[str, Any], findings: Sequence[Finding | RewardError]) -> Judged:
+    def _judged(self, task: Mapping[str, Any], findings: Sequence[JudgeFinding | RewardError]) -> Judged:
         verdicts: dict[str, Any] = {}
         for inquiry, finding in zip(self._inquiries, findings, strict=True):
             verdicts[inquiry.judge.name] = (
@@ -122,7 +122,7 @@ class JudgePanel:
                 if isinstance(finding, RewardError)
                 else {**_own_metrics(finding.metrics), "reward": finding.reward}
             )
-        given = [finding for finding in findings if isinstance(finding, Finding)]
+        given = [finding for finding in findings if isinstance(finding, JudgeFinding)]
         answers = tuple(answer for finding in given for answer in finding.answers)
         return Judged({**task, VERDICTS: verdicts}, panel_metrics(given), answers)
 
@@ -131,7 +131,7 @@ class JudgePanel:
         for inquiry in self._inquiries:
             await inquiry.close()
 
-    async def _ask(self, inquiry: Inquiry, work: RunEpisode, output: str, context: Context) -> Finding:
+    async def _ask(self, inquiry: Inquiry, work: RunEpisode, output: str, context: Context) -> JudgeFinding:
         if comparisons := self._comparisons.get(inquiry.judge.name):
             return await comparisons.finding(work, output, context)
         return await score_by_rubric(inquiry, work.task.data, output)
@@ -144,7 +144,7 @@ async def _result_of(coroutine: Coroutine[Any, Any, T]) -> T | RewardError:
         return error
 
 
-def panel_metrics(findings: Sequence[Finding]) -> dict[str, float]:
+def panel_metrics(findings: Sequence[JudgeFinding]) -> dict[str, float]:
     """Returns what all judges spent on an answer, and how far they, or the samples of one, are apart.
 
     A comparison is spent on all answers that it compared, in equal shares.

@@ -23,7 +23,7 @@ Method = Literal["rubric", "pairwise", "listwise"]
 
 
 class Criterion(Config):
-    """What a rubric scores."""
+    """A property of answers that a rubric scores."""
 
     description: str = ""
     """Description that the judge reads."""
