@@ -44,7 +44,8 @@ def test_every_folder_with_a_check_is_asked():
     files = {path for path in PACKAGE.rglob("*.py") if path.name == "recipe_check.py"}
     assert {Path(module.__file__) for module in own_modules("recipe_check")} == files
     assert len(files) >= 12
-    assert {f"areal_actors.{path.parent.name}.recipe_check" for path in files} == set(CHECKS)
+    names = {".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in files}
+    assert {f"areal_actors.{name}" for name in names} == set(CHECKS)
 
 
 @pytest.mark.parametrize("name", CHECKS)

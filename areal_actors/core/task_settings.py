@@ -64,9 +64,9 @@ class TaskSettings(Config):
     memory_mb: NonNegativeInt = 0
     """Memory limit per agent process or container, in MiB; 0 sets no limit."""
     reward: str = ""
-    """Reward: `gsm8k`, `math`, `python_tests`, `json_schema`, `length`, `format`, `weighted`, `path.py:function`, or
-    `model:folder` of a trained reward model; or a list of several, which are added up, as in
-    `["math", "length:512", "format:answer-tag"]`. Empty for online runs. See docs/rewards.md."""
+    """Reward: `gsm8k`, `math`, `python_tests`, `json_schema`, `length`, `format`, `judge`, `weighted`,
+    `path.py:function`, or `model:folder` of a trained reward model; or a list of several, which are added up, as in
+    `["math", "length:512", "judge:quality"]`. Empty for online runs. See docs/rewards.md."""
     reward_options: dict[str, Any] = {}
     """Options of the reward, or keyword arguments of the reward function."""
     reward_weights: dict[str, float] = {}

@@ -24,6 +24,7 @@ from areal_actors.messages import (
     ExamplesDropped,
     FaultInjected,
     FilterExhausted,
+    JudgeCalibrated,
     LogRecovered,
     LogTrimmed,
     LossEvaluated,
@@ -325,6 +326,7 @@ LINES: Mapping[type[Message], Sentence] = {
         f"snapshot of {it.fold} refused, restored after event {it.restored:,} instead: {it.reason}"
     ),
     TrainerRolledBack: _describe_rollback,
+    JudgeCalibrated: lambda it: it.sentence(),
     ExamplesDropped: lambda it: f"left out: {left_out_text(it)}",
     FilterExhausted: lambda it: f"nothing left to learn from: {it.reason}",
     RunStopping: lambda it: f"stopping: {it.reason}",

@@ -41,6 +41,8 @@ from areal_actors.messages.outcome import (
     EpisodeAbandoned,
     EpisodeEvaluated,
     EpisodeScored,
+    JudgeAnswer,
+    JudgeCalibrated,
     ScoreEpisode,
     TrajectoryDropped,
     TrajectoryExported,

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from areal_actors.core.values import EndedBy, Trajectory
+from areal_actors.core.values import EndedBy, Trajectory, Value
 from areal_actors.messages.rollout import InteractionRecorded, InteractionsRecorded, RunEpisode
 from areal_bus.message import Event, Message, Telemetry, Work
 
@@ -39,6 +39,57 @@ class ScoreEpisode(Work):
     output: str
 
 
+class JudgeAnswer(Value):
+    """Answer of a judge that a reward follows from; the same question needs no further call."""
+
+    key: str
+    """Digest of the judge's model and the question."""
+    judge: str
+    """Name of the judge."""
+    text: str
+    """The answer as the model wrote it."""
+    calls: int = 1
+    """Calls of the model until the answer could be read; 0 if it was known."""
+    tokens: int = 0
+    """Tokens of prompts and answers of these calls."""
+    cost: float = 0.0
+    """Price of these calls."""
+    seconds: float = 0.0
+    """Time until the answer could be read."""
+
+
+class JudgeCalibrated(Event):
+    """A judge was compared with labelled examples before the run."""
+
+    subject: ClassVar[str] = "judge.calibrated"
+    judge: str
+    """Name of the judge."""
+    model: str
+    """Name of its model at the server."""
+    file: str
+    """File of the examples."""
+    measure: str
+    """Meaning of `agreement`: `accuracy`, `rank correlation`, or `order of pairs`."""
+    agreement: float
+    """Agreement with the labels; of a correlation from -1, else from 0, to 1."""
+    low: float
+    """Lower end of its 95 % interval."""
+    high: float
+    """Upper end of its 95 % interval."""
+    n: int
+    """Number of examples, or of pairs with different labels."""
+    min_agreement: float
+    """Agreement below which the run would have been refused."""
+
+    def sentence(self) -> str:
+        """Returns the agreement with its interval as a sentence."""
+        counted = "pairs" if self.measure == "order of pairs" else "examples"
+        return (
+            f"judge {self.judge} ({self.model}) agrees with the labels of {self.file}: {self.measure}"
+            f" {self.agreement:.3f} (95 % interval {self.low:.3f} to {self.high:.3f}, {self.n} {counted})"
+        )
+
+
 class EpisodeScored(Event):
     """Reward of an episode, from a reward worker, from a rule at the rollout worker, or from the agent itself."""
 
@@ -56,6 +107,8 @@ class EpisodeScored(Event):
     """Party that ended the episode."""
     end_cause: str = ""
     """Deed of the model that ended the episode; empty if the agent returned."""
+    judged: tuple[JudgeAnswer, ...] = ()
+    """Answers of judges that the reward follows from."""
 
 
 class EpisodeAbandoned(Event):

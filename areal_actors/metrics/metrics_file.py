@@ -38,6 +38,7 @@ class Metrics(Actor):
             | messages.CheckpointCommitted
             | messages.BestCheckpointChosen
             | messages.ExamplesDropped
+            | messages.JudgeCalibrated
             | messages.FilterExhausted
             | messages.EpisodeAbandoned
             | messages.EventLoopBlocked

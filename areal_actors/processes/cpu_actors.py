@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -28,7 +29,11 @@ if TYPE_CHECKING:
     from areal_actors.chaos import corruption
     from areal_actors.gateway import session_manager
     from areal_actors.generation import named
+    from areal_actors.processes import recipe_model
+    from areal_actors.recipe.recipe import Recipe
     from areal_actors.rewards import acceptance, bounded_rule, reward_pool, reward_worker, sourced_reward_worker
+    from areal_actors.rewards.judge import engine_model, judge_client, panel
+    from areal_actors.rewards.judge import settings as judge_settings
     from areal_actors.rollout import rollout_worker, runners, sourced_rollout_worker
     from areal_actors.tokenization import tokenizer
 else:  # with the actors that need them: a process, and the supervisor, load nothing else
@@ -40,6 +45,11 @@ else:  # with the actors that need them: a process, and the supervisor, load not
     reward_worker = LazyModule("areal_actors.rewards.reward_worker")
     sourced_reward_worker = LazyModule("areal_actors.rewards.sourced_reward_worker")
     bounded_rule = LazyModule("areal_actors.rewards.bounded_rule")
+    judge_settings = LazyModule("areal_actors.rewards.judge.settings")
+    panel = LazyModule("areal_actors.rewards.judge.panel")
+    judge_client = LazyModule("areal_actors.rewards.judge.judge_client")
+    engine_model = LazyModule("areal_actors.rewards.judge.engine_model")
+    recipe_model = LazyModule("areal_actors.processes.recipe_model")
     rollout_worker = LazyModule("areal_actors.rollout.rollout_worker")
     sourced_rollout_worker = LazyModule("areal_actors.rollout.sourced_rollout_worker")
     runners = LazyModule("areal_actors.rollout.runners")
@@ -134,8 +144,25 @@ def _reward_worker(context: BuildContext) -> Actor:
     seconds, options = task.reward_timeout_seconds, task.reward_options
     pool = reward_pool.RewardPool(task.reward, REWARD_PROCESSES, seconds, options=options, cached=task.reward_cache)
     return reward_worker.RewardWorker(
-        pool, concurrency=context.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task)
+        pool,
+        concurrency=context.recipe.actors.reward_worker.concurrency,
+        acceptance=acceptance_of(task),
+        judges=_judges(context.recipe),
     )
+
+
+def _judges(recipe: Recipe) -> panel.JudgePanel | None:
+    """Returns the judges of a reward; None if it has none."""
+    if not (judges := judge_settings.judges_of(recipe.task.reward, recipe.task.reward_options)):
+        return None
+
+    def model_of(judge: judge_settings.ModelJudge) -> judge_client.JudgeModel:
+        if judge.url:
+            return judge_client.UrlModel(judge)
+        locate = partial(recipe_model.model_of, recipe)
+        return engine_model.EngineModel(judge, locate, recipe.generation.max_model_len)
+
+    return panel.JudgePanel(judges, seed=recipe.seed, group_size=recipe.algorithm.group_size, model_of=model_of)
 
 
 def acceptance_of(task: TaskSettings) -> acceptance.Acceptance | None:

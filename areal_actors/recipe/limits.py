@@ -26,6 +26,7 @@ from areal_actors.recipe.learning_rate import with_learning_rate
 from areal_actors.recipe.measured import with_measured
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
+from areal_actors.rewards.judge.settings import has_judge
 from areal_actors.rewards.judge_host import is_coroutine_reward
 
 SLOT_TOKENS = 2**17
@@ -169,9 +170,11 @@ def _with_groups(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     return replace(recipe, staleness_gate=gate)
 
 
-def _scores_together(recipe: Recipe) -> int:
-    """Returns the number of scores that a reward worker takes at once."""
+def _scores_together(recipe: Recipe, episodes: int) -> int:
+    """Returns the number of scores that a reward worker takes at once; a judge may wait for whole groups of them."""
     reward = recipe.task.reward
+    if has_judge(reward, recipe.task.reward_options):
+        return max(JUDGED_TOGETHER, episodes)
     if reward.startswith(MODEL):
         return SCORED_TOGETHER
     return JUDGED_TOGETHER if is_coroutine_reward(reward, Path.cwd()) else recipe.actors.reward_worker.concurrency
@@ -187,7 +190,7 @@ def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
         "session_manager": max(MIN_CALLS, episodes + held_out),
         "rollout_worker": _share(episodes, actors.rollout_worker),
         "inference_worker": max(MIN_CALLS, calls),
-        "reward_worker": _scores_together(recipe),
+        "reward_worker": _scores_together(recipe, episodes + held_out),
     }
     placements = {
         name: replace(getattr(actors, name), concurrency=concurrency)

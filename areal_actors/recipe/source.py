@@ -77,7 +77,7 @@ def read_override(text: str) -> Layer:
         RecipeError: there is no key or no `=`.
     """
     name, equals, written = text.partition("=")
-    key = tuple(part.strip() for part in name.split("."))
+    key = tuple(part.strip().strip('"') for part in _KEY_PART.findall(name))
     if not equals or not all(key):
         raise RecipeError(
             f"override `{text}`: found no setting in it; write `table.key=value`, as in `algorithm.group_size=4`"
@@ -94,6 +94,8 @@ def read_override(text: str) -> Layer:
     return Layer(data, places)
 
 
+_KEY_PART = re.compile(r'(?:"[^"]*"|[^."])+|(?<=\.)(?=\.|$)|^(?=\.|$)')
+"""A part of a dotted key: what stands between dots, which are no separators within quotes; or nothing."""
 _TOKEN = re.compile(
     r'(?P<string>"""(?:\\.|[^\\])*?"{3,5}'
     r"|'''.*?'{3,5}"

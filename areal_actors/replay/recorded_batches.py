@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -49,8 +51,13 @@ class RecordedBatches:
     recorded one delays the next, one that is formed earlier waits for the recorded weights.
     """
 
-    def __init__(self, recipe: Recipe, *, reward: Reward | None = None) -> None:
-        """`reward` scores the recorded outputs again; None keeps the recorded rewards."""
+    def __init__(
+        self, recipe: Recipe, *, reward: Reward | None = None, tasks: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        """`reward` scores the recorded outputs again; None keeps the recorded rewards.
+
+        `tasks`: rows by episode, with the verdicts of judges, for the reward.
+        """
         self.recipe, self.credit = recipe, Credit.of(recipe.task)
         self.batches: list[FormedBatch] = []
         self.trajectories: dict[int, Trajectory] = {}
@@ -61,7 +68,7 @@ class RecordedBatches:
         """Episodes that the reward function failed on, each with the reason."""
         self.exhausted = ""
         """Reason why the filter would have ended the run; empty if it would not."""
-        self._reward = reward
+        self._reward, self._tasks = reward, tasks
         self._scores: dict[str, Rescored] = {}
         self._failed: dict[str, EpisodeAbandoned] = {}
         self._published = -1
@@ -94,7 +101,7 @@ class RecordedBatches:
     async def _score(self, envelope: Envelope, message: EpisodeScored) -> None:
         if self._reward is None or message.work.purpose != "train":
             return
-        score = await rescore(envelope, self._reward)
+        score = await rescore(envelope, self._reward, self._tasks)
         if score is None:
             return
         if score.now is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
 
 from areal_actors.core.errors import RewardError
 from areal_actors.core.values import Value
@@ -37,17 +38,21 @@ class Rescored(Value):
         return self.now is None or abs(self.now - self.recorded) > ROUNDING
 
 
-async def rescore(envelope: Envelope, reward: Reward) -> Rescored | None:
+async def rescore(
+    envelope: Envelope, reward: Reward, tasks: Mapping[str, Mapping[str, Any]] | None = None
+) -> Rescored | None:
     """Returns the scores of an `episode.scored` event.
 
-    None for any other event, and if the agent set its rewards itself.
+    None for any other event, and if the agent set its rewards itself. `tasks`: rows by episode, with the verdicts of
+    judges, that replace the recorded ones.
     """
     if envelope.subject != EpisodeScored.subject:
         return None
     event = envelope.open(EpisodeScored)
     if event.reward is None:
         return None
-    now, error = await _score(reward, event)
+    data = (tasks or {}).get(event.work.episode, event.work.task.data)
+    now, error = await _score(reward, data, event.output)
     work = event.work
     return Rescored(
         episode=work.episode,
@@ -62,9 +67,9 @@ async def rescore(envelope: Envelope, reward: Reward) -> Rescored | None:
     )
 
 
-async def _score(reward: Reward, event: EpisodeScored) -> tuple[Score | None, str]:
+async def _score(reward: Reward, task: Mapping[str, Any], output: str) -> tuple[Score | None, str]:
     try:
-        value = reward(dict(event.work.task.data), event.output)
+        value = reward(dict(task), output)
         return check_score(await value if inspect.isawaitable(value) else value), ""
     except RewardError as error:
         return None, str(error)

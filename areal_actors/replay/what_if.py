@@ -29,10 +29,13 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import read_override
 from areal_actors.replay.command import log_of
 from areal_actors.replay.recorded_batches import RECEIVED, RecordedBatches
+from areal_actors.replay.rejudge import JudgeBill, RecordedOutputs, read_outputs, rejudge
 from areal_actors.replay.trained_columns import without_advantages
 from areal_actors.replay.what_if_draws import compare_draws
 from areal_actors.replay.what_if_training import STEP_METRICS, TrainedSteps, train_again
-from areal_actors.rewards import MODEL, resolve_reward
+from areal_actors.rewards import MODEL, Reward, resolve_reward
+from areal_actors.rewards.judge.answer_store import ANSWERS
+from areal_actors.rewards.judge.settings import has_judge
 from areal_actors.sequences.step_metrics import batch_metrics
 from areal_actors.training.step_data import reward_metrics, step_tokens
 
@@ -84,6 +87,8 @@ class WhatIf(msgspec.Struct):
     replayed: Side
     loss_only: bool
     """True if the algorithms differ, so that the loss may differ where advantages do not."""
+    judges: JudgeBill | None = None
+    """Questions to judges; None if no judge was asked."""
     trained: tuple[TrainedSteps, TrainedSteps] | None = None
     """Recorded steps of the trainer, and those on the recorded episodes with the settings."""
 
@@ -178,6 +183,8 @@ class WhatIf(msgspec.Struct):
 
     def _notes(self) -> Iterator[str]:
         now = self.replayed
+        if self.judges is not None:
+            yield self.judges.sentence()
         if now.unscored:
             first = next(iter(now.unscored.values()))
             yield f"the reward function failed on {len(now.unscored):,} episodes, which are not trained: {first}"
@@ -246,9 +253,9 @@ def _keys(data: Mapping[str, Any], table: Key = ()) -> Iterator[Key]:
 
 async def _compare_runs(run: str, settings: list[str], over: Layer, folder: Path, *, train: bool) -> WhatIf:
     place = None if Path(run).is_file() else run_folder(run, folder)  # noqa: ASYNC240 - nothing else runs in this loop
-    was, now = await _fold(place, Path(run), over)
+    was, now, bill = await _fold(place, Path(run), over)
     loss_only = was.recipe.algorithm != now.recipe.algorithm
-    comparison = WhatIf(place.path.name if place else run, settings, _side(was), _side(now), loss_only)
+    comparison = WhatIf(place.path.name if place else run, settings, _side(was), _side(now), loss_only, bill)
     if train:
         comparison.trained = await train_again(
             lambda: log_of(place, Path(run)), was, now, place.path if place else None
@@ -256,8 +263,13 @@ async def _compare_runs(run: str, settings: list[str], over: Layer, folder: Path
     return comparison
 
 
-async def _fold(place: RunFolder | None, file: Path, over: Layer) -> tuple[RecordedBatches, RecordedBatches]:
+async def _fold(
+    place: RunFolder | None, file: Path, over: Layer
+) -> tuple[RecordedBatches, RecordedBatches, JudgeBill | None]:
     sides: tuple[RecordedBatches, RecordedBatches] | None = None
+    bill: JudgeBill | None = None
+    scores_again = any(key[1].startswith("reward") for key in _keys(over.data) if key[0] == "task")
+    outputs = await read_outputs(log_of(place, file)) if scores_again else RecordedOutputs([], {})
     async with aclosing(log_of(place, file)) as log:
         async for envelope in log:
             kind = EVENTS.get(envelope.subject)
@@ -270,16 +282,21 @@ async def _fold(place: RunFolder | None, file: Path, over: Layer) -> tuple[Recor
                         f'the log begins with event {envelope.sequence}; log.keep = "all" keeps the events of a'
                         " whole run"
                     )
-                sides = _sides(message.recipe, over)
+                was, now, reward = _recipes(message.recipe, over)
+                tasks: dict[str, Mapping[str, Any]] = {}
+                if reward is not None and has_judge(now.task.reward, now.task.reward_options):
+                    answers = place.path / ANSWERS if place else file.with_name(f"{file.name}.{ANSWERS}")
+                    tasks, bill = await rejudge(outputs, now, answers)
+                sides = RecordedBatches(was), RecordedBatches(now, reward=reward, tasks=tasks)
             for side in sides:
                 await side.receive(envelope, message)
     if sides is None:
         raise SetupError("the log is empty")
-    return sides
+    return (*sides, bill)
 
 
-def _sides(recorded: dict[str, Any], over: Layer) -> tuple[RecordedBatches, RecordedBatches]:
-    """The batches as recorded, and those with the settings."""
+def _recipes(recorded: dict[str, Any], over: Layer) -> tuple[Recipe, Recipe, Reward | None]:
+    """Returns the recipe as recorded, that with the settings, and its reward if that is another one."""
     recipes: list[Recipe] = []
     own: set[Key] = set()
     for layer in (Layer({}, {}), over):
@@ -312,7 +329,7 @@ def _sides(recorded: dict[str, Any], over: Layer) -> tuple[RecordedBatches, Reco
                 " `path.py:function`"
             )
         reward = resolve_reward(now.task.reward, Path.cwd(), now.task.reward_options)
-    return RecordedBatches(was), RecordedBatches(now, reward=reward)
+    return was, now, reward
 
 
 def _without_table_of_another(recorded: dict[str, Any], layer: Layer) -> dict[str, Any]:

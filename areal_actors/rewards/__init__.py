@@ -25,6 +25,7 @@ from areal_actors.rewards.composition import PARTS, weighted_reward
 from areal_actors.rewards.foreign_signatures import adapt
 from areal_actors.rewards.gsm8k import Gsm8k
 from areal_actors.rewards.json_schema import JsonSchema
+from areal_actors.rewards.judge.settings import ModelJudge
 from areal_actors.rewards.math_equivalence import MathEquivalence
 from areal_actors.rewards.python_tests import PythonTests
 
@@ -58,6 +59,7 @@ REWARDS: Mapping[str, type[Rule]] = {
     "format": AnswerForm,
     "gsm8k": Gsm8k,
     "json_schema": JsonSchema,
+    "judge": ModelJudge,
     "length": Length,
     "math": MathEquivalence,
     "python_tests": PythonTests,

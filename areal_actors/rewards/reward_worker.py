@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from areal_actors.core.errors import RewardError
-from areal_actors.messages import DescribeSession, EpisodeAbandoned, EpisodeScored, ScoreEpisode
+from areal_actors.messages import DescribeSession, EpisodeAbandoned, EpisodeScored, Generate, JudgeAnswer, ScoreEpisode
 from areal_actors.rewards import Score
 from areal_actors.rewards.acceptance import Acceptance, scored_episode
 from areal_actors.runtime.actor import Actor, Context, Emits, on
+
+if TYPE_CHECKING:
+    from areal_actors.rewards.judge.panel import JudgePanel
 
 SCORE_SECONDS = 600.0
 """Time limit of a score, including the wait for a free process, which the scorer's own limit excludes."""
@@ -32,7 +37,7 @@ class RewardScorer(Protocol):
 class RewardWorker(Actor):
     """Emits `EpisodeScored`, or `EpisodeAbandoned` if the reward function fails; there is no default reward."""
 
-    asks = (DescribeSession,)
+    asks = (DescribeSession, Generate)
 
     def __init__(
         self,
@@ -41,10 +46,15 @@ class RewardWorker(Actor):
         concurrency: int,
         acceptance: Acceptance | None = None,
         score_seconds: float = SCORE_SECONDS,
+        judges: JudgePanel | None = None,
     ) -> None:
-        """`score_seconds`: time limit of a score, with the start of its processes and the wait for a free one."""
+        """`score_seconds`: time limit of a score, with the start of its processes and the wait for a free one.
+
+        `judges` are asked before the scorer, which gets their verdicts beside the task; their time comes on top.
+        """
         self.scorer = scorer
-        self.score_seconds = score_seconds
+        self.judges = judges
+        self.score_seconds = score_seconds + (judges.longest_seconds() if judges else 0.0)
         self.concurrency = concurrency
         self.acceptance = acceptance
 
@@ -53,13 +63,24 @@ class RewardWorker(Actor):
         try:
             with context.waiting(f"the score of episode {work.work.episode}", self.score_seconds):
                 async with asyncio.timeout(self.score_seconds):
-                    score = await self.scorer.score(work.work.task.data, work.output)
+                    score, answers = await self._score(work, context)
         except (RewardError, TimeoutError) as error:
             late = f"no score within {self.score_seconds:g} s: {NO_PROCESS}"
             yield EpisodeAbandoned(work=work.work, reason="reward", detail=str(error) or late)
             return
-        yield await scored_episode(work, score, self.acceptance, context)
+        scored = await scored_episode(work, score, self.acceptance, context)
+        yield msgspec.structs.replace(scored, judged=answers) if isinstance(scored, EpisodeScored) else scored
+
+    async def _score(self, work: ScoreEpisode, context: Context) -> tuple[Score, tuple[JudgeAnswer, ...]]:
+        """Returns the score, and the answers of judges that it follows from; raises RewardError."""
+        if self.judges is None:
+            return await self.scorer.score(work.work.task.data, work.output), ()
+        judged = await self.judges.judge(work.work, work.output, context)
+        score = await self.scorer.score(judged.task, work.output)
+        return Score(float(score), {**score.metrics, **judged.metrics}), judged.answers
 
     async def stop(self) -> None:
-        """End the scorer's processes."""
+        """End the scorer's processes, and the judges' connections."""
         await self.scorer.close()
+        if self.judges is not None:
+            await self.judges.close()

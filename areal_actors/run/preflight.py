@@ -42,6 +42,7 @@ from areal_actors.rewards import MODEL, describe_reward, resolve_reward
 from areal_actors.rollout.agent_process import AgentProgram
 from areal_actors.rollout.runners import program_of
 from areal_actors.rollout.subprocess_runner import process_of
+from areal_actors.run.judge_check import calibrate_judges
 from areal_actors.run.reference_check import check_references
 from areal_actors.supervision.disk_watch import refuse_full_disk
 from areal_actors.supervision.process_limits import check_limits
@@ -260,6 +261,7 @@ def check_parts(recipe: Recipe) -> list[str]:
     for source in source_recipes(recipe).values():
         if not source.is_online() and not source.plays_environment():
             notices += _check_tasks(source)
+            notices += [f"judge       {event.sentence()}" for event in asyncio.run(calibrate_judges(source))]
     group_filter(recipe.batcher, Path.cwd())
     return notices
 

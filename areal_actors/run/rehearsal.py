@@ -34,6 +34,7 @@ from areal_actors.processes.fold_actors import open_tasks
 from areal_actors.recipe.mixture import source_recipes
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
+from areal_actors.rewards.judge.settings import has_judge
 from areal_actors.rewards.reward_pool import RewardPool
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.rollout_worker import RolloutWorker
@@ -157,6 +158,8 @@ def _unplayable(recipe: Recipe) -> str:
         return f"{recipe.task.dataset} would be downloaded"
     if has_vision(recipe.model):
         return "the model has vision, and the given answers come from an engine that sees no images"
+    if has_judge(recipe.task.reward, recipe.task.reward_options):
+        return "the reward asks a judge"
     return "the reward is a model" if recipe.task.reward.startswith(MODEL) else ""
 
 

@@ -50,6 +50,7 @@ from areal_actors.messages import (
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recovery.log_recovery import note_log_end
 from areal_actors.recovery.log_retention import FOLDING, LogReaders, LogRetention, Reader, folds_of
+from areal_actors.run.judge_check import calibrate_judges
 from areal_actors.supervision.disk_watch import DiskWatch
 from areal_actors.supervision.health import LOOK_SECONDS
 from areal_actors.supervision.load_watch import LoadWatch
@@ -130,9 +131,7 @@ class RunLoop(Launch):
         Raises:
             SetupError: the run to be resumed is already complete.
         """
-        if isinstance(opening, RunResumed):
-            await self._catch_up()
-        await self.publish(opening)
+        await self._open(opening)
         console = SafeConsole(file=sys.stdout)
         on_interrupt(self.interrupted, self._answer_signal)
         showing = asyncio.create_task(self._show(console))
@@ -176,6 +175,14 @@ class RunLoop(Launch):
             if self.known or self.steps:
                 sys.stderr.write(f"to resume: {run_command('resume', self.folder.path.name, self.recipe.folder)}\n")
         return INTERRUPTED if self.interrupted.is_set() else FAILED if error else FINISHED
+
+    async def _open(self, opening: RunStarted | RunResumed) -> None:
+        if isinstance(opening, RunResumed):
+            await self._catch_up()
+        await self.publish(opening)
+        if isinstance(opening, RunStarted):
+            for calibrated in await calibrate_judges(self.recipe):  # asked before: the answers are kept
+                await self.publish(calibrated)
 
     async def _show(self, console: Console) -> None:
         """Show the run until it is finished.
