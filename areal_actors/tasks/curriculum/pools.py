@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from itertools import chain
 
 import msgspec
 
@@ -98,11 +97,3 @@ class TaskPools:
             SOLVED: settings.solved if pools[SOLVED] else 0.0,
             UNSOLVED: settings.unsolved if may_return else 0.0,
         }
-
-
-def total_sizes(pools: Mapping[str, TaskPools]) -> dict[str, int]:
-    """Returns the number of tasks in each pool, over all sources."""
-    sizes: dict[str, int] = {}
-    for name, size in chain.from_iterable(one.sizes().items() for one in pools.values()):
-        sizes[name] = sizes.get(name, 0) + size
-    return sizes
