@@ -21,7 +21,7 @@ EFFECTIVE = 0.3
 COLLAPSED = 0.1
 """Entropy, as a share of that of the first steps, below which it is mentioned, if the reward has fallen from its best
 mean, too."""
-HIDDEN = 0.05
+HIDDEN = 0.1
 """Share of the advantage below which a reward that varies is mentioned."""
 VARIES = 0.25
 """Share of groups in which a reward must vary for that."""
