@@ -70,6 +70,8 @@ class MixSource(Config):
 
 OWN_FIELDS = ("name", "weight", "until", "sampling")
 """Fields of a source that are no settings of `[task]`."""
+OF_A_SOURCE = ("environment", "environment_args", "held_out_args")
+"""Settings of `[task]` that belong into a source."""
 REPLACED = {
     "environment": (
         *("dataset", "columns", "agent", "command", "agent_options", "system_prompt"),

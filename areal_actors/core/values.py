@@ -212,8 +212,7 @@ class Interaction(Value):
     follows: tuple[str, ...] = ()
     """Ids of the interactions that it continues for credit (`conversations/credit_links.py`); empty for its parent."""
     role: str = ""
-    """Role in which the model answered: a name given with a reward, the name of the conversation at the client, or else
-    a digest of the system prompt; empty without any."""
+    """Role of the model: a name given with a reward, that of the conversation, or a digest of its system prompt."""
     prompt_suffix: bytes
     """Prompt token ids (u32) after the prefix's prompt and completion; the whole prompt if there is no prefix."""
     completion: TokenColumns
@@ -230,8 +229,7 @@ class Interaction(Value):
     """Sampling temperature if the client set one (`gateway.temperature_policy = "as_asked"`); None for the recipe's."""
     routes: bytes = b""
     """Experts of the positions that this call added (`core/routes.py`): from the last token of its prefix, or the first
-    of its prompt if it has none, to the token before its last. Each as first computed. Empty if they were not
-    recorded."""
+    of its prompt if it has none, to the token before its last. Each as first computed. Empty if none were recorded."""
     call_problem: str = ""
     """Name of the cause for which a tool call that the model wrote did not reach the agent as one, if there is one."""
     fields_ignored: bool = False

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from areal_actors.core.layers import Key
+from areal_actors.core.mix_settings import OF_A_SOURCE
 from areal_actors.core.model_config import context_of
 from areal_actors.core.model_names import model_problems
 from areal_actors.core.problems import Problems, toml_value
@@ -27,7 +28,6 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.run_actors import CONCURRENT, COUNTED, SEVERAL
 from areal_actors.recipe.supervision import tree_problems
 from areal_actors.rewards import MODEL
-from areal_actors.tasks.mixture.recipe_check import OF_A_SOURCE
 
 
 class RecipeProblem(NamedTuple):

@@ -6,14 +6,11 @@ from collections import Counter
 
 import msgspec
 
-from areal_actors.core.mix_settings import MixSource
+from areal_actors.core.mix_settings import OF_A_SOURCE, MixSource
 from areal_actors.core.problems import Problems, nearest, toml_value
 from areal_actors.core.run_facts import RunFacts
 from areal_actors.core.task_settings import TaskSettings
 from areal_actors.core.values import SamplingParams
-
-OF_A_SOURCE = ("environment", "environment_args", "held_out_args")
-"""Settings of `[task]` that belong into a source."""
 
 
 def find_problems(task: TaskSettings, sampling: SamplingParams, algorithm: object, facts: RunFacts) -> Problems:
