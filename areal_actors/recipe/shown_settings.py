@@ -55,10 +55,12 @@ def _has_default(recipe: Recipe, key: Key, absent: frozenset[str]) -> bool:
 
 
 def _remove(tables: dict[str, Any], key: Key) -> bool:
-    """Remove a setting, and its table if nothing is left there; returns False if it has no value."""
+    """Remove a setting, and its table if nothing is left there; returns False if it was not there."""
     name, *rest = key
     if not rest:
-        return tables.pop(name, None) is not None
+        is_there = name in tables
+        tables.pop(name, None)
+        return is_there
     removed = isinstance(tables.get(name), dict) and _remove(tables[name], tuple(rest))
     if removed and not tables[name]:
         del tables[name]
