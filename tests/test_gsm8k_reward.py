@@ -280,7 +280,7 @@ def test_rewards_are_found_by_name_or_path(tmp_path):
             "gsmk8",
             (
                 "no reward is called `gsmk8`; did you mean `gsm8k`\\? known: format,"
-                " gsm8k, json_schema, length, math, python_tests,"
+                " gsm8k, json_schema, judge, length, math, python_tests,"
                 " weighted; one of"
             ),
         ),
