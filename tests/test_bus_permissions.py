@@ -24,7 +24,6 @@ from areal_actors.messages import (
     Generated,
     Heartbeat,
     RunStopping,
-    SetReward,
 )
 from areal_actors.recipe.recipe import redact_recipe
 from areal_actors.runtime.actor import Actor
@@ -85,7 +84,7 @@ def test_a_process_may_publish_what_its_actors_declare_and_nothing_else(denied: 
             "AgentReturned",
             "EventLoopBlocked",
         },
-        "reward_worker": {"EpisodeScored", "EpisodeAbandoned", "DescribeSession", "Generate"},
+        "reward_worker": {"EpisodeScored", "EpisodeAbandoned", "DescribeSession"},
         "inference_worker": {
             "EngineInexact",
             "EngineLoad",
@@ -151,8 +150,8 @@ async def test_a_denied_event_is_an_error_at_once_that_names_user_and_subject(tm
             PermissionDenied, match=r"does not let user 'reward_worker' publish to areal.gsm8k-grpo.run.stopping"
         ):
             await bus.publish(RunStopping(reason="because"), stamp())
-        with pytest.raises(PermissionDenied, match=r"reward\.set"):
-            await bus.request(SetReward(session="s", reward=1.0), stamp(), timeout=300)
+        with pytest.raises(PermissionDenied, match=r"tokens\.generate"):
+            await bus.request(Generate(prompt_ids=b"", sampling=SamplingParams()), stamp(), timeout=300)
         assert time.monotonic() - began < AT_ONCE
         await bus.close()
 

@@ -143,7 +143,9 @@ def _reward_worker(context: BuildContext) -> Actor:
     task = context.recipe.task
     seconds, options = task.reward_timeout_seconds, task.reward_options
     pool = reward_pool.RewardPool(task.reward, REWARD_PROCESSES, seconds, options=options, cached=task.reward_cache)
-    return reward_worker.RewardWorker(
+    asks_engines = judge_settings.asks_engines(task.reward, options)
+    worker = reward_worker.JudgingRewardWorker if asks_engines else reward_worker.RewardWorker
+    return worker(
         pool,
         concurrency=context.recipe.actors.reward_worker.concurrency,
         acceptance=acceptance_of(task),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
@@ -13,6 +13,7 @@ from areal_actors.messages import DescribeSession, EpisodeAbandoned, EpisodeScor
 from areal_actors.rewards import Score
 from areal_actors.rewards.acceptance import Acceptance, scored_episode
 from areal_actors.runtime.actor import Actor, Context, Emits, on
+from areal_bus.message import Request
 
 if TYPE_CHECKING:
     from areal_actors.rewards.judge.panel import JudgePanel
@@ -37,7 +38,7 @@ class RewardScorer(Protocol):
 class RewardWorker(Actor):
     """Emits `EpisodeScored`, or `EpisodeAbandoned` if the reward function fails; there is no default reward."""
 
-    asks = (DescribeSession, Generate)
+    asks: ClassVar[tuple[type[Request[Any]], ...]] = (DescribeSession,)
 
     def __init__(
         self,
@@ -84,3 +85,14 @@ class RewardWorker(Actor):
         await self.scorer.close()
         if self.judges is not None:
             await self.judges.close()
+
+
+class JudgingRewardWorker(RewardWorker):
+    """A reward worker some of whose judges are the run's own engines."""
+
+    asks = (*RewardWorker.asks, Generate)
+
+    @classmethod
+    def kind(cls) -> str:
+        """Returns the name of every reward worker."""
+        return RewardWorker.kind()

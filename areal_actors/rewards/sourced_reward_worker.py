@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from areal_actors.messages import EpisodeAbandoned, EpisodeScored, ScoreEpisode
-from areal_actors.rewards.reward_worker import RewardWorker
+from areal_actors.rewards.reward_worker import JudgingRewardWorker, RewardWorker
 from areal_actors.runtime.actor import Context, Emits, on
 
 
 class SourcedRewardWorker(RewardWorker):
     """Passes each text to the worker of its source."""
+
+    asks = JudgingRewardWorker.asks
 
     def __init__(self, workers: Mapping[str, RewardWorker]) -> None:
         """`workers`: by source, each as a run of that source alone has it; without those whose environment scores."""

@@ -39,10 +39,12 @@ from areal_actors.messages import (
 from areal_actors.metrics.episode_log import EpisodeLog
 from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.processes.process import actors_of_process
+from areal_actors.recipe.mixture import source_recipes
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.run_actors import COUNTED, SEVERAL
 from areal_actors.recipe.supervision import joined_kind
-from areal_actors.rewards.reward_worker import RewardWorker
+from areal_actors.rewards.judge.settings import asks_engines
+from areal_actors.rewards.reward_worker import JudgingRewardWorker, RewardWorker
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.runtime.actor import Actor, Tick
 from areal_actors.staleness.staleness_gate import StalenessGate
@@ -280,8 +282,8 @@ def users_of(recipe: Recipe) -> BusUsers:
 
 def joined_permissions(recipe: Recipe, worker: str, actor: str = "") -> Permissions:
     """Returns the permissions of a joined worker: what its actor declares, which may have another name."""
-    user = JOINED + worker
-    listeners = {**_listeners(recipe), user: [listener(actor or worker, ACTORS[joined_kind(worker)])]}
+    user, declared = JOINED + worker, _declared_by(recipe, joined_kind(worker))
+    listeners = {**_listeners(recipe), user: [listener(actor or worker, declared)]}
     return permissions_of(recipe.run, listeners)[user]
 
 
@@ -290,15 +292,27 @@ def _listeners(recipe: Recipe) -> dict[str, list[Listener]]:
     placements = msgspec.structs.asdict(recipe.actors).values()
     names = dict.fromkeys(process for placement in placements for process in processes_of(placement))
     by_process = {
-        name: [listener(instance, ACTORS[kind]) for instance, kind in actors_of_process(recipe, name).items()]
+        name: [
+            listener(instance, _declared_by(recipe, kind)) for instance, kind in actors_of_process(recipe, name).items()
+        ]
         for name in names
     }
     if recipe.bus.host:
         by_process[JOINER] = [Listener(instance=JOINER, receives=(), sends=(), asks=(JoinRun, RenewLease, LeaveRun))]
         by_process[f"{JOINED}*"] = [
-            listener("joined", ACTORS[kind]) for kind in sorted(COUNTED if recipe.gateway.joined else SEVERAL)
+            listener("joined", _declared_by(recipe, kind))
+            for kind in sorted(COUNTED if recipe.gateway.joined else SEVERAL)
         ]
     return by_process
+
+
+def _declared_by(recipe: Recipe, kind: str) -> type[Actor]:
+    """Returns the class of an actor in this run: only judges that are the run's own engines let rewards ask them."""
+    if kind == RewardWorker.kind() and any(
+        asks_engines(source.task.reward, source.task.reward_options) for source in source_recipes(recipe).values()
+    ):
+        return JudgingRewardWorker
+    return ACTORS[kind]
 
 
 def listener(instance: str, actor: type[Actor]) -> Listener:

@@ -165,6 +165,11 @@ def judges_of(reward: str, options: Mapping[str, Any]) -> dict[str, ModelJudge]:
     return judges
 
 
+def asks_engines(reward: str, options: Mapping[str, Any]) -> bool:
+    """Returns True if a judge of this reward is the run's own engines; raises as `judges_of`."""
+    return any(not judge.url for judge in judges_of(reward, options).values())
+
+
 def has_judge(reward: str, options: Mapping[str, Any]) -> bool:
     """Returns True if a model judges for this reward."""
     return bool(tables_of(reward, options))
