@@ -39,6 +39,8 @@ def test_every_key_of_a_toml_text_has_its_line():
         ("table", "sub table"): 14,
         ("table", "sub table", "when"): 15,
         ("rows",): 16,
-        ("rows", "first"): 17,
-        ("rows", "second"): 19,
+        ("rows", "0"): 16,
+        ("rows", "0", "first"): 17,
+        ("rows", "1"): 18,
+        ("rows", "1", "second"): 19,
     }

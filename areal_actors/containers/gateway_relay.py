@@ -55,7 +55,7 @@ class GatewayRelay:
         task.add_done_callback(self._connections.discard)
         with suppress(OSError, asyncio.CancelledError):
             await self._relay(reader, writer)
-        writer.close()
+        await _close(writer)
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert self._gateway is not None, "`reach` names the gateway before an agent runs"
@@ -69,7 +69,13 @@ class GatewayRelay:
         except* OSError:
             pass
         finally:
-            gateway_writer.close()
+            await _close(gateway_writer)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

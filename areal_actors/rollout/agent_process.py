@@ -103,7 +103,8 @@ class AgentProcess:
                 env=_environment(own_python=not self.program.python),
                 pass_fds=[child_end.fileno()],
             )
-        self._use_connection(*await asyncio.open_connection(sock=ours))
+        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._resources.push_async_callback(close_writer, self._writer)
 
     async def _start_child(self, command: Sequence[str], remedy: str, **options: Any) -> None:
         """Start a program whose output is kept.
@@ -133,10 +134,6 @@ class AgentProcess:
         loop.add_reader(self._pipe, self._read_output)
         self._resources.callback(loop.remove_reader, self._pipe)
         self._resources.callback(self.kill)
-
-    def _use_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._resources.push_async_callback(_close_writer, writer)
 
     def data_limit_mb(self) -> int:
         """Returns the limit of the process's data segment in MiB; 0 for none."""
@@ -239,7 +236,8 @@ class AgentProcess:
         await self._resources.aclose()
 
 
-async def _close_writer(writer: asyncio.StreamWriter) -> None:
+async def close_writer(writer: asyncio.StreamWriter) -> None:
+    """Close a connection, whose other end may be gone."""
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()

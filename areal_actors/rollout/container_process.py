@@ -22,7 +22,15 @@ from areal_actors.core.agent_host.faults import describe_exit
 from areal_actors.core.container_settings import ContainerSettings
 from areal_actors.core.errors import SetupError
 from areal_actors.core.task_settings import TaskSettings
-from areal_actors.rollout.agent_process import BOOT, END_SECONDS, HOST, START_SECONDS, AgentProcess, AgentProgram
+from areal_actors.rollout.agent_process import (
+    BOOT,
+    END_SECONDS,
+    HOST,
+    START_SECONDS,
+    AgentProcess,
+    AgentProgram,
+    close_writer,
+)
 
 logger = structlog.get_logger(__name__)
 
@@ -89,7 +97,7 @@ class ContainerProcess(AgentProcess):
         )
         await self._start_child(words, "task.container.runtime: name a container runtime", cwd=private)
         self._resources.push_async_callback(self._end_container, runtime, name)
-        self._use_connection(*await self._connection(connected))
+        self._reader, self._writer = await self._connection(connected)
 
     async def _listen(self, path: Path) -> asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
@@ -97,9 +105,8 @@ class ContainerProcess(AgentProcess):
         )
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if connected.done():
-                writer.close()  # the agent's own, if it looks for the socket
-            else:
+            self._resources.push_async_callback(close_writer, writer)
+            if not connected.done():  # else it is the agent's own, which looked for the socket
                 connected.set_result((reader, writer))
 
         server = await asyncio.start_unix_server(accept, path)
