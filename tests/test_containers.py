@@ -20,8 +20,8 @@ from support.clock import until
 from support.container_image import image
 from support.live_run import ROOT
 
-from areal_actors.containers import Container, find_runtime
-from areal_actors.containers.runtime import Mount, container_name
+from areal_actors.containers import Container
+from areal_actors.containers.runtime import Mount, container_name, find_runtime
 from areal_actors.core.container_settings import ContainerSettings
 from areal_actors.core.errors import AgentError, SetupError
 from areal_actors.core.task_settings import TaskSettings

@@ -7,6 +7,5 @@ async with Container("docker.io/library/debian@sha256:…") as container:
 """
 
 from areal_actors.containers.container import CommandResult, Container
-from areal_actors.containers.runtime import ContainerRuntime, find_runtime
 
-__all__ = ["CommandResult", "Container", "ContainerRuntime", "find_runtime"]
+__all__ = ["CommandResult", "Container"]

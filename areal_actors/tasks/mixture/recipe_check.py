@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import msgspec
 
+from areal_actors.core.layers import Key
 from areal_actors.core.mix_settings import OF_A_SOURCE, MixSource
 from areal_actors.core.problems import Problems, nearest, toml_value
 from areal_actors.core.run_facts import RunFacts
@@ -60,3 +62,10 @@ def _batch_statistics(algorithm: object) -> tuple[tuple[str, ...], str] | None:
         fault = "divides by the deviation of the rewards of a batch, which has all sources of `[[task.mix]]`"
         return ("algorithm", "name"), f'{fault}; write "grpo", "rloo" or another whose statistics are of a group'
     return None
+
+
+def unused_settings(task: TaskSettings) -> Iterator[Key]:
+    """Yields the tables of sources and of a curriculum, where there are none."""
+    for name in ("mix", "curriculum"):
+        if not getattr(task, name):
+            yield ("task", name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from areal_actors.core.layers import Key
 from areal_actors.core.problems import Problems, nearest, toml_value
@@ -48,3 +49,11 @@ def _weight_problems(task: TaskSettings) -> Problems:
             yield place, f"no reward has this name; {nearest(name, tuple(task.reward_options))}"
         elif not math.isfinite(weight):
             yield place, f"found {weight}; write a finite number"
+
+
+def unused_settings(task: TaskSettings, algorithm: Algorithm) -> Iterator[Key]:
+    """Yields settings of several rewards, where there is one."""
+    if len(task.named_weights()) < 2:
+        yield ("task", "reward_weights")
+        if hasattr(algorithm, SETTING):
+            yield ("algorithm", SETTING)
