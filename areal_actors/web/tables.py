@@ -193,7 +193,7 @@ class PageTables:
         rows = []
         for row in self._changed(EVALUATIONS, position):
             metrics, measured = msgspec.json.decode(row.pop("metrics")), {name: row.pop(name) for name in HELD_OUT}
-            rows.append(EvaluationRow(**row, metrics=metrics if row["mode"] == "examples" else measured))
+            rows.append(EvaluationRow(**row, metrics=metrics if row["mode"] == "examples" else metrics | measured))
         return rows
 
     def _note_events(self) -> None:

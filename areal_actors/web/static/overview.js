@@ -8,6 +8,8 @@ const FIRST = ["reward_mean", "loss", "entropy", "mean_tokens", "token_staleness
 const UNITS = { mean_tokens: "tokens", entropy: "nats", approx_kl: "nats", train_infer_logprob_diff_max: "nats", token_staleness_mean: "weight versions", masked_frac: "share of tokens", clip_frac: "share of tokens" };
 const TITLES = { reward_mean: "reward", train_infer_logprob_diff_max: "largest difference engine – trainer", token_staleness_mean: "staleness of tokens, mean", masked_frac: "masked tokens", mean_tokens: "sampled tokens per episode", approx_kl: "approx_kl", grad_norm: "gradient norm", "seconds per step": "time per step" };
 const HELD_OUT = { reward_mean: "reward_mean", loss: "loss", accuracy: "accuracy", margin: "margin" };
+const heldOut = name => HELD_OUT[name] ?? (isSource(name) ? name : undefined);
+const isSource = name => /^source\/[^/]+$/.test(name);  // reward of one of the sources of a mixture
 const OVERLAYS = ["over1", "over2", "over3"];
 
 export class Overview {
@@ -65,7 +67,8 @@ export class Overview {
     const steps = this.data.steps();
     const known = new Set([...steps.flatMap(row => Object.keys(row.metrics)), ...(this.data.whatIfs ?? []).flatMap(one => one.steps.flatMap(Object.keys))]);
     this.metrics ??= [...FIRST];
-    const wanted = this.metrics.filter(name => known.has(name));
+    const [first, ...others] = this.metrics;
+    const wanted = [first, ...[...known].filter(isSource).sort(), ...others].filter(name => known.has(name));
     if (steps.length > 1) wanted.push("seconds per step");
     const rest = [...known].filter(name => !wanted.includes(name)).sort();
     if (this.chooser.length !== rest.length + 1) replace(this.chooser, element("option", { value: "", textContent: "add a curve …" }), ...rest.map(name => element("option", { value: name, textContent: name })));
@@ -85,14 +88,14 @@ export class Overview {
     const value = (row, index) => name === "seconds per step" ? (index ? row.at - steps[index - 1].at : undefined) : row.metrics[name];
     const points = steps.map((row, index) => [x(row), value(row, index)]).filter(([, y]) => y !== undefined && y !== null);
     const series = [{ label: "training", colour: colour("line1"), points }];
-    if (HELD_OUT[name]) for (const [index, mode] of ["sampled", "greedy", "examples"].entries()) {
-      const held = this.data.before("evaluations").filter(row => row.mode === mode && row.metrics[HELD_OUT[name]] !== undefined);
-      series.push({ label: `held out, ${mode}`, colour: colour(`held${index + 1}`), dots: true, points: held.map(row => [axis === "step" ? row.weight_version : row.at / 60, row.metrics[HELD_OUT[name]]]) });
+    if (heldOut(name)) for (const [index, mode] of ["sampled", "greedy", "examples"].entries()) {
+      const held = this.data.before("evaluations").filter(row => row.mode === mode && row.metrics[heldOut(name)] !== undefined);
+      series.push({ label: `held out, ${mode}`, colour: colour(`held${index + 1}`), dots: true, points: held.map(row => [axis === "step" ? row.weight_version : row.at / 60, row.metrics[heldOut(name)]]) });
     }
     for (const [index, one] of (this.data.whatIfs ?? []).entries()) {
       const over = one.steps.map((metrics, number) => [axis === "step" ? number + 1 : at.get(number + 1), metrics[name]]).filter(([place, y]) => place !== undefined && y !== undefined);
       series.push({ label: `what if ${one.label}`, colour: colour(OVERLAYS[index % OVERLAYS.length]), dashed: true, points: over });
     }
-    return { title: TITLES[name] ?? name, unit: UNITS[name] ?? (name === "seconds per step" ? "s" : ""), series };
+    return { title: TITLES[name] ?? (isSource(name) ? `reward, ${name.slice(7)}` : name), unit: UNITS[name] ?? (name === "seconds per step" ? "s" : ""), series };
   }
 }
