@@ -61,7 +61,7 @@ async def calibrate(inquiry: Inquiry) -> JudgeCalibrated:
     judge = inquiry.judge
     examples = read_examples(judge.calibration, with_groups=judge.compares())
     if judge.compares():
-        agreement = agreement_in_order(await _compared(inquiry, examples))
+        agreement = agreement_in_order(await _compare_examples(inquiry, examples))
     else:
         findings = await asyncio.gather(
             *(score_by_rubric(inquiry, example.task, example.output) for example in examples)
@@ -160,7 +160,7 @@ def _order(first: tuple[float, float], second: tuple[float, float]) -> float:
     return float((reward > other_reward) == (label > other_label))
 
 
-async def _compared(inquiry: Inquiry, examples: Sequence[LabelledExample]) -> list[list[tuple[float, float]]]:
+async def _compare_examples(inquiry: Inquiry, examples: Sequence[LabelledExample]) -> list[list[tuple[float, float]]]:
     """Returns reward and label of all examples, by group."""
     groups: dict[str, dict[str, LabelledExample]] = defaultdict(dict)
     for number, example in enumerate(examples):

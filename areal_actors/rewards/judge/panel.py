@@ -45,7 +45,7 @@ async def score_by_rubric(inquiry: Inquiry, task: Mapping[str, Any], output: str
     }
     prompt = judge.template().render(task, places)
     verdicts = await asyncio.gather(*(inquiry.ask(prompt, form, number) for number in range(judge.samples)))
-    samples = [judge.aggregated(verdict.scores) for verdict in verdicts]
+    samples = [judge.aggregate_scores(verdict.scores) for verdict in verdicts]
     shares = {
         f"{judge.name}:{name}": statistics.fmean(verdict.scores[name] for verdict in verdicts) for name in criteria
     }
@@ -91,7 +91,7 @@ class JudgePanel:
         """
         HANDLING.set(context)
         findings = await asyncio.gather(*(self._ask(inquiry, work, output, context) for inquiry in self._inquiries))
-        return self._judged(work.task.data, findings)
+        return self._collect_verdicts(work.task.data, findings)
 
     async def judge_groups(self, groups: Mapping[str, Mapping[str, Candidate]]) -> dict[str, Judged]:
         """Returns the verdicts about recorded answers, by episode; that of a judge which fails is its failure."""
@@ -101,7 +101,7 @@ class JudgePanel:
     async def _judge_group(self, name: str, members: Mapping[str, Candidate]) -> dict[str, Judged]:
         found = await asyncio.gather(*(self._find(inquiry, name, members) for inquiry in self._inquiries))
         return {
-            episode: self._judged(candidate.task, [findings[episode] for findings in found])
+            episode: self._collect_verdicts(candidate.task, [findings[episode] for findings in found])
             for episode, candidate in members.items()
         }
 
@@ -114,7 +114,7 @@ class JudgePanel:
         compared = await _result_of(compare(inquiry, name, members, len(members)))
         return dict.fromkeys(members, compared) if isinstance(compared, RewardError) else compared
 
-    def _judged(self, task: Mapping[str, Any], findings: Sequence[JudgeFinding | RewardError]) -> Judged:
+    def _collect_verdicts(self, task: Mapping[str, Any], findings: Sequence[JudgeFinding | RewardError]) -> Judged:
         verdicts: dict[str, Any] = {}
         for inquiry, finding in zip(self._inquiries, findings, strict=True):
             verdicts[inquiry.judge.name] = (

@@ -137,7 +137,7 @@ class ModelJudge(Config):
         """Returns True if it needs the other answers of a group."""
         return self.method != "rubric"
 
-    def aggregated(self, shares: Mapping[str, float]) -> float:
+    def aggregate_scores(self, shares: Mapping[str, float]) -> float:
         """Returns the reward of the criteria's scores, each from 0 to 1."""
         if self.aggregate == "min":
             return min(shares.values())

@@ -72,15 +72,15 @@ def summed_reward_metrics(step: StepTokens, rewards: Tensor, compared: Tensor, s
     if not step.named_rewards or any(bool((column.rewards != column.rewards).any()) for column in step.named_rewards):
         return {}
 
-    def centered(column: Tensor) -> Tensor:
+    def subtract_group_mean(column: Tensor) -> Tensor:
         return sample_values(group_centered(column, step.samples, step.groups), step.samples, step.groups)
 
-    advantages, whole = sample_values(compared, step.samples, step.groups), centered(rewards)
+    advantages, whole = sample_values(compared, step.samples, step.groups), subtract_group_mean(rewards)
     # A part's share of an advantage is that of its deviation from the group's mean in the deviation of the whole
     unit = advantages.square() / whole.masked_fill(whole == 0, math.inf)
     scaled = [NamedColumn(column.name, scale * column.weight, column.rewards) for column in step.named_rewards]
     shares = {
-        column.name: float((column.weight * centered(column.rewards) * unit).sum())
+        column.name: float((column.weight * subtract_group_mean(column.rewards) * unit).sum())
         for column in _with_unnamed(scaled, rewards)
     }
     return {**_spreads(step), **_shares(shares)}
