@@ -72,6 +72,7 @@ class ContainerProcess(AgentProcess):
     def __init__(self, program: ContainerProgram) -> None:
         super().__init__(program)
         self._relay = GatewayRelay()
+        self._is_ended = False
 
     async def _spawn(self) -> None:
         settings = self.program.container
@@ -105,6 +106,9 @@ class ContainerProcess(AgentProcess):
         )
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if self._is_ended:
+                writer.close()
+                return
             self._resources.push_async_callback(close_writer, writer)
             if not connected.done():  # else it is the agent's own, which looked for the socket
                 connected.set_result((reader, writer))
@@ -138,6 +142,7 @@ class ContainerProcess(AgentProcess):
 
     async def _end_container(self, runtime: ContainerRuntime, name: str) -> None:
         """Remove a container that does not end by itself once its connection is closed, or whose client was killed."""
+        self._is_ended = True
         with suppress(TimeoutError):
             await asyncio.wait_for(self._child.wait(), END_SECONDS)
         if self._child.returncode is None or self._child.returncode < 0:
