@@ -153,11 +153,7 @@ class Container:
 
     async def _kill_all(self) -> None:
         """Kill every process but the first."""
-        null = asyncio.subprocess.DEVNULL
-        killing = await asyncio.create_subprocess_exec(
-            *(self._runtime.program, "exec", self.name, SHELL, "-c", "kill -9 -1"), stdin=null, stdout=null, stderr=null
-        )
-        await killing.wait()
+        await self._runtime.run_quietly((self._runtime.program, "exec", self.name, SHELL, "-c", "kill -9 -1"))
 
 
 class _Output:

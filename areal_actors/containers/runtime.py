@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+import structlog
 
 from areal_actors.core.container_settings import ContainerSettings
 from areal_actors.core.errors import SetupError
+
+logger = structlog.get_logger(__name__)
 
 RUNTIMES = ("podman", "docker")
 ANSWER_SECONDS = 60.0
@@ -115,10 +118,18 @@ class ContainerRuntime(NamedTuple):
 
     async def remove(self, name: str) -> None:
         """Kill and remove a container, which may be gone already."""
-        removing = await asyncio.create_subprocess_exec(
-            *self.remove_words(name), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        await removing.wait()
+        await self.run_quietly(self.remove_words(name))
+
+    async def run_quietly(self, words: Sequence[str]) -> None:
+        """Run a command of the runtime whose answer does not matter; one that takes too long is given up."""
+        null = asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(*words, stdin=null, stdout=null, stderr=null)
+        try:
+            await asyncio.wait_for(process.wait(), ANSWER_SECONDS)
+        except TimeoutError:
+            logger.warning("the container runtime does not answer", command=" ".join(words), seconds=ANSWER_SECONDS)
+            process.kill()
+            await process.wait()
 
     def remove_left(self) -> list[str]:
         """Remove the containers of ended owners on this machine; returns their names."""
