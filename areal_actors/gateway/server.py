@@ -95,10 +95,10 @@ class Gateway:
         config: GatewaySettings,
         submit: Submit,
         session_of_key: Callable[[str, str], str],
-        add_routes: Callable[[web.Application, Gateway], None],
+        add_routes: Sequence[Callable[[web.Application, Gateway], None]],
         long_work: LongWork,
     ) -> None:
-        """`add_routes` adds the routes beside those of the model; `long_work` parses long requests."""
+        """Each of `add_routes` adds routes beside those of the model; `long_work` parses long requests."""
         self.config = config
         self.add_routes = add_routes
         self.submit = submit
@@ -127,7 +127,8 @@ class Gateway:
         app.router.add_get("/health", self.health)
         app.router.add_get("/", self.health)
         app.router.add_get("/openapi.json", self.description)
-        self.add_routes(app, self)
+        for add_routes in self.add_routes:
+            add_routes(app, self)
         self._runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, handler_cancellation=True)
         await self._runner.setup()
         assert self._runner.server is not None

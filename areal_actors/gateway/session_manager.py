@@ -25,7 +25,7 @@ from areal_actors.gateway.gateway_status import describe_gateway, gateway_status
 from areal_actors.gateway.image_intake import ImageIntake
 from areal_actors.gateway.model_calls import ModelCalls
 from areal_actors.gateway.server import Gateway
-from areal_actors.gateway.session_routes import add_session_routes
+from areal_actors.gateway.session_routes import AddRoutes, add_session_routes
 from areal_actors.gateway.sessions.calls import name_of
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.gateway.sessions.episode_end import EndingEvent, outcome
@@ -108,6 +108,7 @@ class SessionManager(Actor):
         share: GatewayShare = ONLY,
         locate_model: Callable[[str], Path] | None = None,
         images: ImageFolder | None = None,
+        add_routes: AddRoutes | None = None,
     ) -> None:
         """With `capacity`, external agents have sessions; `locate_model` finds paths that are not in `run_folder`."""
         capacity, sampling = capacity or ExternalCapacity(0), sampling or SamplingParams()
@@ -122,12 +123,12 @@ class SessionManager(Actor):
         self.locate_model = locate_model
         self.images = ImageIntake(images or ImageFolder.of_run(run_folder), config.images)
         self.max_model_len, self.concurrency, self.serve_http = max_model_len, concurrency, serve_http
+        self.add_routes = add_routes
         self.published = PublishedVersions()
         self.model = ""
         """The folder of the model and its tokenizer, as in events."""
         self.gateway: Gateway | None = None
-        self.leaving = False
-        """True if no more sessions are opened."""
+        self.leaving = False  # True if no more sessions are opened
 
     def snapshot(self) -> GatewayState:
         """The state for a successor gateway."""
@@ -163,7 +164,8 @@ class SessionManager(Actor):
                 open_metrics=self.config.is_local(),
                 own_address=self.share.count > 1,
             )
-            self.gateway = Gateway(self.config, submit, self.registry.session_of_key, routes, self.calls.long_work)
+            added = [routes, *([partial(self.add_routes, self.registry)] if self.add_routes else [])]
+            self.gateway = Gateway(self.config, submit, self.registry.session_of_key, added, self.calls.long_work)
             await self.gateway.start()
 
     async def finish(self) -> None:

@@ -5,7 +5,7 @@ It translates requests; the session manager answers them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from areal_actors.gateway.protocols.session_requests import (
 )
 from areal_actors.gateway.server import Gateway, key_of, read_body
 from areal_actors.gateway.sessions.keys import is_admin
+from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.messages import (
     DescribeGateway,
     DescribeSession,
@@ -46,6 +47,8 @@ from areal_actors.sequences.export import export_trajectory, to_json, to_msgpack
 from areal_bus.message import Reply, Request
 
 R = TypeVar("R", bound=Reply)
+AddRoutes = Callable[[SessionRegistry, web.Application, Gateway], None]
+"""Adds routes and middlewares to a gateway that knows its sessions, before it listens."""
 
 MSGPACK = "application/msgpack"
 MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")

@@ -48,6 +48,7 @@ from areal_actors.messages.outcome import (
     TrajectoryExported,
     recorded_calls,
 )
+from areal_actors.messages.policies import EndPolicySession, OpenPolicySession
 from areal_actors.messages.rollout import (
     ITEM_REFERENCE,
     CapacityGranted,

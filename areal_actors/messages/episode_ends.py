@@ -20,6 +20,8 @@ Outcome = Literal["exported", "evaluated", "abandoned", "rejected", "surplus"]
 OUTCOMES: tuple[Outcome, ...] = ("exported", "evaluated", "abandoned", "rejected", "surplus")
 """Outcomes of an attempt; only `abandoned` is a failure."""
 SURPLUS = "surplus"
+UNUSED = "unused"
+"""Reason of an episode that ended without a call of a policy, in the log of that policy."""
 BY_RECIPE = ("filtered", SURPLUS)
 """Reasons of dropped trajectories that are no loss: the recipe asks for it."""
 LONGEST_DEED = 100
@@ -31,7 +33,7 @@ def abandoned_outcome(reason: str) -> Outcome:
 
     `abandoned`, which is a failure, `rejected` or `surplus`.
     """
-    return "rejected" if reason == "rejected" else "surplus" if reason == SURPLUS else "abandoned"
+    return "rejected" if reason == "rejected" else "surplus" if reason in {SURPLUS, UNUSED} else "abandoned"
 
 
 def is_failure(event: EpisodeAbandoned) -> bool:

@@ -118,7 +118,8 @@ class EpisodeAbandoned(Event):
     work: RunEpisode
     reason: str
     """Cause: `agent`, `timeout`, `environment` (that of the recipe), `reward`, `engine`, `gateway`, `session`, `lost`;
-    or, which is no failure, `rejected` by the recipe, or `surplus`: it still ran when the last batch was formed."""
+    or, which is no failure, `rejected` by the recipe, `surplus`: it still ran when the last batch was formed, or
+    `unused`: its agent did not call this policy."""
     detail: str
 
     def ended_by(self) -> str:

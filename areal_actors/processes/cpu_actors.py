@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from areal_actors.chaos import corruption
     from areal_actors.gateway import session_manager
     from areal_actors.generation import named
-    from areal_actors.processes import recipe_model
+    from areal_actors.processes import policy_sessions, recipe_model
     from areal_actors.recipe.recipe import Recipe
     from areal_actors.rewards import acceptance, bounded_rule, reward_pool, reward_worker, sourced_reward_worker
     from areal_actors.rewards.judge import engine_model, judge_client, panel
@@ -49,6 +49,7 @@ else:  # with the actors that need them: a process, and the supervisor, load not
     panel = LazyModule("areal_actors.rewards.judge.panel")
     judge_client = LazyModule("areal_actors.rewards.judge.judge_client")
     engine_model = LazyModule("areal_actors.rewards.judge.engine_model")
+    policy_sessions = LazyModule("areal_actors.processes.policy_sessions")
     recipe_model = LazyModule("areal_actors.processes.recipe_model")
     rollout_worker = LazyModule("areal_actors.rollout.rollout_worker")
     sourced_rollout_worker = LazyModule("areal_actors.rollout.sourced_rollout_worker")
@@ -70,27 +71,34 @@ def _checkpointer(context: BuildContext) -> Actor:
 def _session_manager(context: BuildContext) -> Actor:
     """Returns the session manager, with capacity for external agents in an online or served run only.
 
-    The gate grants it in an online run; it is fixed when a model is only served.
+    The gate grants it in an online run; it is fixed when a model is only served. That of a policy has the sessions of
+    the run whose agents call it.
     """
     recipe, group_size = context.recipe, context.recipe.algorithm.group_size
     share = GatewayShare(number=int(context.instance.rpartition("-")[2]), count=recipe.actors.session_manager.count)
-    slots = recipe.concurrent_groups() * group_size if recipe.is_served() else 0
     locate_model, images = gateway_files(context.folder, context.process)
-    return session_manager.SessionManager(
+    make: Callable[..., Actor] = session_manager.SessionManager
+    slots = recipe.concurrent_groups() * group_size if recipe.is_served() else 0
+    options: dict[str, Any] = {
+        "capacity": ExternalCapacity(group_size if recipe.is_served() or recipe.is_online() else 0, slots=slots),
+        "acceptance": acceptance_of(recipe.task) if recipe.is_online() else None,
+    }
+    if recipe.policy is not None or recipe.policies:
+        make, options = policy_sessions.manager_of_policies(recipe, context.folder, options)
+    return make(
         recipe.gateway.with_number(share.number),
         tokenizer.ChatTokenizer.load,
         secret=context.folder.secret(),
         max_model_len=recipe.generation.max_model_len,
         concurrency=recipe.actors.session_manager.concurrency,
-        capacity=ExternalCapacity(group_size if recipe.is_served() or recipe.is_online() else 0, slots=slots),
         sampling=recipe.sampling,
-        acceptance=acceptance_of(recipe.task) if recipe.is_online() else None,
         seed=recipe.seed,
         run_folder=context.folder.path,
         records_routes=recipe.trainer.routing_replay != "off" and not recipe.is_served(),
         share=share,
         locate_model=locate_model,
         images=images,
+        **options,
     )
 
 

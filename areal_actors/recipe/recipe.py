@@ -18,6 +18,7 @@ from areal_actors.core.bus_settings import BusSettings
 from areal_actors.core.config import Config, PositiveInt
 from areal_actors.core.errors import SetupError
 from areal_actors.core.host_settings import HostsSettings
+from areal_actors.core.policy_settings import PolicyName, PolicyRole, PolicySettings
 from areal_actors.core.task_settings import TaskSettings
 from areal_actors.core.values import SamplingParams
 from areal_actors.core.watchdog_settings import WatchdogSettings
@@ -107,6 +108,8 @@ class Recipe(Config):
     chaos: ChaosSettings = ChaosSettings()
     hosts: HostsSettings = HostsSettings()
     autoscale: AutoscaleSettings = AutoscaleSettings()
+    policies: dict[PolicyName, PolicySettings] = {}
+    policy: PolicyRole | None = None
 
     def is_online(self) -> bool:
         """Returns True if external agents connect to the gateway."""

@@ -74,7 +74,7 @@ def serve(recipe: Recipe, *, profile: str, reason: str) -> int:
 async def _serve(recipe: Recipe, folder: RunFolder, started: RunStarted) -> int:
     interrupted = asyncio.Event()
     on_interrupt(interrupted, lambda name: sys.stderr.write(f"{name}: the sessions and processes are ended\n"))
-    if (location := await _model(folder, interrupted)) is None:
+    if (location := await locate_served_model(folder, interrupted)) is None:
         return ENDED
     async with open_bus(recipe, folder, fresh=True) as (bus, server):
         error = await _Serving(recipe, folder, bus, server, interrupted).run(started, location)
@@ -83,7 +83,7 @@ async def _serve(recipe: Recipe, folder: RunFolder, started: RunStarted) -> int:
     return FAILED if error else ENDED
 
 
-async def _model(folder: RunFolder, interrupted: asyncio.Event) -> WeightsLocation | None:
+async def locate_served_model(folder: RunFolder, interrupted: asyncio.Event) -> WeightsLocation | None:
     """Make or find the model's weights in a process of their own; returns their location, None when interrupted.
 
     Raises:

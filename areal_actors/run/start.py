@@ -22,6 +22,7 @@ from areal_actors.recipe.needed_extras import check_extras
 from areal_actors.recipe.recipe import Recipe, redact_recipe
 from areal_actors.recovery.log_recovery import recover_log
 from areal_actors.recovery.resume import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
+from areal_actors.run.policies import policy_runs
 from areal_actors.run.preflight import check_parts, fresh_folder, holding_weights, report_clean_up
 from areal_actors.run.run_loop import FAILED, RunLoop
 from areal_actors.supervision.disk_watch import refuse_full_disk
@@ -117,9 +118,15 @@ async def _launch(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunRe
         if recovery.problem:
             sys.stderr.write(f"the log of run '{recipe.run}' was recovered: {recovery.problem}\n")
     fresh = isinstance(opening, RunStarted)
-    async with track_run(recipe, folder), open_bus(recipe, folder, fresh=fresh) as (bus, server):
+    async with (
+        track_run(recipe, folder),
+        open_bus(recipe, folder, fresh=fresh) as (bus, server),
+        policy_runs(recipe, folder, bus) as policy_failed,
+    ):
         try:
-            return await RunLoop(recipe, folder, bus, server).run(opening)
+            loop = RunLoop(recipe, folder, bus, server)
+            policy_failed.add_done_callback(lambda failed: loop.end(failed.result()))
+            return await loop.run(opening)
         except BusError:
             if not server.failed.done():
                 raise

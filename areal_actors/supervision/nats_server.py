@@ -38,6 +38,7 @@ from areal_actors.messages import (
 )
 from areal_actors.metrics.episode_log import EpisodeLog
 from areal_actors.metrics.metrics_file import Metrics
+from areal_actors.policies.policy_session_manager import PolicySessionManager
 from areal_actors.processes.process import actors_of_process
 from areal_actors.recipe.mixture import source_recipes
 from areal_actors.recipe.recipe import Recipe
@@ -307,7 +308,12 @@ def _listeners(recipe: Recipe) -> dict[str, list[Listener]]:
 
 
 def _declared_by(recipe: Recipe, kind: str) -> type[Actor]:
-    """Returns the class of an actor in this run: only judges that are the run's own engines let rewards ask them."""
+    """Returns the class of an actor in this run.
+
+    Only judges that are the run's own engines let rewards ask them, and only a policy's sessions are another run's.
+    """
+    if kind == SessionManager.kind() and recipe.policy is not None:
+        return PolicySessionManager
     if kind == RewardWorker.kind() and any(
         asks_engines(source.task.reward, source.task.reward_options) for source in source_recipes(recipe).values()
     ):

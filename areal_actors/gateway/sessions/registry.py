@@ -112,6 +112,10 @@ class SessionRegistry:
         """The live session of this id."""
         return self._sessions.get(session)
 
+    def session_of_episode(self, episode: str) -> Session | None:
+        """The live session of an episode."""
+        return self._sessions.get(self._of_episode.get(episode, ""))
+
     def get(self, session: str) -> Session:
         """The live session of this id.
 

@@ -1,0 +1,293 @@
+"""The session manager of a policy: its sessions are opened and ended by the episodes of another run.
+
+The other run's gateway opens a session for an episode whose agent calls the policy. Ends are read from the other run's
+log: what has a trajectory there is scored here, what was abandoned there is abandoned here. A restarted manager reads
+that log again and leaves out what its own log has the end of, so that each episode ends once in both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+import structlog
+
+from areal_actors.core.policy_settings import PolicyRole
+from areal_actors.core.values import SamplingParams, Task
+from areal_actors.gateway.gateway_state import GatewayState
+from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.gateway.sessions.episode_end import EndingEvent
+from areal_actors.gateway.sessions.keys import session_key
+from areal_actors.gateway.sessions.table import Session
+from areal_actors.messages import (
+    ActorStarted,
+    CapacityGranted,
+    EndPolicySession,
+    EpisodeAbandoned,
+    EpisodeEvaluated,
+    EpisodeScored,
+    OpenPolicySession,
+    RunEpisode,
+    SessionClosed,
+    SessionOpened,
+    TrajectoryExported,
+)
+from areal_actors.messages.episode_ends import UNUSED, EpisodeSet
+from areal_actors.policies.policy_reward import policy_reward
+from areal_actors.runtime.actor import Context, Emits, Submit, Tick, on
+from areal_bus.base import Envelope
+from areal_bus.errors import BusError
+
+FOLLOW_AGAIN_SECONDS = 1.0
+"""Pause before the other run is followed again after an error of the bus."""
+logger = structlog.get_logger(__name__)
+
+FollowRun = Callable[[], AsyncGenerator[Envelope, None]]
+"""Reads the log of the run whose agents call the policy, from its first event on, and follows it until cancelled."""
+ENDS: dict[str, type[TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned]] = {
+    kind.subject: kind for kind in (TrajectoryExported, EpisodeEvaluated, EpisodeAbandoned)
+}
+
+
+class PolicyGatewayState(GatewayState):
+    """Snapshot of the session manager of a policy."""
+
+    ended: EpisodeSet = msgspec.field(default_factory=EpisodeSet)
+    granted: int = 0
+
+
+class PolicySessionManager(SessionManager):
+    """An episode is trained here if its agent called the policy, and once, whatever is killed."""
+
+    state_type = PolicyGatewayState
+
+    def __init__(
+        self,
+        *arguments: Any,
+        role: PolicyRole,
+        follow_run: FollowRun,
+        group_size: int,
+        lease_seconds: float,
+        waits_for_grants: bool,
+        **options: Any,
+    ) -> None:
+        """`arguments` and `options` are those of every session manager.
+
+        Without `waits_for_grants`, as for weights that are not trained, sessions are opened at once.
+        """
+        super().__init__(*arguments, **options)
+        self.role, self.follow_run = role, follow_run
+        self.group_size, self.lease_seconds = group_size, lease_seconds
+        self.waits_for_grants = waits_for_grants
+        self.ended = EpisodeSet()
+        self.granted = 0
+        """Number of groups that the staleness gate of the policy has let start."""
+        self.more_granted = asyncio.Condition()
+        self.opened: set[str] = set()
+        """Episodes with a session since this process began, until they end."""
+        self._caught_up = asyncio.Event()
+        """Set once the policy's own log has been folded: before that, ends would be repeated."""
+        self._following: asyncio.Task[None] | None = None
+
+    @classmethod
+    def kind(cls) -> str:
+        """Returns the name of every session manager."""
+        return SessionManager.kind()
+
+    def snapshot(self) -> PolicyGatewayState:
+        """The state for a successor gateway."""
+        state = super().snapshot()
+        fields = {name: getattr(state, name) for name in state.__struct_fields__}
+        return PolicyGatewayState(**fields, ended=self.ended, granted=self.granted)
+
+    def restore(self, state: GatewayState) -> None:
+        """Restore the state of a predecessor."""
+        super().restore(state)
+        if isinstance(state, PolicyGatewayState):
+            self.ended, self.granted = state.ended, state.granted
+
+    async def start(self, submit: Submit) -> None:
+        """Serve the gateway, and follow the run whose agents call the policy."""
+        await super().start(submit)
+        self._following = asyncio.create_task(self._follow(submit))
+
+    async def stop(self) -> None:
+        """Stop serving, and following."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+        await super().stop()
+
+    async def _follow(self, submit: Submit) -> None:
+        await self._caught_up.wait()
+        while True:
+            try:
+                await self._end_sessions(submit)
+            except BusError as error:
+                logger.warning("the run is followed again", run=self.role.run, reason=str(error))
+            await asyncio.sleep(FOLLOW_AGAIN_SECONDS)
+
+    async def _end_sessions(self, submit: Submit) -> None:
+        """End a session for each end of an attempt in the other run."""
+        async with aclosing(self.follow_run()) as events:
+            async for envelope in events:
+                if (kind := ENDS.get(envelope.subject)) is not None:
+                    async with aclosing(submit(end_of(envelope.open(kind)))) as replies:
+                        await anext(replies)
+
+    # ---------------------------------------------------------------- requests of the other run
+
+    @on
+    async def open_policy_session(self, request: OpenPolicySession, context: Context) -> Emits[SessionOpened]:
+        work = request.work
+        if refused := await self._grant_refusal(work, context) or self.registry.rejection_reason(work):
+            yield SessionOpened(refused=refused)
+            return
+        key = session_key(self.secret, request.session)
+        if self.registry.find(request.session) is None:
+            session = Session(
+                id=request.session,
+                api_key=key,
+                work=work,
+                lease_seconds=self.lease_seconds,
+                expires=context.now + self.lease_seconds,
+            )
+            self.registry.open(session)
+            self.opened.add(work.episode)
+        yield SessionOpened(session=request.session, api_key=key)
+
+    async def _grant_refusal(self, work: RunEpisode, context: Context) -> str:
+        """Wait until the staleness gate lets the group of an episode start; the reason if it does not in time."""
+        if not self.waits_for_grants or work.purpose != "train":
+            return ""
+        group, seconds = int(work.group), self.role.settings.start_seconds
+        name = f"the staleness gate of policy '{self.role.name}' for group {group}"
+        try:
+            with context.waiting(name, seconds):
+                async with asyncio.timeout(seconds), self.more_granted:
+                    await self.more_granted.wait_for(lambda: self.granted > group)
+        except TimeoutError:
+            return (
+                f"policy '{self.role.name}' is {group + 1 - self.granted} groups behind: its trainer has not made room"
+                f" for group {group} within policies.{self.role.name}.start_seconds = {seconds:g} s"
+            )
+        return ""
+
+    @on
+    def end_policy_session(
+        self, request: EndPolicySession, context: Context
+    ) -> Iterator[EpisodeScored | EndingEvent | SessionClosed]:
+        work = request.work
+        if not self.ended.has(work.episode):
+            yield from self._end_attempt(request, context)
+        yield SessionClosed(session=work.episode)
+
+    def _end_attempt(self, request: EndPolicySession, context: Context) -> Iterator[EndingEvent]:
+        session = self.registry.session_of_episode(request.work.episode)
+        if request.reward is None:
+            yield from self.calls.unreported.of(session.id) if session is not None else ()
+            yield EpisodeAbandoned(work=request.work, reason=request.reason, detail=request.detail)
+        elif session is None:
+            was_opened = request.work.episode in self.opened
+            lost = f"the session of policy '{self.role.name}' was lost before the episode ended"
+            detail = lost if was_opened else f"no call of the episode went to policy '{self.role.name}'"
+            yield EpisodeAbandoned(work=request.work, reason="session" if was_opened else UNUSED, detail=detail)
+        elif (reward := policy_reward(self.role.settings.reward, request.reward, request.metrics)) is None:
+            lacking = f"the reward of the episode has no {self.role.settings.reward} (policies.{self.role.name}.reward)"
+            yield EpisodeAbandoned(work=_last_attempt(session.work), reason="reward", detail=lacking)
+        else:
+            session = self.registry.update(_with_last_attempt(session))
+            scored = EpisodeScored(
+                work=session.work,
+                session=session.id,
+                reward=reward,
+                metrics=request.metrics,
+                output=request.output,
+                ended_by=request.ended_by,
+                end_cause=request.end_cause,
+            )
+            yield from self.episode_scored(scored, context)
+
+    # ---------------------------------------------------------------- events of the policy's own log
+
+    @on
+    async def actor_started(self, event: ActorStarted, context: Context) -> Emits[EpisodeAbandoned]:
+        async for lost in super().actor_started(event, context):
+            yield lost
+        if self.external.caught_up:
+            self._caught_up.set()
+
+    @on
+    async def tick(self, tick: Tick, context: Context) -> Emits[EndingEvent]:
+        if self._following is not None and self._following.done():
+            self._following.result()  # its error is that of the actor
+        async for ending in super().tick(tick, context):
+            yield ending
+
+    @on
+    async def capacity_granted(self, event: CapacityGranted) -> None:  # type: ignore[override]
+        self.granted = max(self.granted, event.first_group + event.groups)
+        async with self.more_granted:
+            self.more_granted.notify_all()
+
+    @on
+    async def trajectory_exported(self, event: TrajectoryExported, context: Context) -> None:
+        await super().trajectory_exported(event, context)
+        self._record_end(event.trajectory.episode)
+
+    @on
+    async def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> None:
+        await super().episode_abandoned(event, context)
+        if event.work.attempts_left == 0:
+            self._record_end(event.work.episode)
+
+    @on
+    def episode_evaluated(self, event: EpisodeEvaluated) -> None:
+        super().episode_evaluated(event)
+        self._record_end(event.work.episode)
+
+    def _record_end(self, episode: str) -> None:
+        self.ended.add(episode, self.group_size)
+        self.opened.discard(episode)
+
+
+def end_of(event: TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned) -> EndPolicySession:
+    """Returns the end of an attempt in another run, as a policy's session manager takes it."""
+    if isinstance(event, EpisodeAbandoned):
+        return EndPolicySession(work=event.work, reason=event.reason, detail=event.detail)
+    if isinstance(event, EpisodeEvaluated):
+        return EndPolicySession(
+            work=_last_attempt(event.work),
+            reward=event.reward,
+            metrics=event.metrics,
+            output=event.output,
+            ended_by=event.ended_by,
+            end_cause=event.end_cause,
+        )
+    trajectory = event.trajectory
+    names = RunEpisode(
+        episode=trajectory.episode,
+        group=trajectory.group,
+        attempt=trajectory.attempt,
+        task=Task(id=trajectory.task, data={}, source=trajectory.source),
+        sampling=SamplingParams(),
+    )
+    return EndPolicySession(
+        work=names,
+        reward=trajectory.reward,
+        metrics=trajectory.metrics,
+        ended_by=trajectory.ended_by,
+        end_cause=trajectory.end_cause,
+    )
+
+
+def _last_attempt(work: RunEpisode) -> RunEpisode:
+    """Returns an attempt after which no other follows: the other run has ended the episode."""
+    return msgspec.structs.replace(work, attempts_left=0)
+
+
+def _with_last_attempt(session: Session) -> Session:
+    return msgspec.structs.replace(session, work=_last_attempt(session.work))
