@@ -34,6 +34,7 @@ from areal_actors.messages import (
     SessionClosed,
     SessionOpened,
     TrajectoryExported,
+    WeightsLoaded,
 )
 from areal_actors.messages.episode_ends import UNUSED, EpisodeSet
 from areal_actors.policies.policy_reward import policy_reward
@@ -85,7 +86,8 @@ class PolicySessionManager(SessionManager):
         self.ended = EpisodeSet()
         self.granted = 0
         """Number of groups that the staleness gate of the policy has let start."""
-        self.more_granted = asyncio.Condition()
+        self.changed = asyncio.Condition()
+        """Notified when more groups are granted, and when weights are loaded."""
         self.opened: set[str] = set()
         """Episodes with a session since this process began, until they end."""
         self._caught_up = asyncio.Event()
@@ -143,7 +145,7 @@ class PolicySessionManager(SessionManager):
     @on
     async def open_policy_session(self, request: OpenPolicySession, context: Context) -> Emits[SessionOpened]:
         work = request.work
-        if refused := await self._grant_refusal(work, context) or self.registry.rejection_reason(work):
+        if refused := await self._opening_refusal(work, context) or self.registry.rejection_reason(work):
             yield SessionOpened(refused=refused)
             return
         key = session_key(self.secret, request.session)
@@ -159,22 +161,24 @@ class PolicySessionManager(SessionManager):
             self.opened.add(work.episode)
         yield SessionOpened(session=request.session, api_key=key)
 
-    async def _grant_refusal(self, work: RunEpisode, context: Context) -> str:
-        """Wait until the staleness gate lets the group of an episode start; the reason if it does not in time."""
-        if not self.waits_for_grants or work.purpose != "train":
-            return ""
-        group, seconds = int(work.group), self.role.settings.start_seconds
-        name = f"the staleness gate of policy '{self.role.name}' for group {group}"
+    async def _opening_refusal(self, work: RunEpisode, context: Context) -> str:
+        """Wait until the policy answers, and its staleness gate lets the group start; the reason if not in time."""
+        name, seconds = f"policies.{self.role.name}.start_seconds", self.role.settings.start_seconds
         try:
-            with context.waiting(name, seconds):
-                async with asyncio.timeout(seconds), self.more_granted:
-                    await self.more_granted.wait_for(lambda: self.granted > group)
+            with context.waiting(f"policy '{self.role.name}' to take group {work.group}", seconds):
+                async with asyncio.timeout(seconds), self.changed:
+                    await self.changed.wait_for(lambda: not self._missing(work))
         except TimeoutError:
-            return (
-                f"policy '{self.role.name}' is {group + 1 - self.granted} groups behind: its trainer has not made room"
-                f" for group {group} within policies.{self.role.name}.start_seconds = {seconds:g} s"
-            )
+            return f"policy '{self.role.name}' {self._missing(work)} within {name} = {seconds:g} s"
         return ""
+
+    def _missing(self, work: RunEpisode) -> str:
+        """What the session of an episode waits for; empty if it can be opened."""
+        if self.calls.served is None or self.calls.pool.newest_version < 0:
+            return "has not loaded its weights"
+        if not self.waits_for_grants or work.purpose != "train" or self.granted > int(work.group):
+            return ""
+        return f"is {int(work.group) + 1 - self.granted} groups behind, whose training has not made room"
 
     @on
     def end_policy_session(
@@ -230,8 +234,14 @@ class PolicySessionManager(SessionManager):
     @on
     async def capacity_granted(self, event: CapacityGranted) -> None:  # type: ignore[override]
         self.granted = max(self.granted, event.first_group + event.groups)
-        async with self.more_granted:
-            self.more_granted.notify_all()
+        async with self.changed:
+            self.changed.notify_all()
+
+    @on
+    async def weights_loaded(self, event: WeightsLoaded) -> None:  # type: ignore[override]
+        super().weights_loaded(event)
+        async with self.changed:
+            self.changed.notify_all()
 
     @on
     async def trajectory_exported(self, event: TrajectoryExported, context: Context) -> None:

@@ -278,7 +278,10 @@ class RunLoop(Launch):
         """Wait for the end of the run; returns its error."""
         if (error := await self.first_end(self.used_up)) is not None:
             return error
-        return await self._save_and_stop(f"{self.used_up.result()}; ended" if self.used_up.done() else "interrupted")
+        role = self.recipe.policy
+        why = "interrupted" if role is None else f"run '{role.run}', whose agents call this policy, has ended"
+        error = await self._save_and_stop(f"{self.used_up.result()}; ended" if self.used_up.done() else why)
+        return "" if role is not None and self.saved_again.is_set() and not self.used_up.done() else error
 
     async def _save_and_stop(self, why: str) -> str:
         """End before the last step: the trainer saves a checkpoint, unless a second signal arrives."""
