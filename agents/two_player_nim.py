@@ -1,7 +1,8 @@
 """Two-player Nim, a zero-sum game: take 1, 2 or 3 nuts in turn; whoever takes the last one wins, an illegal move loses.
 
 The trained player plays `role` of its task, `first` or `second`, against `opponent`: `optimal` or `random`, which are
-code, or the name of a policy, which is asked through the same client as `model`. `default` plays against itself.
+code, or the name of a policy of the recipe, which is asked through the same client as `model` and scored by its own
+`reward` there. `default` plays against itself.
 """
 
 import random
@@ -33,8 +34,8 @@ class TwoPlayerNimAgent:
     ) -> str | dict[str, Any]:
         """Returns `won`, `lost` or `illegal`, which `reward` scores.
 
-        Where a policy is the opponent, its calls are trained too: returns 1 for each call of the winner, -1 for each of
-        the loser, by the id of the response.
+        Where the model plays against itself, all calls are trained: returns 1 for each call of the winner, -1 for each
+        of the loser, by the id of the response.
         """
         client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
         opponent, rng = task.get("opponent") or self._opponent, random.Random(task["question"])
@@ -59,7 +60,7 @@ class TwoPlayerNimAgent:
             moving, resting = resting, moving
         winner, loser = (moving, resting) if is_legal else (resting, moving)
         result = "won" if winner == task["role"] else "lost" if is_legal else "illegal"
-        if opponent in FIXED_PLAYERS:
+        if opponent != TRAINED:
             return result
         rewards = dict.fromkeys(calls[winner], 1.0) | dict.fromkeys(calls[loser], -1.0)
         return {"rewards": rewards, "metrics": {"won": float(result == "won")}}

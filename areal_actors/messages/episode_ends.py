@@ -21,7 +21,7 @@ OUTCOMES: tuple[Outcome, ...] = ("exported", "evaluated", "abandoned", "rejected
 """Outcomes of an attempt; only `abandoned` is a failure."""
 SURPLUS = "surplus"
 UNUSED = "unused"
-"""Reason of an episode that ended without a call of a policy, in the log of that policy."""
+"""Reason of an episode that ended without a call of the policy whose log this is: other policies were called."""
 BY_RECIPE = ("filtered", SURPLUS)
 """Reasons of dropped trajectories that are no loss: the recipe asks for it."""
 LONGEST_DEED = 100

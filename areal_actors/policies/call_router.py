@@ -121,7 +121,8 @@ class PolicyRouter:
 
     async def _open(self, policy: str, session: str, registry: SessionRegistry) -> str:
         """Open a session at a policy, which may be starting or restarting."""
-        question = OpenPolicySession(session=session, work=registry.get(session).work)
+        caller = registry.update(msgspec.structs.replace(registry.get(session), calls_policies=True))
+        question = OpenPolicySession(session=session, work=caller.work)
         seconds = self.policies[policy].start_seconds
         fault = f"policy '{policy}' has not started"
         try:

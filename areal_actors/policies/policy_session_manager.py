@@ -16,7 +16,6 @@ import msgspec
 import structlog
 
 from areal_actors.core.policy_settings import PolicyRole
-from areal_actors.core.values import SamplingParams, Task
 from areal_actors.gateway.gateway_state import GatewayState
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.episode_end import EndingEvent
@@ -37,6 +36,7 @@ from areal_actors.messages import (
     WeightsLoaded,
 )
 from areal_actors.messages.episode_ends import UNUSED, EpisodeSet
+from areal_actors.policies.episode_endings import EpisodeEndings
 from areal_actors.policies.policy_reward import policy_reward
 from areal_actors.runtime.actor import Context, Emits, Submit, Tick, on
 from areal_bus.base import Envelope
@@ -48,9 +48,6 @@ logger = structlog.get_logger(__name__)
 
 FollowRun = Callable[[], AsyncGenerator[Envelope, None]]
 """Reads the log of the run whose agents call the policy, from its first event on, and follows it until cancelled."""
-ENDS: dict[str, type[TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned]] = {
-    kind.subject: kind for kind in (TrajectoryExported, EpisodeEvaluated, EpisodeAbandoned)
-}
 
 
 class PolicyGatewayState(GatewayState):
@@ -135,9 +132,10 @@ class PolicySessionManager(SessionManager):
     async def _end_sessions(self, submit: Submit) -> None:
         """End a session for each end of an attempt in the other run."""
         async with aclosing(self.follow_run()) as events:
+            ends = EpisodeEndings()
             async for envelope in events:
-                if (kind := ENDS.get(envelope.subject)) is not None:
-                    async with aclosing(submit(end_of(envelope.open(kind)))) as replies:
+                if (end := ends.receive(envelope)) is not None:
+                    async with aclosing(submit(end)) as replies:
                         await anext(replies)
 
     # ---------------------------------------------------------------- requests of the other run
@@ -262,36 +260,6 @@ class PolicySessionManager(SessionManager):
     def _record_end(self, episode: str) -> None:
         self.ended.add(episode, self.group_size)
         self.opened.discard(episode)
-
-
-def end_of(event: TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned) -> EndPolicySession:
-    """Returns the end of an attempt in another run, as a policy's session manager takes it."""
-    if isinstance(event, EpisodeAbandoned):
-        return EndPolicySession(work=event.work, reason=event.reason, detail=event.detail)
-    if isinstance(event, EpisodeEvaluated):
-        return EndPolicySession(
-            work=_last_attempt(event.work),
-            reward=event.reward,
-            metrics=event.metrics,
-            output=event.output,
-            ended_by=event.ended_by,
-            end_cause=event.end_cause,
-        )
-    trajectory = event.trajectory
-    names = RunEpisode(
-        episode=trajectory.episode,
-        group=trajectory.group,
-        attempt=trajectory.attempt,
-        task=Task(id=trajectory.task, data={}, source=trajectory.source),
-        sampling=SamplingParams(),
-    )
-    return EndPolicySession(
-        work=names,
-        reward=trajectory.reward,
-        metrics=trajectory.metrics,
-        ended_by=trajectory.ended_by,
-        end_cause=trajectory.end_cause,
-    )
 
 
 def _last_attempt(work: RunEpisode) -> RunEpisode:

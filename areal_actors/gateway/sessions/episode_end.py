@@ -20,6 +20,7 @@ from areal_actors.messages import (
     InteractionsRecorded,
     TrajectoryExported,
 )
+from areal_actors.messages.episode_ends import UNUSED
 from areal_actors.sequences.build import apply_rewards
 
 Ending = TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned
@@ -55,6 +56,9 @@ def outcome(session: Session, scored: EpisodeScored | None = None) -> Ending:
         return _evaluated_event(
             scored, scored.reward, turns
         )  # the agent answered without the model: that is its answer
+    if not turns and session.calls_policies and scored.reward is not None:
+        last = msgspec.structs.replace(work, attempts_left=0)
+        return EpisodeAbandoned(work=last, reason=UNUSED, detail="all calls of the episode went to other policies")
     if problem := _not_trainable(turns, unknown, no_reward) or (work.purpose == "train" and _nothing_stored(turns)):
         return EpisodeAbandoned(work=work, reason="agent", detail=problem)
     final = next(turn.reward for turn in reversed(turns) if turn.reward is not None)

@@ -75,6 +75,8 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     """Number of calls in flight; the session does not expire while there are any."""
     returned: bool = False
     """True if its agent has returned text and the score is pending."""
+    calls_policies: bool = False
+    """True if its agent has called another policy of the recipe."""
     external: bool = False
     """True if an external agent started it over HTTP and ends it; otherwise a rollout worker opened it and has it
     scored."""
