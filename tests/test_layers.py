@@ -26,7 +26,7 @@ ORDER = (
         "evaluation",
         "metrics",
     ),
-    *("audit", "supervised", "embedded", "calibration", "chaos", "history"),
+    *("audit", "supervised", "embedded", "calibration", "chaos", "history", "policies"),
     *(
         "recipe",
         "lint",
@@ -83,6 +83,7 @@ WINGS = {
     "chaos",
     "audit",
     "history",
+    "policies",
     "reader",
 } | {*("replay", "track", "export", "imports", "stages", "web")}
 """Beside the path: these import stations, no station imports them."""

@@ -9,15 +9,27 @@ from areal_actors.core.layers import Key
 from areal_actors.core.policy_settings import METRIC, PolicySettings
 from areal_actors.core.problems import Problems, toml_value
 from areal_actors.core.run_facts import RunFacts
+from areal_actors.gateway.settings import GatewaySettings
 
 REWARDS = ("same", "opposite")
 OF_REMOTE = ("url", "served_model", "api_key_variable")
 OF_PAST = ("every_versions", "keep_versions")
 OF_TRAINED = ("reward",)
+OWN = "default"
+LONGEST_RUN = 64
+NOT_OF_A_POLICY = frozenset(
+    {
+        *("run", "folder", "steps", "model", "task", "evaluation", "gateway", "policies", "policy"),
+        *("chaos", "hosts", "bus", "track", "autoscale"),
+    }
+)
+"""Tables and settings of a recipe that `settings` of a policy cannot change."""
 
 
-def find_problems(policies: dict[str, PolicySettings], facts: RunFacts) -> Problems:
+def find_problems(policies: dict[str, PolicySettings], run: str, gateway: GatewaySettings, facts: RunFacts) -> Problems:
     """Yields every problem that keeps a policy from answering."""
+    if policies and gateway.joined:
+        yield ("gateway", "joined"), f"found {gateway.joined}, but gateways on other hosts reach no policy; write 0"
     if policies and not facts.has_episodes():
         yield ("policies",), "found policies, but no agent calls them in such a run; leave them out"
         return
@@ -25,6 +37,11 @@ def find_problems(policies: dict[str, PolicySettings], facts: RunFacts) -> Probl
         yield ("policies",), "found policies, but external agents call one model; leave them out"
         return
     for name, settings in policies.items():
+        if name == OWN:
+            yield ("policies", name), "found the name that agents give the recipe's own policy; write another"
+        if len(run) + 1 + len(name) > LONGEST_RUN:
+            fault = f"found {toml_value(run)}, but the run of policy '{name}' is called '{run}-{name}'"
+            yield ("run",), f"{fault}; write at most {LONGEST_RUN - 1 - len(name)} characters"
         for field, complaint in _policy_problems(settings):
             yield ("policies", name, *field), complaint
 
@@ -39,7 +56,9 @@ def _policy_problems(settings: PolicySettings) -> Problems:
         variable = settings.api_key_variable
         if variable and variable not in os.environ:
             yield ("api_key_variable",), f"found {toml_value(variable)}, which is not set; export it, or leave it out"
-    yield from ((key, complaint) for key, complaint in _misplaced(settings))
+    for table in sorted(settings.settings.keys() & NOT_OF_A_POLICY):
+        yield ("settings", table), "found a change, but it is the same for all policies of a run; leave it out"
+    yield from _misplaced(settings)
 
 
 def _misplaced(settings: PolicySettings) -> Problems:

@@ -24,6 +24,7 @@ from areal_actors.generation.abilities import ROUTES
 from areal_actors.generation.engines import describe_engine, no_routes_complaint
 from areal_actors.recipe.mixture import source_recipes
 from areal_actors.recipe.part_checks import facts_of, part_checks
+from areal_actors.recipe.policies import policy_recipe
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.run_actors import CONCURRENT, COUNTED, SEVERAL
 from areal_actors.recipe.supervision import tree_problems
@@ -48,7 +49,8 @@ class RecipeProblem(NamedTuple):
 
 def problems(recipe: Recipe, *, serving: bool = False) -> list[RecipeProblem]:
     """Returns what keeps a recipe from running, or with `serving` from being served, in the order of the recipe."""
-    yielded = _problems_of_mixture(recipe, serving=serving) if recipe.task.mix else _find(recipe, serving=serving)
+    yielded = list(_problems_of_mixture(recipe, serving=serving) if recipe.task.mix else _find(recipe, serving=serving))
+    yielded += _problems_of_policies(recipe, yielded)
     return sorted((RecipeProblem(*problem) for problem in yielded), key=lambda problem: _place(recipe, problem.key))
 
 
@@ -82,9 +84,29 @@ def _problems_of_mixture(recipe: Recipe, *, serving: bool) -> Problems:
         yield ("evaluation", "tasks"), f"{fault}; write at most {sum(counts)}, or hold out more"
 
 
+def _problems_of_policies(recipe: Recipe, own: list[tuple[Key, str]]) -> Problems:
+    """Yields the problems of the recipes of its policies, but not its own."""
+    for name, settings in recipe.policies.items():
+        if not settings.has_processes():
+            continue
+        try:
+            changed = policy_recipe(recipe, name)
+        except msgspec.ValidationError as error:
+            yield ("policies", name, "settings"), f"found a setting that the recipe refuses: {error}; correct it"
+            continue
+        schedule = changed.trainer.optimizer.schedule
+        if settings.kind == "trained" and schedule != "constant":
+            key = ("policies", name, "settings", "trainer", "optimizer", "schedule")
+            fault = f"found {toml_value(schedule)}, but the number of a policy's steps is not known before"
+            yield key, f'{fault}; write "constant" here, for this policy'
+        for key, complaint in _find(changed, serving=changed.is_served()):
+            if (key, complaint) not in own:
+                yield ("policies", name, "settings", *key), complaint
+
+
 def _is_of_sources(key: Key) -> bool:
     """Returns True for a problem that each source is asked for."""
-    of_mixture = key[1:2] == ("mix",) or key[1:2] == ("curriculum",) or key[1] in OF_A_SOURCE
+    of_mixture = key[1:2] in {("mix",), ("curriculum",)} or key[1:2] in {(name,) for name in OF_A_SOURCE}
     return key == ("evaluation", "tasks") or (key[0] == "task" and not of_mixture)
 
 

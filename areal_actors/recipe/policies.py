@@ -21,11 +21,6 @@ STEPS = 1_000_000
 """Steps of a policy's run, which ends with the run that calls it."""
 POLICIES = "policies"
 """Folder, in that of a run, of the runs of its policies."""
-NOT_OF_A_POLICY = (
-    *("run", "folder", "steps", "model", "task", "evaluation", "gateway", "policies", "policy"),
-    *("chaos", "hosts", "bus", "track", "autoscale"),
-)
-"""Settings of a recipe that `settings` of a policy cannot change."""
 
 
 def main_folder(folder: Path) -> Path:

@@ -280,8 +280,7 @@ class RunLoop(Launch):
             return error
         role = self.recipe.policy
         why = "interrupted" if role is None else f"run '{role.run}', whose agents call this policy, has ended"
-        error = await self._save_and_stop(f"{self.used_up.result()}; ended" if self.used_up.done() else why)
-        return "" if role is not None and self.saved_again.is_set() and not self.used_up.done() else error
+        return await self._save_and_stop(f"{self.used_up.result()}; ended" if self.used_up.done() else why)
 
     async def _save_and_stop(self, why: str) -> str:
         """End before the last step: the trainer saves a checkpoint, unless a second signal arrives."""
