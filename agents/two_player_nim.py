@@ -1,4 +1,4 @@
-"""Two-player Nim, a zero-sum game: take 1, 2 or 3 nuts in turn; whoever takes the last one wins, an illegal move loses.
+"""Two-player Nim, a zero-sum game: take 1, 2 or 3 nuts in turn; the last one wins, an illegal move loses.
 
 The trained player plays `role` of its task, `first` or `second`, against `opponent`: `optimal` or `random`, which are
 code, or the name of a policy of the recipe, which is asked through the same client as `model` and scored by its own

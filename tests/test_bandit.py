@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import torch
 from support.bandit import (
+    BASELINE,
     EXPECTED_BY_CRITIC,
     POLICY,
     Episode,
@@ -42,6 +43,7 @@ from areal_actors.training.algorithms import (
     LitePpo,
     M2po,
     Ppo,
+    Rae,
     ReinforcePlusPlus,
     Rloo,
     Sapo,
@@ -141,6 +143,7 @@ ALGORITHMS = {
         ReinforcePlusPlus(baseline="group", normalize_advantages=False, **SUM, **FREE),
         centered,
     ),
+    "rae": (Rae(**SUM, **FREE), one),
     "ppo": (Ppo(gae_lambda=1.0, normalize_advantages=False, **SUM, **FREE), one),
 }
 """Algorithm, with the sum over an episode's tokens, and the factor by which its mean gradient is the policy
@@ -253,6 +256,7 @@ PAPERS = {
     **dict.fromkeys(("rloo", "rloo, clipped"), (1.0, -1 / 7)),
     **dict.fromkeys(("dr_grpo", "grpo, no std", "reinforce_plus_plus, baseline"), (7 / 8, -1 / 8)),
     "reinforce_plus_plus": (1.0, 0.0),
+    "rae": (1.0 - BASELINE, -BASELINE),
     "ppo": (1.0 - EXPECTED_BY_CRITIC[0].item(), -EXPECTED_BY_CRITIC[0].item()),
 }
 """Advantage of the success and of the others; those that are not here divide by the standard deviation."""

@@ -10,6 +10,7 @@ from support.algorithm_cases import EVERY
 from support.live_run import ROOT
 from support.tiny_trainer import make_trainer, sequences_of, write_model
 
+from areal_actors.core.values import SequenceCall
 from areal_actors.messages import BatchFormed
 from areal_actors.sequences.step_metrics import REWARD_METRIC, batch_metrics, example_metrics
 from areal_actors.training.algorithms.base import INITIAL
@@ -49,12 +50,17 @@ def documented():
     return names
 
 
+def with_baseline(row, reward):
+    """The only call of a row, with a role-wise baseline."""
+    return SequenceCall(start=0, end=len(row.token_ids), reward=reward, truncated=row.truncated, baseline=0.5)
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """Names of a step of every algorithm."""
     folder = write_model(tmp_path_factory.mktemp("model"))
     rows = [
-        msgspec.structs.replace(row, reward=float(number % 2))
+        msgspec.structs.replace(row, reward=float(number % 2), calls=(with_baseline(row, float(number % 2)),))
         for number, row in enumerate(sequences_of(make_trainer(folder), members=2))
     ]
     batch = {

@@ -102,6 +102,8 @@ class TrajectoryInfo(msgspec.Struct, metaclass=FrozenMeta):
     tokens: int
     rewards: tuple[float, ...] = ()
     """Rewards in the statistics of its group: one, or one per call (`task.baseline_over`)."""
+    role_rewards: dict[str, float] = {}
+    """Reward of each of its roles, by the name of its baseline; empty without role-wise baselines."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, sequence: int, credit: Credit = EPISODE) -> TrajectoryInfo:
@@ -185,6 +187,8 @@ class BatchAssembler(msgspec.Struct, kw_only=True):
     again."""
     unjudged: set[int] = set()
     """Complete groups that were not judged since, or refused."""
+    baselines: dict[str, float] = {}
+    """Role-wise baselines after the latest batch, by name."""
 
     def record_grant(self, first: int, groups: int, weight_version: int) -> BatchAssembler:
         """Record the grant of groups, for which batches shall wait."""

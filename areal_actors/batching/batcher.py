@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from areal_actors.batching.assembler import BatchAssembler, BatcherConfig, Filter, Refusal, TrajectoryInfo
+from areal_actors.batching.role_baselines import role_rewards, update_baselines
 from areal_actors.messages import (
     BatchFormed,
     CapacityGranted,
@@ -38,14 +41,19 @@ class Batcher(Actor):
         steps: int,
         keeps: Filter | None = None,
         credit: Credit = EPISODE,
+        baseline_decay: float | None = None,
     ) -> None:
-        """`keeps` returns True for groups to train, given the rewards that `credit` assigns to their sequences."""
+        """`keeps` returns True for groups to train, given the rewards that `credit` assigns to their sequences.
+
+        `baseline_decay`: of role-wise baselines; None if there are none.
+        """
         self.config = config
         self.keeps = keeps
         self.credit = credit
         self.batch_size = batch_size
         self.most_staleness = max_staleness
         self.steps = steps
+        self.baseline_decay = baseline_decay
         self.assembler = BatchAssembler(group_size=group_size)
 
     @property
@@ -73,9 +81,10 @@ class Batcher(Actor):
     @on
     def trajectory_exported(self, event: TrajectoryExported, context: Context) -> Iterator[BatcherEvent]:
         trajectory = event.trajectory
-        self.assembler.add_trajectory(
-            int(trajectory.group), TrajectoryInfo.of(trajectory, context.sequence, self.credit)
-        )
+        member = TrajectoryInfo.of(trajectory, context.sequence, self.credit)
+        if self.baseline_decay is not None:
+            member = msgspec.structs.replace(member, role_rewards=role_rewards(trajectory, self.credit))
+        self.assembler.add_trajectory(int(trajectory.group), member)
         yield from self._advance()
 
     @on
@@ -116,13 +125,7 @@ class Batcher(Actor):
             self.assembler.form_batch(groups)
             yield BatchFormed(
                 step=version,
-                groups=tuple(
-                    tuple(
-                        TrajectoryRef(episode=trajectory.episode, sequence=trajectory.sequence)
-                        for trajectory in group.trajectories()
-                    )
-                    for group in groups
-                ),
+                groups=tuple(tuple(map(self._reference, group.trajectories())) for group in groups),
                 oldest_version=version - bound if self.config.exit_policy != "keep" else 0,
                 trained_trajectories=self.assembler.trained.trajectories,
                 trained_tokens=self.assembler.trained.tokens,
@@ -133,6 +136,13 @@ class Batcher(Actor):
             )
         elif filtered < (most := self.config.max_filtered_batches * self.batch_size) <= self.assembler.filtered:
             yield FilterExhausted(reason=self._no_groups_left(most))
+
+    def _reference(self, member: TrajectoryInfo) -> TrajectoryRef:
+        """Returns the reference to a trajectory of a batch, and moves the baselines of its roles to its rewards."""
+        baselines: dict[str, float] = {}
+        if self.baseline_decay is not None:
+            baselines = update_baselines(self.assembler.baselines, member.role_rewards, self.baseline_decay)
+        return TrajectoryRef(episode=member.episode, sequence=member.sequence, baselines=baselines)
 
     def _no_groups_left(self, most: int) -> str:
         equal = "all the rewards of each were equal, so the tasks are solved or out of reach"

@@ -20,6 +20,11 @@ def find_problems(batcher: BatcherConfig, algorithm: object, facts: RunFacts) ->
     if batcher.dynamic_sampling and facts.group_size < 2:
         fault = f"found true, but a group of {facts.group_size} has no two rewards that differ"
         yield ("batcher", "dynamic_sampling"), f"{fault}; write algorithm.group_size = 2 or more"
+    elif batcher.dynamic_sampling and getattr(algorithm, "baseline_decay", None) is not None:
+        fault = (
+            "found true, which drops groups whose rewards are equal though they differ from the baseline of their role"
+        )
+        yield ("batcher", "dynamic_sampling"), f"{fault}; leave it out"
     if batcher.dynamic_sampling and getattr(algorithm, "reward_normalization", "sum") == "separate":
         fault = "found true, which drops groups whose sums are equal though single rewards differ"
         yield ("batcher", "dynamic_sampling"), f'{fault}; leave it out, or write algorithm.reward_normalization = "sum"'

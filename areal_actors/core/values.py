@@ -1,8 +1,7 @@
 """Values in messages: tasks, sampling parameters, token columns, interactions and trajectories.
 
 Token columns are bytes (little-endian u32 ids, f32 log-probabilities, version spans), never lists: encoding is 100
-times faster and a token takes 8 bytes, 6 or 7 in the log. Trajectories are tree-encoded: an interaction stores its
-parent and its own suffix, so a long conversation is not stored once per turn.
+times faster and a token takes 8 bytes, 6 or 7 in the log. An interaction stores its parent and its own suffix only.
 """
 
 from __future__ import annotations
@@ -228,8 +227,7 @@ class Interaction(Value):
     temperature: float | None = None
     """Sampling temperature if the client set one (`gateway.temperature_policy = "as_asked"`); None for the recipe's."""
     routes: bytes = b""
-    """Experts of the positions that this call added (`core/routes.py`): from the last token of its prefix, or the first
-    of its prompt if it has none, to the token before its last. Each as first computed. Empty if none were recorded."""
+    """Experts of its positions up to the token before its last, without those of its prefix (`core/routes.py`)."""
     call_problem: str = ""
     """Name of the cause for which a tool call that the model wrote did not reach the agent as one, if there is one."""
     fields_ignored: bool = False
@@ -237,8 +235,7 @@ class Interaction(Value):
     images: tuple[ImageRef, ...] = ()
     """Images in `prompt_suffix`, by position; `start` counts from the beginning of the suffix."""
     id_planes: IdStreams = 0
-    """As sent and logged, the bytes of a token id: ids and log-probabilities are byte streams (`byte_stream_split.py`);
-    0 once decoded, and in logs of format 2: columns are as described above."""
+    """Bytes of a token id in the byte streams of a log (`byte_stream_split.py`); 0 once decoded, and in format 2."""
 
     def __post_init__(self) -> None:
         """Decode columns that were sent as byte streams."""
@@ -301,13 +298,13 @@ class Trajectory(Value):
     """Number of its calls in flight when the agent returned, or that the agent had left; they are not trained."""
     source: str = ""
     """`Task.source` of its task."""
+    role: str = ""
+    """Role of its task (`RunEpisode.role`)."""
 
     def oldest_version(self) -> int:
         """Returns the weight version of the oldest sampled token; -1 if there is none."""
-        return min(
-            (span.weight_version for turn in self.interactions for span in turn.completion.versions),
-            default=PROMPT_VERSION,
-        )
+        versions = (span.weight_version for turn in self.interactions for span in turn.completion.versions)
+        return min(versions, default=PROMPT_VERSION)
 
     def sampled_tokens(self) -> int:
         """Returns the number of tokens sampled in all interactions."""
@@ -364,6 +361,8 @@ class SequenceCall(Value, array_like=True):
     """True if its request had fields without effect that are no bookkeeping."""
     named_rewards: tuple[NamedReward, ...] = ()
     """Rewards of which `reward` is the weighted sum, in one order for all calls; empty if the recipe names none."""
+    baseline: float | None = None
+    """Role-wise baseline of its episode; None without one."""
 
 
 class TrainingSequence(msgspec.Struct, frozen=True):

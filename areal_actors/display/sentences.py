@@ -49,6 +49,7 @@ from areal_actors.messages import (
 )
 from areal_actors.messages.episode_ends import EpisodeCounts, abandoned_outcome, is_failure
 from areal_actors.rollout.blocked import format_blocked
+from areal_actors.sequences.step_metrics import BASELINE_METRIC
 from areal_bus.message import Message
 
 ACCURACY = "accuracy"
@@ -88,6 +89,16 @@ def equal_groups(metrics: Mapping[str, float]) -> str:
     if equal < groups:
         return f"equal rewards in {equal} of {groups} groups"
     return f"no signal: equal rewards {f'within each of {groups} groups' if groups > 1 else 'in its only group'}"
+
+
+def role_baselines(metrics: Mapping[str, float]) -> str:
+    """Returns the baseline of each role of a step; empty without role-wise baselines."""
+    baselines = [
+        f"{name.removeprefix(BASELINE_METRIC)} {value:.3f}"
+        for name, value in metrics.items()
+        if name.startswith(BASELINE_METRIC)
+    ]
+    return f"baseline of {', '.join(baselines)}" if baselines else ""
 
 
 def without_credit(metrics: Mapping[str, float]) -> str:
@@ -223,7 +234,13 @@ def _log_recovered(event: LogRecovered) -> str:
 def _step(event: StepCompleted) -> str:
     share = event.metrics.get("ended_by_model", 0.0)
     ended = f"{share:.0%} ended by the model" if share else ""
-    parts = (*present(STEP_METRICS, event.metrics), ended, equal_groups(event.metrics), without_credit(event.metrics))
+    parts = (
+        *present(STEP_METRICS, event.metrics),
+        role_baselines(event.metrics),
+        ended,
+        equal_groups(event.metrics),
+        without_credit(event.metrics),
+    )
     return f"step {event.step}: {', '.join(filter(None, parts))}"
 
 

@@ -64,6 +64,8 @@ class RunEpisode(Work):
     task: Task
     purpose: Purpose = "train"
     sampling: SamplingParams
+    role: str = ""
+    """Role whose baseline its reward is compared with (`algorithm.role_field`); empty without role-wise baselines."""
 
 
 class EvaluateEpisode(Work):

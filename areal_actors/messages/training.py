@@ -14,6 +14,8 @@ class TrajectoryRef(Value):
     episode: str
     sequence: int
     """Position of its `TrajectoryExported` in the log."""
+    baselines: dict[str, float] = {}
+    """Baseline of each of its roles, of the rewards of the episodes before it; empty without role-wise baselines."""
 
 
 class BatchFormed(Event):

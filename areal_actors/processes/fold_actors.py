@@ -26,6 +26,7 @@ from areal_actors.tasks.curriculum.schedule import Schedule
 from areal_actors.tasks.datasets import Dataset, open_dataset, open_listed
 from areal_actors.tasks.mixture.mixed_tasks import MixedTasks, of_source, take_in_turn
 from areal_actors.tasks.mixture.source_order import SourceOrder
+from areal_actors.tasks.roles import check_roles
 from areal_actors.tasks.task_source import TaskSequence, TaskSource
 from areal_bus.message import FrozenMeta
 
@@ -65,9 +66,15 @@ def open_tasks(recipe: Recipe, folder: RunFolder, source: str = "") -> Dataset:
     task = recipe.task
     if task.environment:
         assert isinstance(task.held_out, int)
-        return open_listed(folder.tasks / source, task.environment, seed=recipe.seed, held_out=task.held_out)
-    needed = ":" not in task.reward  # a function of one's own, or a trained model, may do without
-    return open_dataset(task.dataset, seed=recipe.seed, held_out=task.held_out, columns=task.columns, answers=needed)
+        tasks = open_listed(folder.tasks / source, task.environment, seed=recipe.seed, held_out=task.held_out)
+    else:
+        needed = ":" not in task.reward  # a function of one's own, or a trained model, may do without
+        tasks = open_dataset(
+            task.dataset, seed=recipe.seed, held_out=task.held_out, columns=task.columns, answers=needed
+        )
+    if recipe.algorithm.role_field:
+        check_roles(tasks.train, recipe.algorithm.role_field)
+    return tasks
 
 
 def open_draws(recipe: Recipe, folder: RunFolder) -> TaskSequence:
@@ -112,6 +119,7 @@ def _task_source(context: BuildContext) -> Actor:
         retries=recipe.task.retries,
         surplus_after=recipe.steps - 1 if recipe.staleness_gate.surplus_groups else None,
         sampling_by_source=_sampling_by_source(recipe),
+        role_field=recipe.algorithm.role_field,
     )
 
 
@@ -125,6 +133,7 @@ def _batcher(context: BuildContext) -> Actor:
         steps=recipe.steps,
         keeps=group_filter(recipe.batcher, Path.cwd()),
         credit=Credit.of(recipe.task),
+        baseline_decay=recipe.algorithm.baseline_decay,
     )
 
 

@@ -82,6 +82,7 @@ class RecordedBatches:
             steps=recipe.steps,
             keeps=group_filter(recipe.batcher, Path.cwd()),
             credit=self.credit,
+            baseline_decay=recipe.algorithm.baseline_decay,
         )
 
     async def receive(self, envelope: Envelope, message: Event) -> None:
@@ -140,7 +141,9 @@ class RecordedBatches:
             sequence
             for number, group in enumerate(batch.groups)
             for member in group
-            for sequence in sequences_of(self.trajectories[member.sequence], number, batch.oldest_version, self.credit)
+            for sequence in sequences_of(
+                self.trajectories[member.sequence], number, batch.oldest_version, self.credit, member.baselines
+            )
         ]
 
 

@@ -102,7 +102,7 @@ def _rows(batch: RecordedBatch, trajectories: Mapping[int, Trajectory], credit: 
             if trajectory_fault(trajectory) is not None:
                 continue
             ends = sequence_ends(trajectory.interactions, credit.style)
-            sequences = sequences_of(trajectory, number, batch.event.oldest_version, credit)
+            sequences = sequences_of(trajectory, number, batch.event.oldest_version, credit, member.baselines)
             for end, sequence in zip(ends, sequences, strict=True):
                 if index not in refused:
                     yield trajectory, end, sequence

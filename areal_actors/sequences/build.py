@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import takewhile
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import PROMPT_VERSION, ImageRef, Interaction, SequenceCall, TrainingSequence, Trajectory
-from areal_actors.sequences.credit import Credit, call_rewards, calls_without_credit, sequence_ends
+from areal_actors.sequences.credit import Credit, baseline_name, call_rewards, calls_without_credit, sequence_ends
 from areal_actors.sequences.named_rewards import named_call_rewards
 
 if TYPE_CHECKING:
@@ -43,13 +44,17 @@ def last_trained(interactions: Sequence[Interaction]) -> Interaction:
 
 
 def sequences_of(
-    trajectory: Trajectory, group: int, oldest_version: int, credit: Credit = EPISODE
+    trajectory: Trajectory,
+    group: int,
+    oldest_version: int,
+    credit: Credit = EPISODE,
+    baselines: Mapping[str, float] = MappingProxyType({}),
 ) -> list[TrainingSequence]:
     """Sequences of a trajectory, each call with its R(call).
 
     Every sampled token is trained in one sequence only: where paths share a prefix, it is context in later sequences,
     and so are earlier calls in the sequence of a call, tokens older than `oldest_version`, and calls that are not
-    trained.
+    trained. `baselines` are the role-wise ones of the episode, by name.
     """
     by_id, ended = {call.id: call for call in trajectory.interactions}, last_call_of_model(trajectory)
     rewards = call_rewards(trajectory, credit)
@@ -74,6 +79,7 @@ def sequences_of(
                 call_problem=call.call_problem,
                 fields_ignored=call.fields_ignored,
                 named_rewards=named.get(call.id, ()),
+                baseline=baselines.get(baseline_name(trajectory, call, credit)),
             )
             for call, start, end_of_call in call_places(path)
             if call.id not in context

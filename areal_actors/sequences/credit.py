@@ -182,6 +182,15 @@ def sample_rewards(trajectory: Trajectory, credit: Credit) -> tuple[float, ...]:
     return tuple(trained) if credit.baseline_over == "calls" else (mean(trained),)
 
 
+def baseline_name(trajectory: Trajectory, call: Interaction, credit: Credit) -> str:
+    """Returns the name of the role-wise baseline of a call: source, role of the task, and with `"roles"` of the call.
+
+    Parts that an episode lacks are left out; `all` if it has none.
+    """
+    role = call.role if credit.baseline_over == "roles" else ""
+    return "/".join(part for part in (trajectory.source, trajectory.role, role) if part) or "all"
+
+
 def sequence_ends(interactions: Sequence[Interaction], style: ExportStyle) -> list[Interaction]:
     """Last interactions of sequences: every trained one, or those whose tokens no other trained one extends."""
     trained = [call for call in interactions if call.trained]

@@ -56,13 +56,15 @@ def batch_sequences(
     sequences: list[TrainingSequence] = []
     refused: list[RefusedSequence] = []
     metrics: list[Mapping[str, float]] = []
+    baselines = {member.episode: member.baselines for members in batch.groups for member in members}
     index = 0
     for group, trajectory in trajectories:
         if (fault := trajectory_fault(trajectory)) is not None:
             refused.append(RefusedSequence(episode=trajectory.episode, cause=str(fault)))
             continue
         metrics.append(trajectory.metrics)
-        for sequence in sequences_of(trajectory, group, batch.oldest_version, credit):
+        of_episode = baselines.get(trajectory.episode, {})
+        for sequence in sequences_of(trajectory, group, batch.oldest_version, credit, of_episode):
             fault = sequence_fault(sequence, limits, batch.step)
             if fault is None and sequence.images and folder is not None:
                 fault = image_fault(sequence, folder)

@@ -27,6 +27,9 @@ SOURCE_METRIC = "source/"
 UNREAD_CALLS = "tool_call_error"
 """Metric of tool calls that did not reach the agent as calls, and prefix of its causes."""
 
+BASELINE_METRIC = "baseline/"
+"""Prefix of role-wise baselines, before the name of the role."""
+
 SAMPLED_ONLY_METRICS = frozenset(
     {"groups", "groups_without_signal", "train_infer_logprob_diff_max", "parity_tokens", UNREAD_CALLS}
 )
@@ -72,7 +75,17 @@ def batch_metrics(sequences: Sequence[TrainingSequence], batch: BatchFormed) -> 
         **_unread_call_shares(sequences),
         **_ignored_fields(sequences),
         **_by_source(episodes),
+        **_baselines(batch),
     }
+
+
+def _baselines(batch: BatchFormed) -> dict[str, float]:
+    """Mean of the role-wise baselines of the episodes of the batch, by role; nothing without such baselines."""
+    by_name: dict[str, list[float]] = {}
+    for member in (member for group in batch.groups for member in group):
+        for name, baseline in member.baselines.items():
+            by_name.setdefault(name, []).append(baseline)
+    return {f"{BASELINE_METRIC}{name}": float(np.mean(baselines)) for name, baselines in sorted(by_name.items())}
 
 
 def _by_source(episodes: Sequence[Sequence[TrainingSequence]]) -> dict[str, float]:

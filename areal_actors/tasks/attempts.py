@@ -22,11 +22,23 @@ class Attempt(Value):
 
 
 def first_attempt(
-    group: str, member: int, task: Task, sampling: SamplingParams, retries: int, purpose: Purpose = "train"
+    group: str,
+    member: int,
+    task: Task,
+    sampling: SamplingParams,
+    retries: int,
+    purpose: Purpose = "train",
+    role: str = "",
 ) -> RunEpisode:
     """Returns the first attempt at an episode of a group."""
     return RunEpisode(
-        episode=f"{group}.{member}", group=group, attempts_left=retries, task=task, purpose=purpose, sampling=sampling
+        episode=f"{group}.{member}",
+        group=group,
+        attempts_left=retries,
+        task=task,
+        purpose=purpose,
+        sampling=sampling,
+        role=role,
     )
 
 

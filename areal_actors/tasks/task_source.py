@@ -23,6 +23,7 @@ from areal_actors.messages import (
 from areal_actors.runtime.actor import Actor, Context, on
 from areal_actors.tasks.attempts import Attempt, Attempts, first_attempt
 from areal_actors.tasks.curriculum.schedule import Schedule, ScheduleState
+from areal_actors.tasks.roles import read_role
 
 SURPLUS = "the last batch was formed before its group was complete (staleness_gate.surplus_groups)"
 
@@ -71,10 +72,12 @@ class TaskSource(Actor):
         retries: int,
         surplus_after: int | None = None,
         sampling_by_source: Mapping[str, SamplingParams] | None = None,
+        role_field: str = "",
     ) -> None:
         """`surplus_after`: step of the last batch, counted from 0, after which episodes that still run are surplus.
 
-        None if none are. `sampling_by_source`: sampling parameters of the sources of a mixture.
+        None if none are. `sampling_by_source`: sampling parameters of the sources of a mixture. `role_field`: field of
+        tasks with the role of their episodes; empty if they have none.
         """
         self.tasks = tasks
         self.schedule = tasks if isinstance(tasks, Schedule) else None
@@ -84,6 +87,7 @@ class TaskSource(Actor):
         self.sampling = sampling
         self.sampling_by_source = sampling_by_source or {}
         self.retries = retries
+        self.role_field = role_field
         self.attempts = Attempts()
         self.drawn = 0
         self.surplus = False
@@ -182,7 +186,8 @@ class TaskSource(Actor):
 
     def _work(self, number: int, member: int, task: Task) -> RunEpisode:
         sampling = self.sampling_by_source.get(task.source, self.sampling)
-        return first_attempt(str(number), member, task, sampling, self.retries)
+        role = read_role(task.data, self.role_field) if self.role_field else ""
+        return first_attempt(str(number), member, task, sampling, self.retries, role=role)
 
     def status(self) -> dict[str, float | str]:
         """Number of tasks drawn, and of epochs."""

@@ -138,7 +138,14 @@ def step_columns(
         versions=column(trained_values("versions").astype(np.int64)),
         weight_version=weight_version,
         named_rewards=tuple(_named_columns([call for calls in own for call in calls], column)),
+        baselines=_baseline_column([call for calls in own for call in calls], column),
     )
+
+
+def _baseline_column(calls: Sequence[SequenceCall], column: Callable[[NDArray[Any]], Any]) -> Any:
+    """Returns the role-wise baselines of the calls; None if one has none."""
+    baselines = [call.baseline for call in calls]
+    return None if None in baselines else column(np.array(baselines, np.float64))
 
 
 def _named_columns(calls: Sequence[SequenceCall], column: Callable[[NDArray[Any]], Any]) -> Iterator[NamedColumn]:

@@ -45,6 +45,11 @@ class Story(msgspec.Struct):
     values: list[float]
     returns: list[float]
 
+    @property
+    def baseline(self) -> float:
+        """Role-wise baseline of its episode."""
+        return 0.1 * self.episode - 0.3
+
 
 def stories(seed=0, sizes=(3, 1, 5, 0, 2, 4, 1, 6), groups=(0, 0, 1, 1, 0, 1, 2, 1), rewards=None, episodes=None):
     """Ragged rows of interleaved groups, one of them a group of one; a size of 0 is a row without a trained token.
@@ -108,6 +113,7 @@ def step_of(rows):
         groups=integers(group_of[episode] for episode in episodes),
         sampled=integers(rows[place].sampled[number] for place, number in calls),
         truncated=torch.tensor([rows[place].truncated[number] for place, number in calls]),
+        baselines=torch.tensor([rows[place].baseline for place, _ in calls], dtype=torch.float64),
         versions=flat(rows, "versions").long(),
         weight_version=WEIGHT_VERSION,
         last_values=torch.tensor(

@@ -25,6 +25,10 @@ POLICY = torch.tensor([[0.3, -0.5, 0.1], [-0.2, 0.6, -0.4], [0.9, -0.1, 0.2]], d
 EXPECTED_BY_CRITIC = torch.tensor([0.7, -0.3, 0.2])
 
 
+BASELINE = 0.25
+"""Role-wise baseline of every episode."""
+
+
 PROMPT = 1 + STATES * ARMS
 
 
@@ -96,7 +100,8 @@ def sequences_of(episode, name, cut, behaviour, version, masked=()):
             logprobs += [0.0] + [float(behaviour[place]) for place in episode.calls[number]]
             versions += [-1] + [version] * (len(ids) - start)
             if number in own:
-                calls.append(SequenceCall(start=start, end=len(ids), reward=episode.rewards[number]))
+                reward = episode.rewards[number]
+                calls.append(SequenceCall(start=start, end=len(ids), reward=reward, baseline=BASELINE))
         columns = (
             np.array(ids, np.int64),
             np.array(mask),

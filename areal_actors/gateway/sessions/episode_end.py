@@ -76,6 +76,7 @@ def outcome(session: Session, scored: EpisodeScored | None = None) -> Ending:
         end_cause=scored.end_cause,
         unanswered_calls=session.running + session.left,
         source=work.task.source,
+        role=work.role,
     )
     return TrajectoryExported(trajectory=trajectory)
 

@@ -27,6 +27,7 @@ from areal_actors.training.algorithms.gspo_token import GspoToken
 from areal_actors.training.algorithms.lite_ppo import LitePpo
 from areal_actors.training.algorithms.m2po import M2po
 from areal_actors.training.algorithms.ppo import Ppo
+from areal_actors.training.algorithms.rae import Rae
 from areal_actors.training.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from areal_actors.training.algorithms.reward_model import RewardModel
 from areal_actors.training.algorithms.rloo import Rloo
@@ -35,7 +36,7 @@ from areal_actors.training.algorithms.sft import Sft
 
 AnyAlgorithm = (
     (Grpo | DrGrpo | Dapo | Gspo | GspoToken | Gmpo | Rloo | ReinforcePlusPlus | LitePpo | Sapo | M2po | Cispo)
-    | (Ppo | Distillation)
+    | (Rae | Ppo | Distillation)
     | (Sft | Dpo | RewardModel)
     | CustomAlgorithm
 )
@@ -61,6 +62,7 @@ __all__ = [
     "M2po",
     "Need",
     "Ppo",
+    "Rae",
     "ReinforcePlusPlus",
     "RewardModel",
     "Rloo",

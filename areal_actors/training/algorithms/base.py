@@ -85,6 +85,8 @@ class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
     unknown. For tokens of the current version it equals `proximal`."""
     named_rewards: tuple[NamedColumn, ...] = ()
     """Rewards of which `rewards` is the weighted sum; empty if the recipe names none."""
+    baselines: Tensor | None = None
+    """float64 `[calls]`: role-wise baseline of each call; None if the batch has none for some of them."""
 
 
 class Advantages(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,6 +230,16 @@ class Algorithm(Config, tag_field="name"):
     @property
     def critic(self) -> CriticSettings | None:
         """Critic trained with the policy; an algorithm with a critic has a table of this name."""
+        return None
+
+    @property
+    def role_field(self) -> str:
+        """Field of a task with the role whose baseline its episodes have; empty without one."""
+        return ""
+
+    @property
+    def baseline_decay(self) -> float | None:
+        """Decay of role-wise baselines, which are in `StepTokens.baselines`; None without them."""
         return None
 
     def resolve(self) -> Algorithm:

@@ -1,4 +1,4 @@
-"""Validates rewards that are normalized separately: there are several, and each has a name that episodes have."""
+"""Validates rewards that are normalized separately, which need names, and role-wise baselines, which need roles."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ SETTING = "reward_normalization"
 
 
 def find_problems(task: TaskSettings, algorithm: Algorithm, facts: RunFacts) -> Problems:
-    """Yields what keeps rewards from being normalized separately, and weights that nothing uses."""
+    """Yields what keeps rewards from being normalized separately or compared by role, and weights that nothing uses."""
     if not facts.has_episodes():
         return
+    yield from _role_problems(task, algorithm, facts)
     key: Key
     key, found = ("algorithm", SETTING), getattr(algorithm, SETTING, "sum")
     if isinstance(algorithm, CustomAlgorithm):
@@ -39,6 +40,19 @@ def find_problems(task: TaskSettings, algorithm: Algorithm, facts: RunFacts) -> 
             else "write a list of rewards, or name in task.reward_weights those that it returns beside `reward`"
         )
         yield key, f'found "separate", but task.reward = {toml_value(task.reward)} has not two named rewards; {remedy}'
+
+
+def _role_problems(task: TaskSettings, algorithm: Algorithm, facts: RunFacts) -> Problems:
+    """Yields what keeps episodes from having the baseline of their role."""
+    if algorithm.baseline_decay is None:
+        return
+    if facts.is_online and algorithm.role_field:
+        fault = f"found {toml_value(algorithm.role_field)}, but external agents bring tasks without such a field"
+        remedy = 'write "", and task.baseline_over = "roles" for the roles of calls'
+        yield ("algorithm", "role_field"), f"{fault}; {remedy}"
+    if task.baseline_over == "calls":
+        fault = 'found "calls", but a role-wise baseline is that of whole episodes'
+        yield ("task", "baseline_over"), f'{fault}; write "episodes", or "roles" for the roles of calls'
 
 
 def _weight_problems(task: TaskSettings) -> Problems:
