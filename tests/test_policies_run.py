@@ -1,4 +1,4 @@
-"""Live runs with several policies: each trains what it said, once, whatever is killed in either."""
+"""Live runs with several policies: each trains its own tokens, once, whatever is killed in either."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def process_of(folder, *words):
 async def kill(find):
     """kill -9, as soon as the process is there."""
     async with asyncio.timeout(300):
-        while (pid := find()) is None:
+        while (pid := find()) is None:  # noqa: ASYNC110 - processes have no events
             await asyncio.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
 

@@ -25,13 +25,18 @@ class EndPolicySession(Request[SessionClosed]):
     subject: ClassVar[str] = "policy.session.end"
     reply: ClassVar[type[Reply]] = SessionClosed
     work: RunEpisode
-    """Of an exported episode only its names are known."""
+    """Attempt that ended; only the names of an exported episode are known."""
     reward: float | None = None
     """Reward of the run's own policy; None if the attempt was abandoned."""
     metrics: dict[str, float] = {}
+    """Further numbers from the reward function."""
     output: str = ""
+    """Text that was scored."""
     ended_by: EndedBy = "agent"
+    """Party that ended the episode."""
     end_cause: str = ""
+    """Deed of the model that ended the episode; empty if the agent returned."""
     reason: str = ""
     """Reason of an abandoned attempt."""
     detail: str = ""
+    """Cause of an abandoned attempt, in words."""

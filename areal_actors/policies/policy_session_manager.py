@@ -171,7 +171,7 @@ class PolicySessionManager(SessionManager):
         return ""
 
     def _missing(self, work: RunEpisode) -> str:
-        """What the session of an episode waits for; empty if it can be opened."""
+        """The condition that the session of an episode waits for; empty if it can be opened."""
         if self.calls.served is None or self.calls.pool.newest_version < 0:
             return "has not loaded its weights"
         if not self.waits_for_grants or work.purpose != "train" or self.granted > int(work.group):

@@ -96,9 +96,9 @@ def _problems_of_policies(recipe: Recipe, own: list[tuple[Key, str]]) -> Problem
             continue
         schedule = changed.trainer.optimizer.schedule
         if settings.kind == "trained" and schedule != "constant":
-            key = ("policies", name, "settings", "trainer", "optimizer", "schedule")
+            place: Key = ("policies", name, "settings", "trainer", "optimizer", "schedule")
             fault = f"found {toml_value(schedule)}, but the number of a policy's steps is not known before"
-            yield key, f'{fault}; write "constant" here, for this policy'
+            yield place, f'{fault}; write "constant" here, for this policy'
         for key, complaint in _find(changed, serving=changed.is_served()):
             if (key, complaint) not in own:
                 yield ("policies", name, "settings", *key), complaint
