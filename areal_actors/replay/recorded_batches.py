@@ -29,6 +29,7 @@ from areal_actors.rewards import Reward
 from areal_actors.runtime.log_context import LogContext
 from areal_actors.sequences.build import apply_rewards, last_trained, sequences_of
 from areal_actors.sequences.credit import Credit
+from areal_actors.tasks.roles import read_role
 from areal_bus.base import Envelope
 from areal_bus.message import Event
 
@@ -71,6 +72,8 @@ class RecordedBatches:
         self._reward, self._tasks = reward, tasks
         self._scores: dict[str, Rescored] = {}
         self._failed: dict[str, EpisodeAbandoned] = {}
+        self._roles: dict[str, str] = {}
+        """Roles of scored episodes, of whose tasks the run may have read none."""
         self._published = -1
         """Latest version that the log has published."""
         self._dropped_groups: set[str] = set()
@@ -88,6 +91,8 @@ class RecordedBatches:
     async def receive(self, envelope: Envelope, message: Event) -> None:
         """Receive the next event of the log."""
         if isinstance(message, EpisodeScored):
+            if (field := self.recipe.algorithm.role_field) and message.work.purpose == "train":
+                self._roles[message.work.episode] = read_role(message.work.task.data, field)
             await self._score(envelope, message)
         elif isinstance(message, WeightsPublished):
             self._published = max(self._published, message.weight_version)
@@ -122,6 +127,8 @@ class RecordedBatches:
             trajectory = msgspec.structs.replace(
                 trajectory, reward=last_trained(calls).reward, interactions=calls, metrics=score.metrics
             )
+        role = self._roles.pop(trajectory.episode, trajectory.role)
+        trajectory = msgspec.structs.replace(trajectory, role=role)
         self.trajectories[envelope.sequence] = trajectory
         await self._hand_over(envelope, TrajectoryExported(trajectory=trajectory))
 
