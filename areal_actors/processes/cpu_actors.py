@@ -91,6 +91,7 @@ def _session_manager(context: BuildContext) -> Actor:
         share=share,
         locate_model=locate_model,
         images=images,
+        conversations=recipe.log.conversations,
     )
 
 
