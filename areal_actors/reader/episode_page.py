@@ -155,7 +155,7 @@ def _page(run: Run, ended: EndedEpisode, *, tokens: bool) -> RenderableType:
     before = ""
     for number, call in enumerate(calls, start=1):
         parts += [Text(), *_call(call, f"call {number} of {len(calls)}", before)]
-        if tokens and call.get("completion") is not None:
+        if tokens and call.get("mean_logprob") is not None:
             parts.append(_tokens(run, ended, call["interaction"]))
         before = call["interaction"]
     if ended.conversation is not None and (gaps := describe_gaps(ended.conversation)):
