@@ -130,20 +130,20 @@ async def test_the_earliest_calls_of_a_long_conversation_are_left_out(manager):
     assert kept.size <= 1024
 
 
-async def test_the_bound_of_the_run_is_said_once_and_outlives_the_gateway(manager):
+async def test_the_bound_of_the_run_is_named_once_and_outlives_the_gateway(manager):
     gateway = await manager(ConversationSettings(max_mb=1, max_episode_kb=600))
     gateway.generate = lambda question: [Generated(columns=columns("x" * 65_000, 3), finish_reason="length")]
-    said = []
+    emitted = []
     for episode in ("0.0", "1.0", "2.0", "3.0"):
         opened = await gateway.open(work(episode))
         await gateway.chat(opened.session, "why?", max_tokens=65_000)
         messages = await gateway(abandoned(episode))
-        said += messages
+        emitted += messages
         await gateway(*messages)  # the log brings them
-    assert [type(message) for message in said] == [ConversationKept, ConversationKept, ConversationsLimited]
-    assert (said[-1].episode, said[-1].conversations, said[-1].max_mb) == ("2.0", 2, 1)
-    assert "log.conversations.max_mb = 1 is reached after 2 conversations" in said[-1].sentence()
-    assert gateway.actor.status()["conversations kept, bytes"] == said[0].size + said[1].size
+    assert [type(message) for message in emitted] == [ConversationKept, ConversationKept, ConversationsLimited]
+    assert (emitted[-1].episode, emitted[-1].conversations, emitted[-1].max_mb) == ("2.0", 2, 1)
+    assert "log.conversations.max_mb = 1 is reached after 2 conversations" in emitted[-1].sentence()
+    assert gateway.actor.status()["conversations kept, bytes"] == emitted[0].size + emitted[1].size
     state = msgspec.msgpack.decode(msgspec.msgpack.encode(gateway.actor.snapshot()), type=GatewayState)
     for max_mb, types in ((1, []), (2, [ConversationKept])):
         successor = await manager(ConversationSettings(max_mb=max_mb, max_episode_kb=600))
