@@ -15,13 +15,14 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 import pytest
-from support.audit_logs import STARTED, sound_log
+from support.audit_logs import STARTED, given_up, sound_log
 from support.page_server import PATIENT, page_of, until, until_ended
+from support.samples import interaction
 from test_reader import exported_log
 
 from areal_actors import cli
 from areal_actors.core.errors import SetupError
-from areal_actors.messages import RunFinished, StepCompleted
+from areal_actors.messages import ConversationKept, RunFinished, StepCompleted
 from areal_actors.reader import open_run
 from areal_actors.replay.episode_trace import trace_episode
 from areal_actors.web.what_if_curves import read_curves
@@ -215,6 +216,21 @@ async def test_the_tokens_of_an_episode_are_those_of_its_trace_and_advantages_co
         group = await found(session, url, f"api/group/{row.group}")
         assert len(group["episodes"]) == 4
         assert row.name in [one["row"][2] for one in group["episodes"]]
+
+
+async def test_an_abandoned_episode_has_its_conversation_or_the_reason_why_there_is_none(tmp_path):
+    call = interaction("4.0-1-1", "hey", 1)
+    kept = ConversationKept(session="s", episode="4.0", group="4", attempt=1, interactions=(call,), unanswered_calls=1)
+    log = exported_log(tmp_path / "a.log", [STARTED, given_up("4.0", 1), kept, given_up("4.0", attempt=2)])
+    async with page_of(tmp_path, file=log) as (url, source, _), aiohttp.ClientSession() as session:
+        await until_ended(source)
+        first, second = [row.id for row in source.tables.episodes("true")]
+        detail = await found(session, url, f"api/episode/{first}")
+        assert [shown["logprobs"] for shown in detail["calls"]] == [[-0.5, -0.625, -0.75]]
+        assert "ValueError" in detail["detail"]
+        assert detail["gaps"] == "At the end 1 call had no answer; nothing of that is in the log."
+        detail = await found(session, url, f"api/episode/{second}")
+        assert (detail["calls"], detail["gaps"]) == ([], "The episode ended without a completed call.")
 
 
 async def test_events_are_searched_by_subject_and_text_newest_first(tmp_path):

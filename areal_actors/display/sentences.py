@@ -14,6 +14,7 @@ from areal_actors.messages import (
     CheckpointDamaged,
     CompletionRefused,
     ConcurrencyChanged,
+    ConversationsLimited,
     DiskLow,
     EngineInexact,
     EngineLost,
@@ -339,6 +340,7 @@ LINES: Mapping[type[Message], Sentence] = {
     LogTrimmed: lambda it: (
         f"log trimmed: it now begins at event {it.first:,}; the run can be resumed from step {it.step} or later"
     ),
+    ConversationsLimited: lambda it: it.sentence(),
     SnapshotRefused: lambda it: (
         f"snapshot of {it.fold} refused, restored after event {it.restored:,} instead: {it.reason}"
     ),

@@ -17,11 +17,12 @@ import msgspec
 
 from areal_actors.core.gateways import GATEWAY, GatewayShare, gateway_of_session
 from areal_actors.core.values import SamplingParams
-from areal_actors.gateway.model_calls import ModelCalls
+from areal_actors.gateway.session_ends import SessionEnds
 from areal_actors.gateway.session_requests import SessionRequests
 from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState, ExternalSlots
 from areal_actors.gateway.sessions.episode_end import Ending, EndingEvent, expired_event, outcome
 from areal_actors.gateway.sessions.group_ends import end_slot, end_unstarted, lost_sessions, work_of
+from areal_actors.gateway.sessions.kept_conversations import ConversationEvent
 from areal_actors.gateway.sessions.keys import session_key
 from areal_actors.gateway.sessions.table import FinishedSession, Session
 from areal_actors.gateway.settings import GatewaySettings
@@ -61,21 +62,21 @@ class ExternalSessions:
         self,
         config: GatewaySettings,
         capacity: ExternalCapacity,
-        calls: ModelCalls,
+        ends: SessionEnds,
         *,
         secret: bytes,
         sampling: SamplingParams,
         acceptance: Acceptance | None,
         share: GatewayShare,
     ) -> None:
-        """`calls` and `share` are those of the gateway.
+        """`ends` and `share` are those of the gateway.
 
         `acceptance` decides which ended sessions are trained; without it all are.
         """
         self.share = share
         self.config = config
-        self.calls, self.registry = calls, calls.registry
-        self.requests = SessionRequests(calls, self._unknown_session)
+        self.ends, self.calls, self.registry = ends, ends.calls, ends.registry
+        self.requests = SessionRequests(ends.calls, self._unknown_session)
         self.secret = secret
         self.sampling = sampling
         self.acceptance = acceptance
@@ -107,7 +108,7 @@ class ExternalSessions:
 
     async def start_session(
         self, request: StartSession, context: Context
-    ) -> AsyncIterator[EndingEvent | SessionStarted | SessionCreated]:
+    ) -> AsyncIterator[EndingEvent | ConversationEvent | SessionStarted | SessionCreated]:
         """Start a session in a free slot; an unfinished one of the same key ends before, if the request allows it."""
         unfinished = self.registry.live_session_of_key(request.api_key)
         if refused := self._refusal(request, unfinished):
@@ -204,7 +205,9 @@ class ExternalSessions:
             return Refusal(status=403, reason=reason)
         return None if self.caught_up else unavailable("the gateway is reading the run's log")
 
-    async def end_session(self, request: EndSession, context: Context) -> AsyncIterator[EndingEvent | SessionClosed]:
+    async def end_session(
+        self, request: EndSession, context: Context
+    ) -> AsyncIterator[EndingEvent | ConversationEvent | SessionClosed]:
         """End a session: an external one is exported or abandoned now, one of a rollout worker when it is scored."""
         session = self.registry.find(request.session)
         if session is not None and not session.external:
@@ -258,7 +261,7 @@ class ExternalSessions:
 
     # ---------------------------------------------------------------- ends of sessions
 
-    async def _end(self, session: Session, context: Context) -> AsyncIterator[EndingEvent]:
+    async def _end(self, session: Session, context: Context) -> AsyncIterator[EndingEvent | ConversationEvent]:
         """Stop accepting calls, and yield the end of the session; can be called again after an interruption."""
         self.ending.add(session.id)
         try:
@@ -266,7 +269,7 @@ class ExternalSessions:
             ending = outcome(session)
             if self.acceptance is not None and isinstance(ending, TrajectoryExported):
                 ending = await self.acceptance.outcome(session.work, rewards=session.rewards) or ending
-            for event in self.calls.unreported.with_end(session.id, ending):
+            for event in self.ends.report(session, ending):
                 yield event
             await self.record_end(ending, context.now)
         finally:
@@ -297,7 +300,7 @@ class ExternalSessions:
         async with self.session_ended:
             self.session_ended.notify_all()
 
-    async def end_expired(self, context: Context, paused: float) -> AsyncIterator[EndingEvent]:
+    async def end_expired(self, context: Context, paused: float) -> AsyncIterator[EndingEvent | ConversationEvent]:
         """End sessions whose lease has expired, and group members that were not started in time.
 
         A pause of this process does not count.
@@ -315,6 +318,8 @@ class ExternalSessions:
             if not session.external:
                 self.registry.close(session)
             yield (lost := expired_event(session))
+            for kept in self.ends.conversations.keep(session, "abandoned"):
+                yield kept
             await self.record_end(lost, context.now)
         limits = self.config.idle_timeout_seconds, self.config.reservation_ttl_seconds
         if self.share.number == 0 and context.now - self.paused_at >= max(limits):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from areal_actors.core.values import Value
 from areal_actors.gateway.sessions.capacity import ExternalSessionsState
+from areal_actors.gateway.sessions.kept_conversations import ConversationsState
 from areal_actors.gateway.sessions.registry import RegistryState
 
 
@@ -16,3 +17,5 @@ class GatewayState(Value):
     published: int = -1
     workers: dict[str, int] = {}
     """Weight version by inference worker."""
+    conversations: ConversationsState = ConversationsState()
+    """Conversations of episodes without a trajectory that the log has."""

@@ -23,8 +23,11 @@ def describe_gateway(external: ExternalSessions, now: float) -> GatewayDescribed
 
 
 def gateway_status(external: ExternalSessions) -> dict[str, float | str]:
-    """Returns open sessions, and in-flight and refused completions by inference worker."""
+    """Returns open sessions, completions in flight and refused by inference worker, and bytes of kept conversations."""
     in_flight = {f"in flight of {worker}": count for worker, count in external.calls.pool.in_flight.items()}
     refused = {f"refused of {worker}": count for worker, count in external.calls.refused.items()}
+    kept = external.ends.conversations
+    conversations = {"conversations kept, bytes": float(kept.size())} if kept.settings.keep else {}
     waits = external.slots.describe_waits() if external.share.number == 0 else ""
-    return {"sessions": len(external.registry), **in_flight, **refused, **({"groups": waits} if waits else {})}
+    groups = {"groups": waits} if waits else {}
+    return {"sessions": len(external.registry), **in_flight, **refused, **conversations, **groups}

@@ -1,7 +1,7 @@
 """The session manager: keeps each episode's record of model calls, and exports it as a trajectory once it is scored.
 
 Its gateway turns an agent's HTTP calls into the requests answered here. Tokens stay here until they are published once,
-in `TrajectoryExported`; other messages carry only text and numbers.
+in `TrajectoryExported`, or in `ConversationKept` if nothing trains them; other messages carry only text and numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from areal_actors.core.conversation_settings import ConversationSettings
 from areal_actors.core.errors import EngineError, RequestError, SessionError, SetupError
 from areal_actors.core.gateways import ONLY, GatewayShare
 from areal_actors.core.values import SamplingParams
@@ -25,10 +26,12 @@ from areal_actors.gateway.gateway_status import describe_gateway, gateway_status
 from areal_actors.gateway.image_intake import ImageIntake
 from areal_actors.gateway.model_calls import ModelCalls
 from areal_actors.gateway.server import Gateway
+from areal_actors.gateway.session_ends import SessionEnds
 from areal_actors.gateway.session_routes import AddRoutes, add_session_routes
 from areal_actors.gateway.sessions.calls import name_of
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
-from areal_actors.gateway.sessions.episode_end import EndingEvent, outcome
+from areal_actors.gateway.sessions.episode_end import EndingEvent
+from areal_actors.gateway.sessions.kept_conversations import ConversationEvent
 from areal_actors.gateway.sessions.keys import admin_key, session_key
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.running_call import running_call
@@ -109,14 +112,16 @@ class SessionManager(Actor):
         locate_model: Callable[[str], Path] | None = None,
         images: ImageFolder | None = None,
         add_routes: AddRoutes | None = None,
+        conversations: ConversationSettings | None = None,
     ) -> None:
         """With `capacity`, external agents have sessions; `locate_model` finds paths that are not in `run_folder`."""
         capacity, sampling = capacity or ExternalCapacity(0), sampling or SamplingParams()
         self.config, self.secret, self.share = config, secret, share
         self.registry = SessionRegistry(secret, kept=config.finished_sessions_cached, share=share)
         self.calls = ModelCalls(config, self.registry, seed=seed)
+        self.ends = SessionEnds(self.calls, share, conversations)
         self.external = ExternalSessions(
-            config, capacity, self.calls, secret=secret, sampling=sampling, acceptance=acceptance, share=share
+            config, capacity, self.ends, secret=secret, sampling=sampling, acceptance=acceptance, share=share
         )
         self.load_tokenizer = load_tokenizer
         self.run_folder, self.records_routes = run_folder, records_routes
@@ -138,13 +143,14 @@ class SessionManager(Actor):
             model=self.model,
             published=self.published.newest,
             workers=dict(self.calls.pool.versions),
+            conversations=self.ends.conversations.logged,
         )
 
     def restore(self, state: GatewayState) -> None:
         """Restore the state of a predecessor."""
         self.registry.restore(state.book)
         self.external.restore(state.outside)
-        self.published.newest = state.published
+        self.published.newest, self.ends.conversations.logged = state.published, state.conversations
         for worker, version in state.workers.items():
             self.calls.pool.record_load(worker, version)
         self.model = state.model
@@ -189,7 +195,7 @@ class SessionManager(Actor):
         self.calls.long_work.shutdown(wait=False, cancel_futures=True)
 
     @on
-    def open_session(self, request: OpenSession, context: Context) -> Iterator[SessionOpened]:
+    def open_session(self, request: OpenSession, context: Context) -> Iterator[SessionOpened | ConversationEvent]:
         work, gateways = request.work, self.share.count
         if self.leaving or not self.share.owns_group(work.group):
             yield SessionOpened(gateways=gateways, leaving=self.leaving)
@@ -206,12 +212,13 @@ class SessionManager(Actor):
             lease_seconds=request.lease_seconds,
             expires=context.now + request.lease_seconds,
         )
-        self.registry.open(session)
+        kept = list(self.ends.replace(session))
         root = self.gateway.root if self.gateway else "http://gateway"
         version = self.calls.pool.newest_version
         yield SessionOpened(
             session=name, base_url=f"{root}/{name}/v1", api_key=key, weight_version=version, gateways=gateways
         )
+        yield from kept
 
     @on
     async def model_request(
@@ -248,12 +255,14 @@ class SessionManager(Actor):
     @on
     async def start_session(
         self, request: StartSession, context: Context
-    ) -> Emits[EndingEvent | SessionStarted | SessionCreated]:
+    ) -> Emits[EndingEvent | ConversationEvent | SessionStarted | SessionCreated]:
         async for message in self.external.start_session(request, context):
             yield message
 
     @on
-    async def end_session(self, request: EndSession, context: Context) -> Emits[EndingEvent | SessionClosed]:
+    async def end_session(
+        self, request: EndSession, context: Context
+    ) -> Emits[EndingEvent | ConversationEvent | SessionClosed]:
         async for message in self.external.end_session(request, context):
             yield message
 
@@ -296,31 +305,19 @@ class SessionManager(Actor):
         return self.external.requests.set_reward(request, context)
 
     @on
-    def episode_scored(self, event: EpisodeScored, context: Context) -> Iterator[EndingEvent]:
-        if not self.share.owns_group(event.work.group):
-            return
-        session = self.registry.find(event.session)
-        if session is None:
-            if not self.registry.is_superseded(event.work):
-                yield EpisodeAbandoned(
-                    work=event.work, reason="session", detail="the gateway lost the session before it was scored"
-                )
-            return
-        if self.registry.is_finished(session.work.episode):
-            self.registry.close(session)
-            return
-        session = self.registry.update(session.transition("score", context.now))
-        ending = outcome(session, event)
-        if abandoned := isinstance(ending, EpisodeAbandoned):
-            self.registry.close(session)
-        yield from self.calls.unreported.with_end(session.id, ending)
-        if not abandoned:
-            self.registry.close(session, finished=True)
+    def episode_scored(self, event: EpisodeScored, context: Context) -> Iterator[EndingEvent | ConversationEvent]:
+        return self.ends.score(event, context.now)
 
     @on
-    async def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> None:
-        self.registry.mark_abandoned(event.work)
+    async def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> Emits[ConversationEvent]:
+        kept = list(self.ends.abandon(event))
         await self.external.fold_end(event, context.now)
+        for conversation in kept:
+            yield conversation
+
+    @on
+    def conversation_kept(self, event: ConversationEvent) -> None:
+        self.ends.conversations.fold(event)
 
     @on
     async def trajectory_exported(self, event: TrajectoryExported, context: Context) -> None:
@@ -339,7 +336,7 @@ class SessionManager(Actor):
             yield from self.calls.unreported.of(session.id)
 
     @on
-    async def tick(self, tick: Tick, context: Context) -> Emits[EndingEvent]:
+    async def tick(self, tick: Tick, context: Context) -> Emits[EndingEvent | ConversationEvent]:
         self.calls.open_calls.timestamp_left(context.now)
         for recorded in self.calls.unreported.all():
             yield recorded

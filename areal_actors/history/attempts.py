@@ -13,6 +13,7 @@ import msgspec
 from areal_actors.history.episode_rows import OUTPUT_CHARACTERS, AttemptRecord, CallRecord
 from areal_actors.history.parts import (
     AbandonedPart,
+    ConversationPart,
     EpisodeWork,
     EvaluatedPart,
     ExportedPart,
@@ -301,6 +302,15 @@ class AttemptFold:
         self._end(attempt, abandoned_outcome(event.reason), position, time)
         if work.attempts_left:
             self._begin(work.episode, work.group, work.attempt + 1, work.purpose, position, time)
+
+    def keep_conversation(self, event: ConversationPart, position: int, _: float) -> None:
+        """Record the event with the conversation of an attempt that ended without a trajectory."""
+        attempt = self._find(event.episode)
+        if attempt is None or attempt.row.attempt != event.attempt or attempt.row.ended is None:
+            attempt = self._abandoned(event.episode, event.attempt)
+        if attempt is not None:
+            attempt.row.conversation, attempt.row.conversation_size = position, event.size
+            self._touch(attempt, position)
 
     def drop(self, event: TrajectoryDropped, position: int, _: float) -> None:
         """Record that a trajectory will not be trained."""

@@ -90,6 +90,11 @@ class AttemptRecord(HistoryRow, kw_only=True, gc=False):
     """Position of the event by which an exported trajectory was dropped."""
     drop_reason: str = ""
     """`stale`, `incomplete group`, `filtered` or `surplus`."""
+    conversation: int | None = None
+    """Position of the event with its calls and their tokens, of an attempt without a trajectory; null if the log has
+    none."""
+    conversation_size: int = 0
+    """Bytes of these calls, as `log.conversations.max_mb` counts them."""
 
 
 class CallRecord(HistoryRow, kw_only=True, gc=False):
@@ -135,7 +140,7 @@ class CallRecord(HistoryRow, kw_only=True, gc=False):
     tool_call_error: str = ""
     """Tool call of the answer that could not be read."""
     tokens: int | None = None
-    """Position of the event with its tokens; null if the log has none."""
+    """Position of the trajectory with its tokens; null if there is none: see `attempt.conversation`."""
 
 
 class BatchRecord(HistoryRow, kw_only=True, gc=False):

@@ -16,6 +16,7 @@ from areal_actors.history.attempts import AttemptFold
 from areal_actors.history.episode_rows import BatchMemberRecord, BatchRecord, GroupRecord
 from areal_actors.history.parts import (
     AbandonedPart,
+    ConversationPart,
     EvaluatedPart,
     ExportedPart,
     RecordedPart,
@@ -47,6 +48,7 @@ from areal_actors.messages import (
     BatchRefused,
     CapacityGranted,
     CheckpointCommitted,
+    ConversationKept,
     EpisodeAbandoned,
     EpisodeEvaluated,
     EpisodeScored,
@@ -75,6 +77,7 @@ PARTS: dict[str, type[msgspec.Struct]] = {
     EpisodeEvaluated.subject: EvaluatedPart,
     EpisodeAbandoned.subject: AbandonedPart,
     TrajectoryExported.subject: ExportedPart,
+    ConversationKept.subject: ConversationPart,
 }
 ALSO_NOTICES = (RunStarted, RunResumed, RunFinished, ActorFailed, BatchRefused)
 """Events that have rows of their own, and are notices, too."""
@@ -100,6 +103,7 @@ class HistoryFold:
             ExportedPart: attempts.export,
             EvaluatedPart: attempts.evaluate,
             AbandonedPart: attempts.abandon,
+            ConversationPart: attempts.keep_conversation,
             TrajectoryDropped: attempts.drop,
             CapacityGranted: self._grant,
             BatchFormed: self._form,

@@ -110,6 +110,14 @@ class RecordedPart(msgspec.Struct, gc=False):
     continues: str = ""
 
 
+class ConversationPart(msgspec.Struct, gc=False):
+    """`ConversationKept` without its calls."""
+
+    episode: str
+    attempt: int
+    size: int = 0
+
+
 class RecordedParts(msgspec.Struct, gc=False):
     """`InteractionsRecorded`."""
 

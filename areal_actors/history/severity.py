@@ -10,6 +10,7 @@ from areal_actors.messages import (
     BusRestarted,
     CheckpointDamaged,
     CompletionRefused,
+    ConversationsLimited,
     DiskLow,
     EngineInexact,
     EngineLost,
@@ -35,7 +36,16 @@ ERRORS = (
     *(ToolsRefused, TrainerRolledBack, TrainingHalted),
 )
 WARNINGS = (
-    *(BatchRefused, CompletionRefused, DiskLow, EngineInexact, EngineMismatch, EventLoopBlocked, SnapshotRefused),
+    *(
+        BatchRefused,
+        CompletionRefused,
+        ConversationsLimited,
+        DiskLow,
+        EngineInexact,
+        EngineMismatch,
+        EventLoopBlocked,
+        SnapshotRefused,
+    ),
     *(StepDiffered, WeightTransferRefused),
 )
 

@@ -44,6 +44,7 @@ class Metrics(Actor):
             | messages.EventLoopBlocked
             | messages.CompletionRefused
             | messages.ToolsRefused
+            | messages.ConversationsLimited
             | messages.BatchRefused
             | messages.TrainingHalted
             | messages.ActorFailed

@@ -19,6 +19,7 @@ from areal_actors.core.policy_settings import PolicyRole
 from areal_actors.gateway.gateway_state import GatewayState
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.episode_end import EndingEvent
+from areal_actors.gateway.sessions.kept_conversations import ConversationEvent
 from areal_actors.gateway.sessions.keys import session_key
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.messages import (
@@ -141,8 +142,12 @@ class PolicySessionManager(SessionManager):
     # ---------------------------------------------------------------- requests of the other run
 
     @on
-    async def open_policy_session(self, request: OpenPolicySession, context: Context) -> Emits[SessionOpened]:
+    async def open_policy_session(
+        self, request: OpenPolicySession, context: Context
+    ) -> Emits[ConversationEvent | SessionOpened]:
         work = request.work
+        if work.purpose == "train":
+            work = msgspec.structs.replace(work, sampling=self.external.sampling)
         if refused := await self._opening_refusal(work, context) or self.registry.rejection_reason(work):
             yield SessionOpened(refused=refused)
             return
@@ -155,7 +160,8 @@ class PolicySessionManager(SessionManager):
                 lease_seconds=self.lease_seconds,
                 expires=context.now + self.lease_seconds,
             )
-            self.registry.open(session)
+            for kept in self.ends.replace(session):
+                yield kept
             self.opened.add(work.episode)
         yield SessionOpened(session=request.session, api_key=key)
 
@@ -181,13 +187,13 @@ class PolicySessionManager(SessionManager):
     @on
     def end_policy_session(
         self, request: EndPolicySession, context: Context
-    ) -> Iterator[EpisodeScored | EndingEvent | SessionClosed]:
+    ) -> Iterator[EndingEvent | ConversationEvent | SessionClosed]:
         work = request.work
         if not self.ended.has(work.episode):
             yield from self._end_attempt(request, context)
         yield SessionClosed(session=work.episode)
 
-    def _end_attempt(self, request: EndPolicySession, context: Context) -> Iterator[EndingEvent]:
+    def _end_attempt(self, request: EndPolicySession, context: Context) -> Iterator[EndingEvent | ConversationEvent]:
         session = self.registry.session_of_episode(request.work.episode)
         if request.reward is None:
             yield from self.calls.unreported.of(session.id) if session is not None else ()
@@ -223,7 +229,7 @@ class PolicySessionManager(SessionManager):
             self._caught_up.set()
 
     @on
-    async def tick(self, tick: Tick, context: Context) -> Emits[EndingEvent]:
+    async def tick(self, tick: Tick, context: Context) -> Emits[EndingEvent | ConversationEvent]:
         if self._following is not None and self._following.done():
             self._following.result()  # its error is that of the actor
         async for ending in super().tick(tick, context):
@@ -247,8 +253,9 @@ class PolicySessionManager(SessionManager):
         self._record_end(event.trajectory.episode)
 
     @on
-    async def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> None:
-        await super().episode_abandoned(event, context)
+    async def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> Emits[ConversationEvent]:
+        async for kept in super().episode_abandoned(event, context):
+            yield kept
         if event.work.attempts_left == 0:
             self._record_end(event.work.episode)
 

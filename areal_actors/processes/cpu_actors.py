@@ -98,6 +98,7 @@ def _session_manager(context: BuildContext) -> Actor:
         share=share,
         locate_model=locate_model,
         images=images,
+        conversations=recipe.log.conversations,
         **options,
     )
 

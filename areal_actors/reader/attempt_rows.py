@@ -54,10 +54,12 @@ def interaction_rows(
     `text` decodes token ids, without it there are no texts.
     """
     recorded = {recorded_call.interaction: recorded_call for recorded_call in ended.recorded}
-    if ended.trajectory is None:
-        rows = [_recorded_call(one) for one in ended.recorded]
-    else:
-        rows = [_sampled_call(call, recorded.get(call.id), text) for call in ended.trajectory.interactions]
+    sampled = {call.id: call for call in ended.interactions}
+    names = sampled if ended.trajectory else recorded | sampled
+    rows = [
+        _sampled_call(sampled[name], recorded.get(name), text) if name in sampled else _recorded_call(recorded[name])
+        for name in names
+    ]
     return [{"episode": ended.episode, "attempt": ended.attempt, **row} for row in rows]
 
 

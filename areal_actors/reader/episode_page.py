@@ -21,6 +21,7 @@ from areal_actors.display.sentences import count_of
 from areal_actors.messages.episode_ends import describe_party
 from areal_actors.reader.attempt_rows import episode_row, interaction_rows
 from areal_actors.reader.listing import output
+from areal_actors.reader.missing_texts import describe_gaps, reason_without_texts
 from areal_actors.reader.records import EndedEpisode, describe_outcome
 from areal_actors.reader.run import INTERACTIONS, Run, open_run
 from areal_actors.reader.table import Table
@@ -154,16 +155,13 @@ def _page(run: Run, ended: EndedEpisode, *, tokens: bool) -> RenderableType:
     before = ""
     for number, call in enumerate(calls, start=1):
         parts += [Text(), *_call(call, f"call {number} of {len(calls)}", before)]
-        if tokens and ended.trajectory:
+        if tokens and call.get("mean_logprob") is not None:
             parts.append(_tokens(run, ended, call["interaction"]))
         before = call["interaction"]
-    if not ended.trajectory and calls:
-        parts.append(
-            Text(
-                f"\nTexts of calls are in the log for exported episodes only; this one was {ended.outcome}.",
-                style="dim",
-            )
-        )
+    if ended.conversation is not None and (gaps := describe_gaps(ended.conversation)):
+        parts.append(Text(f"\n{gaps}", style="dim"))
+    elif not ended.interactions and calls:
+        parts.append(Text(f"\n{reason_without_texts(run.history, run.recipe, ended.id)}", style="dim"))
     if ended.output:
         parts += [Text("\nThe agent returned", style="bold"), Text(ended.output)]
     return Group(*parts)

@@ -20,6 +20,7 @@ log_events: Any = LazyModule("areal_actors.reader.log_events")
 OF_EPISODES = """
 WITH these AS (SELECT * FROM attempt WHERE episode IN (SELECT value FROM json_each(?)))
 SELECT granted FROM these UNION SELECT scored FROM these UNION SELECT ended FROM these UNION SELECT dropped FROM these
+UNION SELECT conversation FROM these
 UNION SELECT batch FROM these UNION SELECT recorded FROM call WHERE attempt_id IN (SELECT id FROM these)
 UNION SELECT position FROM notice WHERE kind IN ('run.started', 'run.resumed', 'batch.refused')
 """

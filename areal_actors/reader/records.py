@@ -9,13 +9,14 @@ from typing import Any, Self
 
 import msgspec
 
-from areal_actors.core.values import Trajectory
+from areal_actors.core.values import Interaction, Trajectory
 from areal_actors.history.database import History
 from areal_actors.history.episode_rows import AttemptRecord, CallRecord
 from areal_actors.history.run_events import notice_events
 from areal_actors.messages import (
     BatchFormed,
     BatchRefused,
+    ConversationKept,
     EpisodeAbandoned,
     EpisodeEvaluated,
     EpisodeScored,
@@ -51,6 +52,10 @@ class EndedEpisode(msgspec.Struct, frozen=True):
     """Step, counted from 1, that trained it."""
     reason: str = ""
     """Reason why it was abandoned, or its trajectory dropped; empty if it was neither."""
+    conversation: ConversationKept | None = None
+    """Calls of an attempt without a trajectory, if the log has them."""
+    id: int = 0
+    """`attempt.id` of the history."""
 
     @property
     def episode(self) -> str:
@@ -105,6 +110,12 @@ class EndedEpisode(msgspec.Struct, frozen=True):
     def trajectory(self) -> Trajectory | None:
         """The trajectory, if it was exported."""
         return self.event.trajectory if isinstance(self.event, TrajectoryExported) else None
+
+    @property
+    def interactions(self) -> tuple[Interaction, ...]:
+        """The calls with tokens that the log has: of its trajectory, or of its conversation, which nothing trains."""
+        with_tokens = self.trajectory or self.conversation
+        return with_tokens.interactions if with_tokens else ()
 
 
 class RecordedBatch(msgspec.Struct, frozen=True):
@@ -182,6 +193,7 @@ def _read_ended(
     event = events[row.ended].open(ENDS[events[row.ended].subject])
     scored = events[row.scored].open(EpisodeScored) if row.scored is not None and row.scored in events else None
     output = event.output if isinstance(event, EpisodeEvaluated) else scored.output if scored else ""
+    kept = events.get(row.conversation) if row.conversation is not None else None
     began = granted.get(row.group_) if row.purpose == "train" else None
     return EndedEpisode(
         event=event,
@@ -193,6 +205,8 @@ def _read_ended(
         seconds=None if began is None else row.ended_at - began,
         step=row.step,
         reason=row.reason or (row.drop_reason if row.step is None else ""),
+        conversation=kept.open(ConversationKept) if kept else None,
+        id=row.id,
     )
 
 

@@ -170,7 +170,8 @@ class Run:
     def interactions(self) -> Table:
         """One row per completed model call of ended attempts.
 
-        Calls of exported episodes have texts and log-probabilities.
+        They have texts and log-probabilities if the log has them: of exported episodes, and as `[log.conversations]`
+        keeps others.
         """
         return Table.of(
             "interactions",
@@ -179,13 +180,13 @@ class Run:
         )
 
     def tokens(self, episode: str = "") -> Table:
-        """One row per sampled token of exported episodes, or of one.
+        """One row per sampled token of exported episodes, or of one episode, trained or not.
 
         It has the id, text, log-probability and weight version as sampled.
         """
         columns: dict[str, list[Any]] = {field: [] for field in TOKENS}
         for ended in self.records.ended.values():
-            for call in ended.trajectory.interactions if ended.trajectory and episode in ("", ended.episode) else ():
+            for call in ended.interactions if episode == ended.episode or (ended.trajectory and not episode) else ():
                 ids = call.completion.ids_array().tolist()
                 values: dict[str, list[Any]] = {
                     "episode": [ended.episode] * len(ids),

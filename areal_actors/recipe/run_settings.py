@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from areal_actors.core.config import Config, NonNegativeInt, PositiveFloat
+from areal_actors.core.conversation_settings import ConversationSettings
 
 
 class LogSettings(Config):
@@ -20,6 +21,7 @@ class LogSettings(Config):
     compress: bool = False
     """Compress complete blocks (8 MB) of a new log. If such a block is damaged and the server's index is lost, too, the
     server finds no log at all, where otherwise the events before the damage are used; see docs/durability.md."""
+    conversations: ConversationSettings = ConversationSettings()
 
 
 class SupervisorSettings(Config):

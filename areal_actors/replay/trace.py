@@ -14,6 +14,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.durable_files import atomic_write
 from areal_actors.core.errors import SetupError
 from areal_actors.core.foreign_text import escape_controls
@@ -88,7 +89,8 @@ def page(traced_episode: EpisodeTrace) -> RenderableType:
     if traced_episode.calls and not any(call.token_ids for call in traced_episode.calls):
         parts.append(
             Text(
-                f"\nTokens are in the log for exported episodes only; this one was {traced_episode.outcome}.",
+                f"\nNone of it is trained; this episode was {traced_episode.outcome}. `{COMMAND} show"
+                f" {traced_episode.run} {traced_episode.episode} --tokens` has the texts that the log has.",
                 style="dim",
             )
         )

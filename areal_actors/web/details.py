@@ -8,15 +8,23 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import OrderedDict
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
-from areal_actors.core.values import unpack_ids
-from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, EpisodeScored, TrajectoryExported
+from areal_actors.core.values import Interaction, unpack_ids
+from areal_actors.messages import (
+    ConversationKept,
+    EpisodeAbandoned,
+    EpisodeEvaluated,
+    EpisodeScored,
+    TrajectoryExported,
+)
 from areal_actors.messages.episode_ends import describe_party
 from areal_actors.messages.fields import fields_of
+from areal_actors.reader.missing_texts import describe_gaps, reason_without_texts
 from areal_actors.replay.call_tree import tree
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.web.rows import EpisodeRow
@@ -45,37 +53,46 @@ class LogDetails:
 
     async def episode(self, row: EpisodeRow) -> dict[str, Any]:
         """Returns an attempt with its task, output and sampled tokens."""
-        await self._source.wait_copied(row.changed)
-        answer = self._answer(row) | {"row": row, "calls": [], "has_texts": self._text([]) is not None}
-        ended = self._source.copy.read(row.ended) if row.ended else None
-        if ended is None or ended.subject != TrajectoryExported.subject:
-            return answer
-        exported = ended.open(TrajectoryExported)
-        trajectory = exported.trajectory
-        depths = tree({call.id: call.parent for call in trajectory.interactions})
-        calls = {call.id: call for call in trajectory.interactions}
-        answer["metrics"] = trajectory.metrics
-        answer["ended_by"] = describe_party(exported)
-        for name, depth in depths:
+        history = self._source.history
+        conversation = history.value("SELECT conversation FROM attempt WHERE id = ?", row.id + 1) or 0
+        await self._source.wait_copied(max(row.changed, conversation))
+        answer = self._answer(row) | {"row": row, "calls": [], "gaps": "", "has_texts": self._text([]) is not None}
+        position = conversation or row.ended
+        envelope = self._source.copy.read(position) if position else None
+        if envelope is not None and envelope.subject == TrajectoryExported.subject:
+            exported = envelope.open(TrajectoryExported)
+            answer["metrics"] = exported.trajectory.metrics
+            answer["ended_by"] = describe_party(exported)
+            answer["calls"] = list(self._calls(exported.trajectory.interactions))
+        elif envelope is not None and envelope.subject == ConversationKept.subject:
+            kept = envelope.open(ConversationKept)
+            answer["gaps"] = describe_gaps(kept)
+            answer["calls"] = list(self._calls(kept.interactions))
+        elif row.ended:
+            recipe = self._source.tables.facts().recipe or self._source.recipe
+            answer["gaps"] = reason_without_texts(history, recipe, row.id + 1)
+        return answer
+
+    def _calls(self, interactions: tuple[Interaction, ...]) -> Iterator[dict[str, Any]]:
+        """Yields calls in the order of their tree."""
+        calls = {call.id: call for call in interactions}
+        for name, depth in tree({call.id: call.parent for call in interactions}):
             call = calls[name]
             ids = call.completion.ids_array().tolist()
-            answer["calls"].append(
-                {
-                    "interaction": name,
-                    "depth": depth,
-                    "parent": call.parent,
-                    "prefix": call.prefix,
-                    "prompt": self._text(unpack_ids(call.prompt_suffix)),
-                    "finish_reason": call.finish_reason,
-                    "worker": call.worker,
-                    "reward": call.reward,
-                    "token_ids": ids,
-                    "tokens": [self._text([number]) for number in ids],
-                    "logprobs": call.completion.logprobs_array().tolist(),
-                    "weight_versions": call.completion.versions_array().tolist(),
-                }
-            )
-        return answer
+            yield {
+                "interaction": name,
+                "depth": depth,
+                "parent": call.parent,
+                "prefix": call.prefix,
+                "prompt": self._text(unpack_ids(call.prompt_suffix)),
+                "finish_reason": call.finish_reason,
+                "worker": call.worker,
+                "reward": call.reward,
+                "token_ids": ids,
+                "tokens": [self._text([number]) for number in ids],
+                "logprobs": call.completion.logprobs_array().tolist(),
+                "weight_versions": call.completion.versions_array().tolist(),
+            }
 
     async def group(self, rows: list[EpisodeRow]) -> list[dict[str, Any]]:
         """Returns the answers of a group's attempts."""

@@ -99,14 +99,15 @@ class SessionRegistry:
             return f"episode {work.episode} is at attempt {current.work.attempt}"
         return ""
 
-    def open(self, session: Session) -> None:
-        """Add a new session, in place of the episode's earlier one."""
+    def open(self, session: Session) -> Session | None:
+        """Add a new session, in place of the episode's earlier one, which is returned."""
         if (earlier := self._sessions.get(self._of_episode.get(session.work.episode, ""))) is not None:
             self.close(earlier)
             self._replaced[earlier.id] = session.id
         self._sessions[session.id] = session
         self._of_key[session.key or self.digest(session.api_key)] = session.id
         self._of_episode[session.work.episode] = session.id
+        return earlier
 
     def find(self, session: str) -> Session | None:
         """The live session of this id."""
@@ -175,13 +176,15 @@ class SessionRegistry:
         """True if an episode has its trajectory, or was abandoned after all retries."""
         return episode in self._finished
 
-    def mark_abandoned(self, work: RunEpisode) -> None:
-        """Remove the session of an attempt that was reported lost."""
+    def mark_abandoned(self, work: RunEpisode) -> Session | None:
+        """Remove the session of an attempt that was reported lost, and return it; None if there is none."""
         session = self._sessions.get(self._of_episode.get(work.episode, ""))
-        if session is not None and session.work.attempt == work.attempt:
-            self.close(session)
+        abandoned = session if session is not None and session.work.attempt == work.attempt else None
+        if abandoned is not None:
+            self.close(abandoned)
         if work.attempts_left == 0:
             self.mark_finished(work.episode)
+        return abandoned
 
     def is_superseded(self, work: RunEpisode) -> bool:
         """True if the episode is finished or another session has taken over."""

@@ -70,7 +70,7 @@ export class Episode {
     replace(this.facts, ...Object.entries(facts).filter(([name, value]) => value !== "" && !(name === "id" && value === row.task) && value !== undefined && value !== null).flatMap(([name, value]) => [element("dt", { textContent: name }), element("dd", { textContent: typeof value === "string" ? value : JSON.stringify(value) })]));
     this.tokens = [];
     if (!ended || !detail.calls.length) {
-      const reason = !ended ? "The episode has not ended at this event." : row.outcome === "exported" ? "The log no longer has the tokens of this episode." : `Tokens are in the log for exported episodes only; this one was ${row.outcome}. It made ${count(row.calls.length)} calls with ${count(row.tokens)} tokens.`;
+      const reason = !ended ? "The episode has not ended at this event." : `${detail.gaps} It made ${count(row.calls.length)} calls with ${count(row.tokens)} tokens.`;
       this.note.textContent = "";
       return replace(this.calls, empty(reason));
     }
@@ -108,7 +108,7 @@ export class Episode {
       "engine – trainer": () => "",
     }[this.mode];
     for (const one of this.tokens) one.token.style.background = background(one);
-    const problem = this.trained?.error || this.trained?.without_advantages || "", pending = this.row.batch ? "being computed from the log …" : "not known before its batch is formed";
+    const problem = this.trained?.error || this.trained?.without_advantages || "", pending = this.row.batch ? "being computed from the log …" : this.row.outcome === "exported" ? "not known before its batch is formed" : `not there: the episode was ${this.row.outcome}, which nothing trains`;
     this.note.textContent = {
       "log-probability": "Darker: less likely under the weights that sampled it (at ‑5 nats and below the darkest).",
       "weight version": `Colour: the version that sampled it. The step that trains it has version ${newest}; the staleness bound is ${this.data.bound()}.`,
@@ -116,6 +116,7 @@ export class Episode {
       "trained": this.trained ? "Green: in the loss. No colour: masked." : `Masks are ${pending}`,
       "engine – trainer": "The log has this difference for a step, not for a token: see the facts above for the largest of its step.",
     }[this.mode];
+    if (this.detail.gaps) this.note.textContent += ` ${this.detail.gaps}`;
     if (!this.detail.has_texts) this.note.textContent += " This log has no tokenizer: tokens have their ids.";
   }
 
