@@ -1,8 +1,7 @@
 """Values in messages: tasks, sampling parameters, token columns, interactions and trajectories.
 
 Token columns are bytes (little-endian u32 ids, f32 log-probabilities, version spans), never lists: encoding is 100
-times faster and a token takes 8 bytes, 6 or 7 in the log. Trajectories are tree-encoded: an interaction stores its
-parent and its own suffix, so a long conversation is not stored once per turn.
+times faster and a token takes 8 bytes, 6 or 7 in the log. An interaction stores its parent and its own suffix only.
 """
 
 from __future__ import annotations
@@ -237,8 +236,7 @@ class Interaction(Value):
     images: tuple[ImageRef, ...] = ()
     """Images in `prompt_suffix`, by position; `start` counts from the beginning of the suffix."""
     id_planes: IdStreams = 0
-    """As sent and logged, the bytes of a token id: ids and log-probabilities are byte streams (`byte_stream_split.py`);
-    0 once decoded, and in logs of format 2: columns are as described above."""
+    """Bytes of a token id in columns that are byte streams (`byte_stream_split.py`), as sent and logged; else 0."""
 
     def __post_init__(self) -> None:
         """Decode columns that were sent as byte streams."""
@@ -323,6 +321,8 @@ class WeightsLocation(Value):
     """Checksum of all tensors in name order; verified by engines after loading."""
     model: str
     """Hugging Face folder with configuration, tokenizer and chat template."""
+    base: str = ""
+    """Absolute path of the model that engines load before an adapter, if it is not `model`: a rounded base."""
 
     def relative_to(self, root: PurePath) -> WeightsLocation:
         """Returns the location for an event, with paths in the run's movable folder `root` relative to it."""
