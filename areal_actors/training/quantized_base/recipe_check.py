@@ -6,16 +6,13 @@ from areal_actors.core.bus_settings import BusSettings
 from areal_actors.core.extras import install_command
 from areal_actors.core.problems import Problems, is_installed
 from areal_actors.core.run_facts import RunFacts
-from areal_actors.generation.settings import GenerationSettings
 from areal_actors.training.settings import TrainerSettings
 
 KEY = ("trainer", "lora", "quantize_base")
 LIBRARIES = ("bitsandbytes", "torchao")
 
 
-def find_problems(
-    trainer: TrainerSettings, generation: GenerationSettings, bus: BusSettings, facts: RunFacts
-) -> Problems:
+def find_problems(trainer: TrainerSettings, bus: BusSettings, facts: RunFacts) -> Problems:
     """Yields what keeps the frozen base from being held in 4 bits."""
     if facts.is_serving or (lora := trainer.lora) is None or (library := lora.quantize_base) == "off":
         return
@@ -31,11 +28,6 @@ def find_problems(
         )
     if trainer.compile:
         yield KEY, f'{fault} packed layers are not compiled; write trainer.compile = false, or "off"'
-    if lora.published == "merged":
-        return
-    if generation.server.urls:
-        has = "servers that were started elsewhere (generation.server.urls) have the base that is not rounded"
-        yield KEY, f'{fault} {has}; write trainer.lora.published = "merged"'
-    if bus.host and not trainer.weights_folder:
+    if lora.published == "adapter" and bus.host and not trainer.weights_folder:
         lacks = "joined hosts (bus.host) do not have the folder of the rounded base"
         yield KEY, f'{fault} {lacks}; write trainer.lora.published = "merged", or name a shared trainer.weights_folder'
