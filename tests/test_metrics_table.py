@@ -20,6 +20,7 @@ PAGE = ROOT / "docs" / "tracking.md"
 LITERAL = re.compile(r'"([a-z_0-9/]+)"')
 OPTIONAL = frozenset(
     {
+        "base_rounding_error",
         "calls_with_ignored_fields",
         "calls_without_credit",
         "dual_clip_frac",

@@ -235,7 +235,7 @@ class Interaction(Value):
     images: tuple[ImageRef, ...] = ()
     """Images in `prompt_suffix`, by position; `start` counts from the beginning of the suffix."""
     id_planes: IdStreams = 0
-    """Bytes of a token id in the byte streams of a log (`byte_stream_split.py`); 0 once decoded, and in format 2."""
+    """Bytes of a token id in columns that are byte streams (`byte_stream_split.py`), as sent and logged; else 0."""
 
     def __post_init__(self) -> None:
         """Decode columns that were sent as byte streams."""
@@ -320,6 +320,8 @@ class WeightsLocation(Value):
     """Checksum of all tensors in name order; verified by engines after loading."""
     model: str
     """Hugging Face folder with configuration, tokenizer and chat template."""
+    base: str = ""
+    """Absolute path of the model that engines load before an adapter, if it is not `model`: a rounded base."""
 
     def relative_to(self, root: PurePath) -> WeightsLocation:
         """Returns the location for an event, with paths in the run's movable folder `root` relative to it."""

@@ -356,7 +356,7 @@ class InferenceWorker(Actor):
             engine = self.engine
             try:
                 if engine is None:
-                    engine = self.engine = await asyncio.to_thread(self.make_engine, location.model)
+                    engine = self.engine = await asyncio.to_thread(self.make_engine, location.base or location.model)
                 await engine.load_weights(location, weight_version)
             except EngineUnavailable as error:
                 logger.warning("the inference server is gone", error=str(error), attempt=attempt)

@@ -16,7 +16,7 @@ from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.machine import Machine, detect_machine
 from areal_actors.core.model_config import text_config_of
 from areal_actors.core.problems import Problems
-from areal_actors.recipe.model_size import BYTES, OPTIMIZER_BYTES, parameters, published_bytes
+from areal_actors.recipe.model_size import BYTES, OPTIMIZER_BYTES, parameters, published_bytes, weight_bytes
 from areal_actors.recipe.recipe import Recipe
 
 LIGHT_BYTES = 60 * MEBIBYTE
@@ -124,10 +124,11 @@ def _trainer_memory(recipe: Recipe, measured: TrainCalibration, lengths: Lengths
     chunk = max(CHUNK_TOKENS, CHUNK_LOGITS // max(size, 1)) * size * 4
     activations = int(tokens * measured.token_bytes)
     activations += CHUNK_COPIES * chunk + min(SAVED_PROBABILITIES * 4, int(tokens * size * 4))
-    content = f"weights {_size(count * 4)}, gradients and optimizer {_size(state)}, a micro-batch {_size(activations)}"
+    weights = int(weight_bytes(recipe))
+    content = f"weights {_size(weights)}, gradients and optimizer {_size(state)}, a micro-batch {_size(activations)}"
     if frozen:
         content += f", further models {_size(frozen)}"
-    return content, measured.base_bytes + count * 4 + state + activations + frozen
+    return content, measured.base_bytes + weights + state + activations + frozen
 
 
 def batch_tokens(recipe: Recipe, lengths: Lengths) -> float:

@@ -159,6 +159,9 @@ def _engine_problems(recipe: Recipe) -> Problems:
         fault = f"found {toml_value(channel)}, but adapters are loaded by name from their folder"
         remedy = 'write "folder", or trainer.lora.published = "merged"'
         yield ("generation", "server", "weights"), f"{fault}; {remedy}"
+    if (library := lora.quantize_base) != "off" and recipe.generation.server.urls:
+        fault = f'found "{library}", but servers that were started elsewhere have the base that is not rounded'
+        yield ("trainer", "lora", "quantize_base"), f'{fault}; write trainer.lora.published = "merged"'
 
 
 def _reward_model_problems(recipe: Recipe, facts: RunFacts) -> Problems:

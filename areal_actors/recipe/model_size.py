@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from areal_actors.core.model_config import text_config_of
 from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.weights.folders import kept_versions
-from areal_actors.weights.weight_files import parameter_count
+from areal_actors.weights.weight_files import parameter_count, stored_tensors
 
 BYTES = {"float32": 4, "bfloat16": 2}
 OPTIMIZER_BYTES = {"adamw": 8, "adam": 8, "sgd": 0, "adafactor": 0, "muon": 4}
 """State of each optimizer in bytes per trained parameter, at least."""
+PACKED_BYTES = 0.516
+"""Bytes of a value in 4 bits, with a byte for the scale of each 64 of them and four for each 256 scales."""
 SMALL_MODEL = 10_000_000
 """Parameters below which a model is taken for one of the embedded kind."""
 
@@ -26,6 +29,20 @@ def parameters(recipe: Recipe) -> int:
     return parameter_count(Path(recipe.model).expanduser())
 
 
+def weight_bytes(recipe: Recipe) -> float:
+    """Returns bytes of the trained model's weights: float32, or the matrices of a frozen base in 4 bits."""
+    count, lora = parameters(recipe), recipe.trainer.lora
+    if not count or lora is None or lora.quantize_base == "off":
+        return count * 4.0
+    folder = Path(recipe.model).expanduser()
+    vocabulary = text_config_of(recipe.model).get("vocab_size")
+    shapes = [tensor.shape for tensor in stored_tensors(folder).values()]
+    packed = sum(
+        rows * columns for rows, columns in (shape for shape in shapes if len(shape) == 2) if rows != vocabulary
+    )
+    return packed * PACKED_BYTES + (count - packed) * 4.0
+
+
 def rank_bytes(recipe: Recipe) -> float:
     """Returns bytes of one rank for its part of weights, gradients and optimizer state.
 
@@ -33,17 +50,20 @@ def rank_bytes(recipe: Recipe) -> float:
     """
     trainer = recipe.trainer
     trained = 4 + OPTIMIZER_BYTES[trainer.optimizer.name] if trainer.lora is None else 0
-    return parameters(recipe) * (4 + trained) / trainer.ranks
+    return (weight_bytes(recipe) + parameters(recipe) * trained) / trainer.ranks
 
 
 def published_bytes(recipe: Recipe) -> int:
     """Returns bytes of all weight versions that are kept, and of one that is being written.
 
-    0 if unknown, or small as adapters are.
+    0 if unknown, or small as adapters are; those of a rounded base beside them.
     """
     trainer = recipe.trainer
-    if not recipe.actors.trainer.count or (trainer.lora is not None and trainer.lora.published == "adapter"):
+    if not recipe.actors.trainer.count:
         return 0
+    if trainer.lora is not None and trainer.lora.published == "adapter":
+        rounded = trainer.lora.quantize_base != "off"
+        return parameters(recipe) * BYTES[trainer.published_dtype] if rounded else 0
     return (
         parameters(recipe) * BYTES[trainer.published_dtype] * (kept_versions(recipe.staleness_gate.max_staleness) + 1)
     )

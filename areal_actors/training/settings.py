@@ -49,6 +49,9 @@ class LoraSettings(Config):
     """Names of the adapted linear layers, such as `q_proj`; empty for all but the head."""
     rank_stabilized: bool = False
     """Scale by `alpha / sqrt(rank)` instead (arXiv:2312.03732)."""
+    quantize_base: Literal["off", "bitsandbytes", "torchao"] = "off"
+    """Hold the frozen matrices of the linear layers in 4 bits (NF4, QLoRA, arXiv:2305.14314), packed by this library,
+    which is an extra. Engines sample from the same rounded base."""
     published: Literal["adapter", "merged"] = "adapter"
     """Contents of published weights: the adapter alone, or the whole model with the adapter merged into it. Unstated:
     `merged` for servers that were started elsewhere (`generation.server.urls`), which may not take adapters, else

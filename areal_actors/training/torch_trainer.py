@@ -89,7 +89,11 @@ class TorchTrainer:
                 f"trainer.lora: an adapter cannot train the scalar head of {type(algorithm).__name__}; remove"
                 " [trainer.lora]"
             )
-        self._lora = Lora(model, model_folder, settings.lora, seed) if settings.lora else None
+        self._lora = (
+            Lora(model, model_folder, settings.lora, seed, self._device, self._published_dtype)
+            if settings.lora
+            else None
+        )
         self._adapter = self._lora if settings.lora and settings.lora.published == "adapter" else None
         if settings.recompute_activations:
             recompute_activations(model)
@@ -197,6 +201,7 @@ class TorchTrainer:
             "lr": lr,
         }
         measured |= {"skipped_updates": float(len(skipped))} if skipped else {}
+        measured |= self._lora.metrics if self._lora else {}
         if self._replay:
             measured |= self._replay.metrics(data.sequences, self._ranks, self._device)
         counts, means = sums.metrics(self._ranks)

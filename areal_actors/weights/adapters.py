@@ -54,7 +54,7 @@ class Adapter(msgspec.Struct, frozen=True):
 
 
 def write_adapter(
-    tensors: Mapping[str, Tensor], config: str, folder: str | Path, model_folder: str | Path
+    tensors: Mapping[str, Tensor], config: str, folder: str | Path, model_folder: str | Path, base: str = ""
 ) -> WeightsLocation:
     """Write an adapter in peft's format; `folder` appears atomically.
 
@@ -62,12 +62,13 @@ def write_adapter(
         tensors: factors by peft's names.
         config: text of peft's `adapter_config.json`.
         folder: replaced if it exists.
-        model_folder: the base model.
+        model_folder: the model.
+        base: folder of its rounded base; empty if the model itself is the base.
     """
     folder = Path(folder).absolute()
     with atomic_folder(folder) as partial:
         save_adapter(tensors, config, partial)
-    return WeightsLocation(folder=str(folder), checksum=checksum(tensors), model=str(model_folder))
+    return WeightsLocation(folder=str(folder), checksum=checksum(tensors), model=str(model_folder), base=base)
 
 
 def save_adapter(tensors: Mapping[str, Tensor], config: str, folder: Path) -> None:
@@ -138,10 +139,10 @@ class AdapterMerger:
         Raises:
             EngineError: the adapter is damaged or belongs to another model, or the base weights were replaced.
         """
-        if Path(location.model).resolve() != self._model_folder:
+        base = location.base or location.model
+        if Path(base).resolve() != self._model_folder:
             raise EngineError(
-                f"the adapter in {location.folder} belongs to {location.model}, but this engine serves"
-                f" {self._model_folder}"
+                f"the adapter in {location.folder} belongs to {base}, but this engine serves {self._model_folder}"
             )
         if not self._base_is_loaded:
             raise EngineError(

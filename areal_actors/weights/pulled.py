@@ -40,12 +40,15 @@ class WeightsPuller:
 
         Raises:
             WeightsSuperseded: the version was removed because newer ones were published.
-            EngineError: it arrived damaged.
+            EngineError: it arrived damaged, or is an adapter of a base that this host does not have.
             OSError: it cannot be pulled.
         """
         return await asyncio.to_thread(self._locate, location, weight_version)
 
     def _locate(self, location: WeightsLocation, weight_version: int) -> WeightsLocation:
+        if location.base and not Path(location.base).is_dir():
+            remedy = 'write trainer.lora.published = "merged", or name a shared trainer.weights_folder'
+            raise EngineError(f"this host has no {location.base}, the rounded base of the adapters: {remedy}")
         self._pull_once(self._model, lambda partial: self._objects.pull(MODEL, partial))
         local = msgspec.structs.replace(location, model=str(self._model))
         if self._is_shared(Path(location.folder)):

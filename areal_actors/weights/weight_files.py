@@ -139,10 +139,8 @@ def verify_adapter(
         raise EngineError(
             f"the weights in {location.folder} are an adapter, and this server was started for whole models"
         )
-    if Path(location.model).resolve() != Path(model_folder).resolve():
-        raise EngineError(
-            f"the adapter in {location.folder} belongs to {location.model}, but this server has {model_folder}"
-        )
+    if Path(base := location.base or location.model).resolve() != Path(model_folder).resolve():
+        raise EngineError(f"the adapter in {location.folder} belongs to {base}, but this server has {model_folder}")
     tensors = stored_tensors(location.folder)
     expected = {}
     for name, shape in shapes.items():

@@ -44,6 +44,7 @@ TORCH_FREE = (
         "training.distributed.layout",
         "training.engine",
         "training.engine_mismatch",
+        "training.quantized_base.recipe_check",
         "training.recipe_check",
         "training.settings",
         "training.step_columns",
