@@ -46,8 +46,7 @@ class Constraint(Config):
     """The schema as JSON text, the regular expression, or a Lark grammar in the dialect of llguidance."""
 
 
-HIGHEST_TEMPERATURE = 10.0
-"""Highest temperature of training: beyond it answers are noise."""
+HIGHEST_TEMPERATURE = 10.0  # of training: beyond it answers are noise
 
 
 class SamplingParams(Config):
