@@ -53,9 +53,10 @@ def with_device_counts(recipe: Recipe, stated: Mapping[str, Any], cuda: CudaDevi
     unit = trainer.tensor_parallel * trainer.sequence_parallel * trainer.pipeline_parallel
     ranks, workers = trainer.ranks, recipe.actors.inference_worker.count
     trains, generates = _trains_here(recipe), _generates_here(recipe)
-    more_ranks = (
-        trains and not is_stated(stated, ("trainer", "ranks")) and trainer.optimizer.name not in {"adafactor", "muon"}
+    one_rank = trainer.optimizer.name in {"adafactor", "muon"} or (
+        trainer.lora is not None and trainer.lora.quantize_base != "off"
     )
+    more_ranks = trains and not is_stated(stated, ("trainer", "ranks")) and not one_rank
     more_workers = generates and not is_stated(stated, ("actors", "inference_worker", "count"))
     if more_ranks and trainer.devices:
         ranks, more_ranks = len(trainer.devices), False

@@ -109,6 +109,7 @@ class Recipe(Config):
     hosts: HostsSettings = HostsSettings()
     autoscale: AutoscaleSettings = AutoscaleSettings()
     policies: dict[PolicyName, PolicySettings] = {}
+    """Further policies, which agents call by name (docs/policies.md)."""
     policy: PolicyRole | None = None
 
     def is_online(self) -> bool:
