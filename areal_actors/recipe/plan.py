@@ -15,6 +15,7 @@ from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.command import COMMAND
 from areal_actors.core.layers import Key
 from areal_actors.core.model_names import is_local_model
+from areal_actors.core.policy_settings import PolicySettings
 from areal_actors.core.problems import toml_key, toml_value
 from areal_actors.core.proxies import describe_proxies
 from areal_actors.embedded.settings import EMBEDDED
@@ -114,8 +115,23 @@ def _other_models(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Yields the models that the algorithm needs beside the trained one."""
     for name, model in recipe.algorithm.models.items():
         yield name, f"{_name_model(model)}, frozen"
+    yield from (("policy", f"{name}, {_describe_policy(recipe, one)}") for name, one in recipe.policies.items())
     if recipe.algorithm.critic is not None:
         yield "critic", f"from {_name_model(recipe.algorithm.critic.model)}, trained beside it"
+
+
+def _describe_policy(recipe: Recipe, policy: PolicySettings) -> str:
+    """Returns what answers the calls of another policy, and what it is trained on."""
+    model = policy.model or recipe.model
+    match policy.kind:
+        case "remote":
+            return f"answered by {policy.url}"
+        case "past":
+            return f"one of the last {policy.keep_versions} of every {policy.every_versions}th version of the model"
+        case "frozen":
+            return f"from {model}, not trained"
+        case "trained":
+            return f"from {model}, trained beside it by its own processes; reward: {policy.reward}"
 
 
 def _name_model(model: str) -> str:

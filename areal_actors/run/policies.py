@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
@@ -21,7 +22,7 @@ from areal_actors.core.free_ports import find_free_ports
 from areal_actors.core.module_command import module_command
 from areal_actors.folder.next_commands import run_command
 from areal_actors.folder.run_folder import RunFolder
-from areal_actors.messages import WeightsPublished
+from areal_actors.messages import StepCompleted, WeightsPublished
 from areal_actors.policies.call_router import PolicyAddress
 from areal_actors.recipe.policies import POLICIES, policy_recipe
 from areal_actors.recipe.recipe import Recipe
@@ -30,11 +31,20 @@ from areal_bus.base import Bus
 MAX_RESTARTS = 5
 """Number of starts after deaths that a policy's launcher may have; its own processes have a supervision tree."""
 RESTART_SECONDS = 1.0
+MOST_STARTS = 10_000
 END_SECONDS = 60.0
 """Time in which the run of a policy saves a checkpoint and ends."""
 MODELS = "models"
 
 logger = structlog.get_logger(__name__)
+
+
+class StepLine(msgspec.Struct):
+    """The part of a line of `metrics.jsonl` that is read."""
+
+    kind: str = ""
+    step: int = 0
+    metrics: dict[str, Any] = {}
 
 
 class PolicyRuns:
@@ -59,8 +69,8 @@ class PolicyRuns:
 
     async def _keep(self, name: str) -> None:
         """Keep the launcher of one policy alive."""
-        for start in range(MAX_RESTARTS + 1):
-            process = await self._start(name, start)
+        for _ in range(MAX_RESTARTS + 1):
+            process = await self._start(name)
             status = await process.wait()
             if self.ending:
                 return
@@ -69,13 +79,13 @@ class PolicyRuns:
         if not self.failed.done():
             self.failed.set_result(f"policy '{name}' ended {MAX_RESTARTS + 1} times; see {self.place / name}.out")
 
-    async def _start(self, name: str, start: int) -> asyncio.subprocess.Process:
+    async def _start(self, name: str) -> asyncio.subprocess.Process:
         self.place.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError):  # an embedded model is made once
             (self.place / MODELS).symlink_to(Path("..", "..", MODELS))
         recipe = policy_recipe(self.recipe, name)
-        if recipe.is_served() and start:
-            recipe = msgspec.structs.replace(recipe, run=f"{recipe.run}-{start}")
+        if recipe.is_served():
+            recipe = msgspec.structs.replace(recipe, run=self._free_name(recipe.run))
         port, key = find_free_ports(1, recipe.gateway.host), secrets.token_hex(16)
         recipe = msgspec.structs.replace(
             recipe, gateway=msgspec.structs.replace(recipe.gateway, port=port, admin_key=key)
@@ -94,6 +104,11 @@ class PolicyRuns:
         self.processes[name] = process
         atomic_write(self.place / f"{name}.json", msgspec.json.encode(address), mode=PRIVATE_MODE)
         return process
+
+    def _free_name(self, run: str) -> str:
+        """Returns a name that no earlier start has: a log that trains nothing is not continued."""
+        names = (run, *(f"{run}-{number}" for number in range(1, MOST_STARTS)))
+        return next(name for name in names if not (self.place / name).exists())
 
     async def end(self) -> None:
         """Have all end in order, each with a checkpoint; those that do not are killed."""
@@ -114,12 +129,27 @@ class PolicyRuns:
             (self.place / f"{name}.recipe").unlink(missing_ok=True)
 
     def describe_ends(self) -> list[str]:
-        """Returns a line about each: where its run is, and the command that audits it."""
-        return [
-            f"policy '{name}': {run_command('audit', f'{self.recipe.run}-{name}', str(self.place))}"
-            for name in self.names
-            if self.recipe.policies[name].kind == "trained"
-        ]
+        """Returns a line about each trained one: its steps, its rewards, and the command that audits it."""
+        lines = []
+        for name in self.names:
+            if self.recipe.policies[name].kind == "trained":
+                run = f"{self.recipe.run}-{name}"
+                learnt = _describe_steps(RunFolder(self.place / run).metrics)
+                lines.append(f"policy '{name}': {learnt}; {run_command('audit', run, str(self.place))}")
+        return lines
+
+
+def _describe_steps(metrics: Path) -> str:
+    """Returns the number of the steps in a run's metrics, and the rewards of the first and the last."""
+    try:
+        lines = [msgspec.json.decode(line, type=StepLine) for line in metrics.read_bytes().splitlines()]
+    except (OSError, msgspec.DecodeError):
+        return "no steps"
+    rewards = {line.step: line.metrics.get("reward_mean", 0.0) for line in lines if line.kind == StepCompleted.subject}
+    if not rewards:
+        return "no steps"
+    first, last = rewards[min(rewards)], rewards[max(rewards)]
+    return f"{len(rewards)} steps, mean reward {first:.3f} → {last:.3f}"
 
 
 @asynccontextmanager
