@@ -69,7 +69,7 @@ class AlgorithmHarness(NamedTuple):
         }
         if "last_values" in self.algorithm.needs:
             needed["last_values"] = torch.tensor([float(np.sin(sequence.token_ids.sum())) for sequence in sequences])
-        return msgspec.structs.replace(tokens, **needed)
+        return msgspec.structs.replace(tokens, **needed, baselines=0.5 * tokens.rewards)
 
     def losses(self, sequences: Sequence[TrainingSequence]) -> tuple[Tensor, Tensor, Batch]:
         """Losses of the kept tokens, their gradient by the log-probabilities, and the batch.
