@@ -13,8 +13,7 @@ from typing import Any
 from openai import AsyncOpenAI
 
 MOST = 3
-HEAPS = range(4, 13)
-"""Numbers of nuts at the start: with at least 4 both players have a turn."""
+HEAPS = range(4, 13)  # numbers of nuts at the start: with at least 4 both players have a turn
 ROLES = ("first", "second")
 FIXED_PLAYERS = ("optimal", "random")
 TRAINED = "default"
@@ -104,10 +103,8 @@ def self_play_tasks() -> dict[str, list[dict[str, Any]]]:
 def _games(split: str, count: int = TRAIN_ROWS) -> list[dict[str, Any]]:
     """Returns games; four in a row have each role against each fixed player."""
     rng = random.Random(f"two-player nim {split}")
-    return [
-        _game(f"{split} game {number}", ROLES[number % 2], FIXED_PLAYERS[number // 2 % 2], rng)
-        for number in range(count)
-    ]
+    kinds = ((number, ROLES[number % 2], FIXED_PLAYERS[number // 2 % 2]) for number in range(count))
+    return [_game(f"{split} game {number}", role, opponent, rng) for number, role, opponent in kinds]
 
 
 def _game(name: str, role: str, opponent: str, rng: random.Random) -> dict[str, Any]:
