@@ -15,11 +15,12 @@ from support.live_run import RECIPE
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError
-from areal_actors.core.policy_settings import PolicySettings
+from areal_actors.core.policy_settings import PolicyRole, PolicySettings
 from areal_actors.core.values import SamplingParams, Task, Trajectory, WeightsLocation
 from areal_actors.gateway.http_answers import errors_in_dialect_format
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.table import Session
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.messages import (
     EndPolicySession,
     EpisodeAbandoned,
@@ -34,6 +35,7 @@ from areal_actors.messages.episode_ends import UNUSED
 from areal_actors.policies.call_router import OPEN_PATH, PolicyAddress, PolicyRouter
 from areal_actors.policies.episode_endings import EpisodeEndings
 from areal_actors.policies.policy_reward import policy_reward
+from areal_actors.policies.policy_session_manager import PolicySessionManager
 from areal_actors.recipe.load import load
 from areal_actors.recipe.policies import policy_recipe
 from areal_actors.run.policy_serving import PastVersions
@@ -216,6 +218,39 @@ def test_a_held_out_episode_ends_too():
     event = EpisodeEvaluated(work=held_out, reward=0.0, output="a", completion_tokens=3)
     (end,) = ends_of(event)
     assert (end.work.purpose, end.reward) == ("evaluate", 0.0)
+
+
+def manager_of_policy(**fields):
+    manager = PolicySessionManager(
+        GatewaySettings(),
+        lambda folder: None,
+        secret=b"secret",
+        max_model_len=64,
+        serve_http=False,
+        role=PolicyRole(name="worker", run="main"),
+        follow_run=None,
+        group_size=4,
+        lease_seconds=60.0,
+        waits_for_grants=True,
+    )
+    for name, value in fields.items():
+        setattr(manager, name, value)
+    return manager
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, UNUSED),
+        ({"opened": {"3.1"}}, "session"),
+        ({"known_from": 4}, "session"),
+        ({"known_from": 3}, UNUSED),
+    ],
+)
+def test_an_episode_without_a_session_was_not_called_or_has_lost_it(fields, reason):
+    end = EndPolicySession(work=work(left=0), reward=1.0)
+    (abandoned,) = manager_of_policy(**fields)._end_attempt(end, SimpleNamespace(now=0.0))
+    assert (abandoned.reason, abandoned.work.attempts_left) == (reason, 0)
 
 
 # ---------------------------------------------------------------- recipes

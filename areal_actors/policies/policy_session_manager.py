@@ -88,6 +88,9 @@ class PolicySessionManager(SessionManager):
         """Notified when more groups are granted, and when weights are loaded."""
         self.opened: set[str] = set()
         """Episodes with a session since this process began, until they end."""
+        self.predecessors = 0
+        self.known_from = 0
+        """First group of which this process knows all sessions: those before may have had one in a predecessor."""
         self._caught_up = asyncio.Event()
         """Set once the policy's own log has been folded: before that, ends would be repeated."""
         self._following: asyncio.Task[None] | None = None
@@ -108,6 +111,7 @@ class PolicySessionManager(SessionManager):
         super().restore(state)
         if isinstance(state, PolicyGatewayState):
             self.ended, self.granted = state.ended, state.granted
+            self.predecessors = 1
 
     async def start(self, submit: Submit) -> None:
         """Serve the gateway, and follow the run whose agents call the policy."""
@@ -199,10 +203,7 @@ class PolicySessionManager(SessionManager):
             yield from self.calls.unreported.of(session.id) if session is not None else ()
             yield EpisodeAbandoned(work=request.work, reason=request.reason, detail=request.detail)
         elif session is None:
-            was_opened = request.work.episode in self.opened
-            lost = f"the session of policy '{self.role.name}' was lost before the episode ended"
-            detail = lost if was_opened else f"no call of the episode went to policy '{self.role.name}'"
-            yield EpisodeAbandoned(work=request.work, reason="session" if was_opened else UNUSED, detail=detail)
+            yield self._end_without_session(request.work)
         elif (reward := policy_reward(self.role.settings.reward, request.reward, request.metrics)) is None:
             lacking = f"the reward of the episode has no {self.role.settings.reward} (policies.{self.role.name}.reward)"
             yield EpisodeAbandoned(work=_last_attempt(session.work), reason="reward", detail=lacking)
@@ -219,14 +220,25 @@ class PolicySessionManager(SessionManager):
             )
             yield from self.episode_scored(scored, context)
 
+    def _end_without_session(self, work: RunEpisode) -> EpisodeAbandoned:
+        name, unused = f"policy '{self.role.name}'", f"no call of the episode went to policy '{self.role.name}'"
+        if work.episode in self.opened:
+            return EpisodeAbandoned(work=work, reason="session", detail=f"the session of {name} expired or was lost")
+        if work.group.isdecimal() and int(work.group) < self.known_from:
+            lost = f"{unused}, or its session was lost with an earlier process of the gateway"
+            return EpisodeAbandoned(work=work, reason="session", detail=lost)
+        return EpisodeAbandoned(work=work, reason=UNUSED, detail=unused)
+
     # ---------------------------------------------------------------- events of the policy's own log
 
     @on
     async def actor_started(self, event: ActorStarted, context: Context) -> Emits[EpisodeAbandoned]:
         async for lost in super().actor_started(event, context):
             yield lost
-        if self.external.caught_up:
+        if self.external.caught_up and not self._caught_up.is_set():
+            self.known_from = self.granted if self.predecessors else 0
             self._caught_up.set()
+        self.predecessors += event.actor.rpartition("-")[0] == self.kind()
 
     @on
     async def tick(self, tick: Tick, context: Context) -> Emits[EndingEvent | ConversationEvent]:
