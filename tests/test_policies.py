@@ -22,6 +22,7 @@ from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.messages import (
+    CapacityGranted,
     EndPolicySession,
     EpisodeAbandoned,
     EpisodeEvaluated,
@@ -251,6 +252,37 @@ def test_an_episode_without_a_session_was_not_called_or_has_lost_it(fields, reas
     end = EndPolicySession(work=work(left=0), reward=1.0)
     (abandoned,) = manager_of_policy(**fields)._end_attempt(end, SimpleNamespace(now=0.0))
     assert (abandoned.reason, abandoned.work.attempts_left) == (reason, 0)
+
+
+async def test_an_end_before_the_grant_of_its_group_waits_for_it():
+    ends = [(work("0.0", left=0), 1.0), (work("7.0", left=0), 1.0), (work("1.0", left=0), 1.0)]
+
+    async def follow():
+        for episode, reward in ends:
+            trajectory = Trajectory(
+                episode=episode.episode, group=episode.group, attempt=1, task="t", reward=reward, interactions=()
+            )
+            yield Envelope.seal(TrajectoryExported(trajectory=trajectory), Stamp(id="1", sender="a", time=0.0), "run")
+        await asyncio.Event().wait()
+
+    submitted = []
+
+    async def submit(end):
+        submitted.append(end.work.episode)
+        yield None
+
+    manager = manager_of_policy(granted=2, follow_run=follow)
+    following = asyncio.create_task(manager._end_sessions(submit))
+    async with asyncio.timeout(30):
+        while len(submitted) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert submitted == ["0.0", "1.0"]
+    await manager.capacity_granted(CapacityGranted(first_group=2, groups=6, weight_version=1))
+    async with asyncio.timeout(30):
+        while len(submitted) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert submitted == ["0.0", "1.0", "7.0"]
+    following.cancel()
 
 
 # ---------------------------------------------------------------- recipes

@@ -135,13 +135,40 @@ class PolicySessionManager(SessionManager):
             await asyncio.sleep(FOLLOW_AGAIN_SECONDS)
 
     async def _end_sessions(self, submit: Submit) -> None:
-        """End a session for each end of an attempt in the other run."""
-        async with aclosing(self.follow_run()) as events:
-            ends = EpisodeEndings()
-            async for envelope in events:
-                if (end := ends.receive(envelope)) is not None:
-                    async with aclosing(submit(end)) as replies:
-                        await anext(replies)
+        """End a session for each end of an attempt in the other run.
+
+        The staleness gate counts the ends of groups that it has let start, so the end of an episode of a later group,
+        in which the policy was not called, waits until then.
+        """
+        endings, early = EpisodeEndings(), list[EndPolicySession]()
+        ending_early = asyncio.create_task(self._end_early(early, submit))
+        try:
+            async with aclosing(self.follow_run()) as events:
+                async for envelope in events:
+                    if ending_early.done():
+                        ending_early.result()
+                    if (end := endings.receive(envelope)) is None:
+                        continue
+                    if self._is_granted(end.work):
+                        await _submit_end(end, submit)
+                    else:
+                        early.append(end)
+        finally:
+            ending_early.cancel()
+            await asyncio.gather(ending_early, return_exceptions=True)
+
+    async def _end_early(self, early: list[EndPolicySession], submit: Submit) -> None:
+        """End the episodes of groups that the staleness gate had not let start, once it does."""
+        while True:
+            async with self.changed:
+                await self.changed.wait_for(lambda: any(self._is_granted(end.work) for end in early))
+            granted = [end for end in early if self._is_granted(end.work)]
+            early[:] = [end for end in early if not self._is_granted(end.work)]
+            for end in granted:
+                await _submit_end(end, submit)
+
+    def _is_granted(self, work: RunEpisode) -> bool:
+        return not self.waits_for_grants or not work.group.isdecimal() or self.granted > int(work.group)
 
     # ---------------------------------------------------------------- requests of the other run
 
@@ -184,7 +211,7 @@ class PolicySessionManager(SessionManager):
         """The condition that the session of an episode waits for; empty if it can be opened."""
         if self.calls.served is None or self.calls.pool.newest_version < 0:
             return "has not loaded its weights"
-        if not self.waits_for_grants or work.purpose != "train" or self.granted > int(work.group):
+        if self._is_granted(work):
             return ""
         return f"is {int(work.group) + 1 - self.granted} groups behind, whose training has not made room"
 
@@ -279,6 +306,11 @@ class PolicySessionManager(SessionManager):
     def _record_end(self, episode: str) -> None:
         self.ended.add(episode, self.group_size)
         self.opened.discard(episode)
+
+
+async def _submit_end(end: EndPolicySession, submit: Submit) -> None:
+    async with aclosing(submit(end)) as replies:
+        await anext(replies)
 
 
 def _last_attempt(work: RunEpisode) -> RunEpisode:
