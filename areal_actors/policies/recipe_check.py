@@ -58,10 +58,10 @@ def _policy_problems(settings: PolicySettings) -> Problems:
             yield ("api_key_variable",), f"found {toml_value(variable)}, which is not set; export it, or leave it out"
     for table in sorted(settings.settings.keys() & NOT_OF_A_POLICY):
         yield ("settings", table), "found a change, but it is the same for all policies of a run; leave it out"
-    yield from _misplaced(settings)
+    yield from _find_misplaced(settings)
 
 
-def _misplaced(settings: PolicySettings) -> Problems:
+def _find_misplaced(settings: PolicySettings) -> Problems:
     """Yields settings that have no effect for the kind of the policy."""
     for kind, fields in (("remote", OF_REMOTE), ("past", OF_PAST), ("trained", OF_TRAINED)):
         for field in fields:

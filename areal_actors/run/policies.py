@@ -67,6 +67,11 @@ class PolicyRuns:
                 break
         await asyncio.gather(*(self._keep(name) for name in self.names))
 
+    def fail_with(self, task: asyncio.Task[None]) -> None:
+        """Report the error of a task that supervised them, which would leave them unwatched."""
+        if not task.cancelled() and (error := task.exception()) is not None and not self.failed.done():
+            self.failed.set_result(f"the policies of the run cannot be supervised: {error}")
+
     async def _keep(self, name: str) -> None:
         """Keep the launcher of one policy alive."""
         for _ in range(MAX_RESTARTS + 1):
@@ -166,6 +171,8 @@ async def policy_runs(recipe: Recipe, folder: RunFolder, bus: Bus) -> AsyncItera
     except msgspec.ValidationError as error:
         raise SetupError(f"policies: {error}") from error
     supervising = asyncio.create_task(runs.supervise(bus)) if runs.names else None
+    if supervising is not None:
+        supervising.add_done_callback(runs.fail_with)
     try:
         yield runs.failed
     finally:
