@@ -49,7 +49,7 @@ from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import EpisodeAbandoned
 from areal_actors.messages.episode_ends import is_failure
 from areal_actors.reader.audit_command import audit_run
-from areal_actors.weights.folders import SHARED_MEMORY
+from areal_actors.weights.folders import SECRET_FILE, lock_path, shared_memory_path
 from areal_bus.recorded import export_log, read_log
 
 LEAVE_SECONDS = 60.0
@@ -202,7 +202,6 @@ SCENES: dict[str, Disturb | None] = {
 async def measure(name: str, folder: Path, seed: int, *, few: bool) -> Outcome:
     """Run one scene to its end; its log is audited."""
     random = Random(f"{seed} {name}")
-    before = shared_names()
     disturb = SCENES[name]
     if disturb is None:
         outcome = await disturb_tinker(folder, random, few=few)
@@ -210,7 +209,7 @@ async def measure(name: str, folder: Path, seed: int, *, few: bool) -> Outcome:
         scene = await disturb(name, folder, random, few=few)
         outcome = await _audited(name, scene, folder)
     await until(lambda: not marked_processes(folder), LEAVE_SECONDS)
-    outcome.left += [*marked_processes(folder), *_files_left(folder, before, outcome)]
+    outcome.left += [*marked_processes(folder), *_files_left(folder, outcome)]
     return outcome
 
 
@@ -230,16 +229,17 @@ async def _audited(name: str, scene: Scene, folder: Path) -> Outcome:
     return Outcome(name, found, seconds, audit.steps, audit.count_lost() + abandoned, audit.twice(), audit.verdict())
 
 
-def shared_names() -> set[str]:
-    """Returns the names of runs in this machine's shared memory."""
-    return {path.name for path in SHARED_MEMORY.glob(f"*areal*{RUN}*")}
+def shared_names(folder: Path) -> list[str]:
+    """Returns what the runs of a folder have in this machine's shared memory; not what other runs of this name have."""
+    places = [shared_memory_path(RUN, secret.parent) for secret in folder.rglob(SECRET_FILE)]
+    return sorted(path.name for place in places for path in (place, lock_path(place)) if path.exists())
 
 
 COMMAND_PARTS = ("areal", "host", "launched", "added", "page", "tinker")
 """First words of the parts that are commands: one that is killed cannot remove its temporary files."""
 
 
-def _files_left(folder: Path, before: set[str], outcome: Outcome) -> list[str]:
+def _files_left(folder: Path, outcome: Outcome) -> list[str]:
     """Returns temporary files and shared memory that are left, beside those of killed commands."""
     kills = [one.fault.part.split()[0] for one in outcome.effects if one.fault.kind == "kill"]
     killed = sum(part in COMMAND_PARTS for part in kills)
@@ -250,8 +250,9 @@ def _files_left(folder: Path, before: set[str], outcome: Outcome) -> list[str]:
         for name in temporary_leftovers(place)
         if not name.startswith(KEPT)
     ]
-    shared = sorted(shared_names() - before)
-    return [f"{len(left)} temporary folders of {killed} killed commands: {left}"] * (len(left) > killed) + shared
+    return [f"{len(left)} temporary folders of {killed} killed commands: {left}"] * (len(left) > killed) + shared_names(
+        folder
+    )
 
 
 # ------------------------------------------------------------ the table

@@ -118,8 +118,8 @@ settings = {{ steps = 400, task.held_out = 2, evaluation.tasks = 2, trainer.batc
 def start(folder):
     small = [f"sample.{setting}" for setting in SMALL]
     command = [sys.executable, "-m", "areal_actors", "run", "stages.toml", *small, f"folder={folder / 'runs'}"]
-    output = (folder / "output.txt").open("a")
-    return subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, start_new_session=True)
+    with (folder / "output.txt").open("a") as output:
+        return subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, start_new_session=True)
 
 
 @pytest.mark.long
