@@ -26,7 +26,7 @@ ORDER = (
         "evaluation",
         "metrics",
     ),
-    *("audit", "supervised", "embedded", "calibration", "chaos", "history", "policies"),
+    *("audit", "supervised", "embedded", "calibration", "chaos", "history", "policies", "feedback"),
     *(
         "recipe",
         "lint",
@@ -84,6 +84,7 @@ WINGS = {
     "audit",
     "history",
     "policies",
+    "feedback",
     "reader",
 } | {*("replay", "track", "export", "imports", "stages", "web")}
 """Beside the path: these import stations, no station imports them."""

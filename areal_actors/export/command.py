@@ -16,7 +16,9 @@ from areal_actors.display.monitor import export as export_log
 from areal_actors.export.atif import to_atif
 from areal_actors.export.defaults import LEAST_REWARD
 from areal_actors.export.examples import demonstration_rows, preference_row
+from areal_actors.export.judged import edit_rows, preferred_rows
 from areal_actors.export.selection import Selection, groups_of, reward_of, select_best, select_pairs
+from areal_actors.reader.feedback import JudgedSessions, judge_sessions
 from areal_actors.reader.run import Run, open_run
 from areal_actors.recipe.recipe import recorded_recipe
 from areal_actors.sequences.credit import Credit
@@ -54,17 +56,20 @@ def export(
     opened = open_run(run, folder=folder)
     if kind == "atif":
         return _write_trajectories(opened, destination)
-    ended = opened.records.ended.values()
+    judged = judge_sessions(opened.records.ended.values(), opened.history)
+    ended = judged.ended()
     if kind == "sft":
         selection = select_best(ended, best=best, least_reward=least_reward)
-        rows = list(_demonstrations(opened, selection))
+        rows = [*_demonstrations(opened, selection), *_edits(opened, judged)]
         if not rows:
             raise SetupError(_no_demonstration(opened, selection, least_reward))
     else:
         selection = select_pairs(ended, margin=margin)
         rows = [preference_row(better, worse, opened.text) for better, worse in selection.pairs]
+        rows += [row for session in judged.sessions for row in preferred_rows(session, opened.text)]
         if not rows:
             raise SetupError(f"run '{opened.name}' has no pair: its groups have {_counts(selection.left_out)}")
+    selection.left_out += judged.left_out
     _write_lines(destination, rows)
     noun = "demonstrations" if kind == "sft" else "pairs"
     left = f"; left out: {_counts(selection.left_out)}" if selection.left_out.total() else ""
@@ -79,6 +84,12 @@ def _demonstrations(run: Run, selection: Selection) -> Iterator[dict[str, Any]]:
         if not rows:
             selection.left_out["no sampled tokens, or images"] += 1
         yield from rows
+
+
+def _edits(run: Run, judged: JudgedSessions) -> Iterator[dict[str, Any]]:
+    if (tokenizer := run.tokenizer) is not None:
+        for session in judged.sessions:
+            yield from edit_rows(session, tokenizer.encode, run.text)
 
 
 def _no_demonstration(run: Run, selection: Selection, least_reward: float) -> str:

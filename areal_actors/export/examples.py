@@ -37,7 +37,7 @@ def demonstration_rows(attempt: EndedEpisode, credit: Credit, decode: Decode) ->
         yield {
             "input_ids": ids,
             "completion_mask": mask,
-            **_texts({"prompt": ids[:first], "completion": ids[first:]}, decode),
+            **text_columns({"prompt": ids[:first], "completion": ids[first:]}, decode),
             **_source(attempt),
         }
 
@@ -52,14 +52,15 @@ def preference_row(better: EndedEpisode, worse: EndedEpisode, decode: Decode) ->
     }
     return {
         **{f"{name}_ids": tokens for name, tokens in ids.items()},
-        **_texts(ids, decode),
+        **text_columns(ids, decode),
         **_source(better),
         "rejected_episode": worse.episode,
         "rejected_reward": reward_of(worse),
     }
 
 
-def _texts(ids: dict[str, list[int]], decode: Decode) -> dict[str, str]:
+def text_columns(ids: dict[str, list[int]], decode: Decode) -> dict[str, str]:
+    """Returns the texts of named token ids; empty without a tokenizer."""
     texts = {name: decode(tokens) for name, tokens in ids.items()}
     return {name: text for name, text in texts.items() if text is not None}
 

@@ -16,7 +16,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.private_folders import make_private
 from areal_actors.core.values import Value
 from areal_actors.folder.run_lock import LockHeld, holder, lock_file, share
-from areal_actors.gateway.sessions.keys import admin_key
+from areal_actors.gateway.sessions.keys import admin_key, feedback_key
 from areal_actors.recipe.recipe import Recipe
 from areal_bus.payload import read_dictionaries
 
@@ -127,6 +127,7 @@ class RunFolder:
         self.keep(recipe)
         self._private("secret", secrets.token_bytes(32))
         self._private("admin_key", self.admin_key(recipe).encode())
+        self._private("feedback_key", feedback_key(self.secret()).encode())
 
     def _hold_inside(self) -> None:
         """Lock the folder itself, independent of its name."""

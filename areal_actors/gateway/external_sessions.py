@@ -132,6 +132,8 @@ class ExternalSessions:
             member=slot.member,
             index=slot.index,
             key=digest,
+            user=request.user,
+            consent=request.consent,
         )
         if request.gateway == self.share.number:
             self._open(started, context.now)
@@ -144,7 +146,7 @@ class ExternalSessions:
     def _open(self, started: SessionStarted, now: float) -> None:
         lease = self.config.idle_timeout_seconds
         named = partial(Session, id=started.session, api_key="", key=started.key, work=started.work)
-        self.registry.open(named(lease_seconds=lease, expires=now + lease, external=True))
+        self.registry.open(named(lease_seconds=lease, expires=now + lease, external=True, is_kept=started.consent))
 
     async def _start_by_first_gateway(self, request: StartSession, context: Context) -> SessionCreated:
         """Have gateway 0 start a session for this one; the log brings it."""
@@ -194,6 +196,10 @@ class ExternalSessions:
         )
         with_key = (started.session for started in self.slots.started.values() if started.key == digest)
         return next((session for session in with_key if not any(share.owns_session(session) for share in shares)), "")
+
+    def is_served(self) -> bool:
+        """Returns True if the model is served and not trained: the number of sessions is fixed, and none is granted."""
+        return bool(self.slots.capacity.slots)
 
     def _unavailable(self) -> Refusal | None:
         """The refusal if no session may start now."""
@@ -266,7 +272,7 @@ class ExternalSessions:
         self.ending.add(session.id)
         try:
             session = self.registry.update(session.transition("end", context.now))
-            ending = outcome(session)
+            ending = outcome(session, served=self.is_served())
             if self.acceptance is not None and isinstance(ending, TrajectoryExported):
                 ending = await self.acceptance.outcome(session.work, rewards=session.rewards) or ending
             for event in self.ends.report(session, ending):
@@ -274,6 +280,11 @@ class ExternalSessions:
             await self.record_end(ending, context.now)
         finally:
             self.ending.discard(session.id)
+
+    def is_ending(self, event: EpisodeAbandoned) -> bool:
+        """Returns True if the session of an abandoned attempt is just being ended here, with its conversation."""
+        session = self.registry.session_of_episode(event.work.episode)
+        return session is not None and session.id in self.ending and session.work.attempt == event.work.attempt
 
     async def record_end(self, ending: Ending, now: float) -> None:
         """Record that an episode was exported or abandoned; idempotent."""
@@ -311,7 +322,7 @@ class ExternalSessions:
         for session in self.registry.expired_sessions(context.now):
             if session.id in self.ending:
                 continue
-            if session.external and session.state == "ended":
+            if session.external and (session.state == "ended" or (self.is_served() and session.turns)):
                 async for ending in self._end(session, context):
                     yield ending
                 continue

@@ -310,7 +310,7 @@ class SessionManager(Actor):
 
     @on
     async def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> Emits[ConversationEvent]:
-        kept = list(self.ends.abandon(event))
+        kept = [] if self.external.is_ending(event) else list(self.ends.abandon(event))
         await self.external.fold_end(event, context.now)
         for conversation in kept:
             yield conversation

@@ -108,7 +108,12 @@ class SessionEndpoints:
                 "api_key",
             )
         question = StartSession(
-            task=asked.task_id, api_key=asked.api_key or "", group_size=asked.group_size or 0, replace=asked.replace
+            task=asked.task_id,
+            api_key=asked.api_key or "",
+            group_size=asked.group_size or 0,
+            replace=asked.replace,
+            user=asked.user or "",
+            consent=asked.consent,
         )
         given = await self._ask(question)
         origin = self.gateway.root if self.own_address else f"{request.scheme}://{readable(request.host)}"

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from areal_actors.core.config import Config, NonNegativeInt, Port, PositiveFloat, PositiveInt
+from areal_actors.core.feedback_settings import FeedbackSettings
 
 TemperaturePolicy = Literal["error", "recipe", "as_asked"]
 
@@ -111,6 +112,7 @@ class GatewaySettings(Config):
     """Maximum size of a request body, in MiB. JSON is decoded in one piece, which may block the gateway for 10 ms per
     MiB."""
     images: ImageSettings = ImageSettings()
+    feedback: FeedbackSettings = FeedbackSettings()
 
     def with_number(self, number: int) -> GatewaySettings:
         """Returns the settings of one of several gateways: each has its own port."""

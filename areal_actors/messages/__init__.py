@@ -26,6 +26,14 @@ from areal_actors.messages.engines import (
     WeightsLoaded,
     WeightTransferRefused,
 )
+from areal_actors.messages.feedback import (
+    EraseSessions,
+    ErasureRecorded,
+    FeedbackGiven,
+    FeedbackRecorded,
+    GiveFeedback,
+    SessionsErased,
+)
 from areal_actors.messages.joining import (
     GatewayKeys,
     JoinAnswer,

@@ -22,6 +22,11 @@ OUTCOMES: tuple[Outcome, ...] = ("exported", "evaluated", "abandoned", "rejected
 SURPLUS = "surplus"
 UNUSED = "unused"
 """Reason of an episode that ended without a call of the policy whose log this is: other policies were called."""
+UNREWARDED = "unrewarded"
+"""Reason of a session of a served model that ended without a reward: its feedback may come at any time."""
+NO_CONSENT = "consent"
+"""Reason of a session from which nothing may be learned."""
+NOT_FAILED = frozenset({SURPLUS, UNUSED, UNREWARDED, NO_CONSENT})
 BY_RECIPE = ("filtered", SURPLUS)
 """Reasons of dropped trajectories that are no loss: the recipe asks for it."""
 LONGEST_DEED = 100
@@ -33,7 +38,7 @@ def abandoned_outcome(reason: str) -> Outcome:
 
     `abandoned`, which is a failure, `rejected` or `surplus`.
     """
-    return "rejected" if reason == "rejected" else "surplus" if reason in {SURPLUS, UNUSED} else "abandoned"
+    return "rejected" if reason == "rejected" else "surplus" if reason in NOT_FAILED else "abandoned"
 
 
 def is_failure(event: EpisodeAbandoned) -> bool:

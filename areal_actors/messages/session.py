@@ -21,6 +21,10 @@ class SessionStarted(Event):
     """Number of the session among those of the task, from 0."""
     key: bytes
     """Digest of the session's API key."""
+    user: str = ""
+    """User whom the session serves, as its client names it; empty if it names none."""
+    consent: bool = True
+    """False if nothing may be learned from the session: its conversation is not kept."""
 
 
 class Refusal(Value):
@@ -74,6 +78,10 @@ class StartSession(Request[SessionCreated]):
     """True to end and export an unfinished session with this key; otherwise the request is refused."""
     gateway: int = 0
     """Number of the gateway at which the session is; gateway 0 starts it."""
+    user: str = ""
+    """User whom the session serves."""
+    consent: bool = True
+    """False if nothing may be learned from the session."""
 
 
 class SessionClosed(Reply):

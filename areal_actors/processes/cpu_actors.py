@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from areal_actors.chaos import corruption
     from areal_actors.gateway import session_manager
     from areal_actors.generation import named
-    from areal_actors.processes import policy_sessions, recipe_model
+    from areal_actors.processes import feedback_sessions, policy_sessions, recipe_model
     from areal_actors.recipe.recipe import Recipe
     from areal_actors.rewards import acceptance, bounded_rule, reward_pool, reward_worker, sourced_reward_worker
     from areal_actors.rewards.judge import engine_model, judge_client, panel
@@ -49,6 +49,7 @@ else:  # with the actors that need them: a process, and the supervisor, load not
     panel = LazyModule("areal_actors.rewards.judge.panel")
     judge_client = LazyModule("areal_actors.rewards.judge.judge_client")
     engine_model = LazyModule("areal_actors.rewards.judge.engine_model")
+    feedback_sessions = LazyModule("areal_actors.processes.feedback_sessions")
     policy_sessions = LazyModule("areal_actors.processes.policy_sessions")
     recipe_model = LazyModule("areal_actors.processes.recipe_model")
     rollout_worker = LazyModule("areal_actors.rollout.rollout_worker")
@@ -85,6 +86,8 @@ def _session_manager(context: BuildContext) -> Actor:
     }
     if recipe.policy is not None or recipe.policies:
         make, options = policy_sessions.manager_of_policies(recipe, context.folder, options)
+    elif recipe.takes_feedback():
+        make, options = feedback_sessions.manager_with_feedback(recipe, context.folder, options)
     return make(
         recipe.gateway.with_number(share.number),
         tokenizer.ChatTokenizer.load,

@@ -116,6 +116,10 @@ class Recipe(Config):
         """Returns True if external agents connect to the gateway."""
         return self.task.agent == ONLINE
 
+    def takes_feedback(self) -> bool:
+        """Returns True if its gateway takes feedback on sessions, which external agents start."""
+        return (self.is_served() or self.is_online()) and self.policy is None and not self.policies
+
     def plays_environment(self) -> bool:
         """Returns True if an environment brings the tasks, the agents and the rewards."""
         return bool(self.task.environment) and not self.learns_from_examples()

@@ -18,10 +18,19 @@ from areal_actors.core.module_command import module_command
 from areal_actors.core.values import WeightsLocation
 from areal_actors.folder.process_logs import log_to_terminal
 from areal_actors.folder.run_folder import RunFolder
-from areal_actors.messages import ActorStarted, RunFinished, RunStarted, WeightsLoaded, WeightsPublished
+from areal_actors.gateway.sessions.keys import feedback_key
+from areal_actors.messages import (
+    ActorStarted,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    WeightsLoaded,
+    WeightsPublished,
+)
 from areal_actors.recipe.needed_extras import check_extras
 from areal_actors.recipe.recipe import Recipe, redact_recipe
-from areal_actors.run.preflight import check_chat_template, check_devices, check_inference_server, fresh_folder
+from areal_actors.run.preflight import check_chat_template, check_devices, check_inference_server
+from areal_actors.run.served_log import continued_log, has_served_log, keep_version, next_version, served_folder
 from areal_actors.supervision.nats_server import RunServer, with_port
 from areal_actors.supervision.run_session import Launch, on_interrupt, open_bus
 from areal_bus.nats import NatsBus
@@ -33,6 +42,7 @@ ENDED, FAILED = 0, 1
 BANNER = """\
 serving {model} at {addresses}, {sessions} sessions at once; Ctrl-C ends
 admin key: {key}
+feedback key: {feedback_key}
 
 A session from a shell:
 
@@ -46,6 +56,7 @@ and in it, with the base_url and api_key of the response:
 
     curl -s {root}/rl/set_reward -H 'Authorization: Bearer API_KEY' -d '{{"reward": 1.0}}'
     curl -s {root}/rl/end_session -H 'Authorization: Bearer API_KEY' -X POST
+    curl -s {root}/rl/feedback -H 'Authorization: Bearer {feedback_key}' -d '{{"session_id": "{session}", "reward": 1}}'
     curl -s {root}/export_trajectories -H 'Authorization: Bearer {key}' -d '{{"session_id": "{session}"}}'
 """
 
@@ -64,20 +75,22 @@ def serve(recipe: Recipe, *, profile: str, reason: str) -> int:
     check_chat_template(recipe)
     recipe = msgspec.structs.replace(recipe, run=recipe.run[: LONGEST_NAME - len(SUFFIX)] + SUFFIX)
     folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
-    with fresh_folder(recipe, folder, with_port) as chosen:
+    goes_on = has_served_log(folder)
+    with served_folder(recipe, folder, with_port) as chosen:
         place = str(Path(recipe.folder) / recipe.run)
         started = RunStarted(recipe=redact_recipe(chosen), profile=profile, reason=reason, folder=place)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(chosen, folder, started))
+            return runner.run(_serve(chosen, folder, started, goes_on=goes_on))
 
 
-async def _serve(recipe: Recipe, folder: RunFolder, started: RunStarted) -> int:
+async def _serve(recipe: Recipe, folder: RunFolder, started: RunStarted, *, goes_on: bool) -> int:
     interrupted = asyncio.Event()
     on_interrupt(interrupted, lambda name: sys.stderr.write(f"{name}: the sessions and processes are ended\n"))
     if (location := await locate_served_model(folder, interrupted)) is None:
         return ENDED
-    async with open_bus(recipe, folder, fresh=True) as (bus, server):
-        error = await _Serving(recipe, folder, bus, server, interrupted).run(started, location)
+    opening = await continued_log(recipe, folder, started.folder) if goes_on else started
+    async with open_bus(recipe, folder, fresh=not goes_on) as (bus, server):
+        error = await _Serving(recipe, folder, bus, server, interrupted).run(opening, location)
     if error:
         sys.stderr.write(f"'{recipe.run}' ended early: {error}\n")
     return FAILED if error else ENDED
@@ -120,12 +133,18 @@ class _Serving(Launch):
     ) -> None:
         super().__init__(recipe, folder, bus, server)
         self.interrupted = interrupted
+        self.earlier = 0
+        """Position of the last event of the log as it was found."""
 
-    async def run(self, started: RunStarted, location: WeightsLocation) -> str:
+    async def run(self, opening: RunStarted | RunResumed, location: WeightsLocation) -> str:
         """Serve; returns the error that ended it, empty if interrupted."""
+        span = await self.bus.span()
+        self.earlier = span.last
         async with self.supervise(self._show_when_ready()):
-            await self.publish(started)
-            await self.publish(WeightsPublished(weight_version=0, location=location))
+            await self.publish(opening)
+            if (version := await next_version(self.bus, location)) is not None:
+                await self.publish(WeightsPublished(weight_version=version, location=location))
+                await keep_version(self.bus, version, location)
             await self.supervisor.start(self.supervisor.startable())
             error = await self.first_end() or ""
             if self.bus_answers():
@@ -133,14 +152,14 @@ class _Serving(Launch):
         return error
 
     async def _show_when_ready(self) -> None:
-        """Print the address once all actors serve and weights are loaded."""
+        """Print the address once all actors serve and weights are loaded; those of earlier days do not count."""
         unstarted, loaded, shown = set(self.supervisor.instances()), False, False
         async with self.bus.events(ActorStarted, WeightsLoaded, consumer="serve", history="all") as inbox:
             async for delivery in inbox:
-                event = delivery.message
-                if isinstance(event, ActorStarted):
+                event, is_new = delivery.message, delivery.envelope.sequence > self.earlier
+                if isinstance(event, ActorStarted) and is_new:
                     unstarted.discard(event.actor)
-                loaded = loaded or isinstance(event, WeightsLoaded)
+                loaded = loaded or (isinstance(event, WeightsLoaded) and is_new)
                 await delivery.acknowledge()
                 if loaded and not unstarted and not shown:
                     shown = True
@@ -156,6 +175,7 @@ class _Serving(Launch):
                 sessions=recipe.concurrent_groups() * recipe.algorithm.group_size,
                 session=GatewayShare(number=0, count=gateways).mark("hello-0"),
                 key=self.folder.admin_key(recipe),
+                feedback_key=feedback_key(self.folder.secret()),
             )
         )
         sys.stdout.flush()

@@ -20,6 +20,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.free_ports import bind_ports, find_free_ports
 from areal_actors.core.host_settings import JOIN_TOKEN
 from areal_actors.evaluation.evaluator import Evaluator
+from areal_actors.feedback.feedback_session_manager import FeedbackSessionManager
 from areal_actors.folder.certificate_files import bus_certificate
 from areal_actors.folder.run_folder import BusAddresses, RunFolder, ServerAddress
 from areal_actors.gateway.session_manager import SessionManager
@@ -314,6 +315,8 @@ def _declared_by(recipe: Recipe, kind: str) -> type[Actor]:
     """
     if kind == SessionManager.kind() and recipe.policy is not None:
         return PolicySessionManager
+    if kind == SessionManager.kind() and recipe.takes_feedback():
+        return FeedbackSessionManager
     if kind == RewardWorker.kind() and any(
         asks_engines(source.task.reward, source.task.reward_options) for source in source_recipes(recipe).values()
     ):

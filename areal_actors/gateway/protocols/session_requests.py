@@ -40,6 +40,10 @@ class StartSessionRequest(RequestStruct):
     """If given, must equal the group size of the training run."""
     replace: bool = False
     """If `api_key` has an unfinished session: end and export it, instead of a 409."""
+    user: Annotated[str, msgspec.Meta(max_length=256)] | None = None
+    """User whom the session serves, so that all sessions of a user can be erased."""
+    consent: bool = True
+    """False if nothing may be learned from the session: its conversation is not kept."""
 
 
 class SetRewardRequest(RequestStruct):

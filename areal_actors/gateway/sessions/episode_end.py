@@ -20,7 +20,7 @@ from areal_actors.messages import (
     InteractionsRecorded,
     TrajectoryExported,
 )
-from areal_actors.messages.episode_ends import UNUSED
+from areal_actors.messages.episode_ends import NO_CONSENT, UNREWARDED, UNUSED
 from areal_actors.sequences.build import apply_rewards
 
 Ending = TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned
@@ -30,12 +30,13 @@ REPORTED_TOGETHER = 256
 """Maximum number of calls in one event."""
 NO_SCORE = "the reward worker is gone, hangs, or is overloaded (raise actors.reward_worker.count)"
 NO_REWARD = "the agent returned None and set no reward; return a number or text, or POST /rl/set_reward"
+UNREWARDED_SERVED = "the session ended without a reward; POST /rl/feedback may give it one at any time"
 NO_REWARD_EXTERNAL = (
     "the session was ended without a reward, so there is nothing to train; POST /rl/set_reward before /rl/end_session"
 )
 
 
-def outcome(session: Session, scored: EpisodeScored | None = None) -> Ending:
+def outcome(session: Session, scored: EpisodeScored | None = None, *, served: bool = False) -> Ending:
     """The final event of a session's episode.
 
     Args:
@@ -43,13 +44,14 @@ def outcome(session: Session, scored: EpisodeScored | None = None) -> Ending:
             episode the engine's failure, whatever the agent returned.
         scored: its score; the rewards by interaction id override those of the session. None for an external agent's
             session.
+        served: the model is served and not trained: a session needs no reward, since feedback may come later.
     """
     work = session.work
     scored = scored or EpisodeScored(work=work, session=session.id)
     by_id = {**session.rewards, **scored.rewards}
     turns = apply_rewards(session.interactions(), scored.reward, by_id)
-    if failure := session.engine_failure():
-        return EpisodeAbandoned(work=work, reason="engine", detail=failure)
+    if abandoned := _abandoned_event(session):
+        return abandoned
     unknown = sorted(set(by_id) - {turn.id for turn in turns})
     no_reward = NO_REWARD_EXTERNAL if session.external else NO_REWARD
     if work.purpose == "evaluate" and not turns and not unknown and scored.reward is not None:
@@ -60,7 +62,9 @@ def outcome(session: Session, scored: EpisodeScored | None = None) -> Ending:
         last = msgspec.structs.replace(work, attempts_left=0)
         return EpisodeAbandoned(work=last, reason=UNUSED, detail="all calls of the episode went to other policies")
     if problem := _not_trainable(turns, unknown, no_reward) or (work.purpose == "train" and _nothing_stored(turns)):
-        return EpisodeAbandoned(work=work, reason="agent", detail=problem)
+        unrewarded = served and problem == NO_REWARD_EXTERNAL
+        reason, detail = (UNREWARDED, UNREWARDED_SERVED) if unrewarded else ("agent", problem)
+        return EpisodeAbandoned(work=work, reason=reason, detail=detail)
     final = next(turn.reward for turn in reversed(turns) if turn.reward is not None)
     if work.purpose == "evaluate":
         return _evaluated_event(scored, final, turns)
@@ -79,6 +83,17 @@ def outcome(session: Session, scored: EpisodeScored | None = None) -> Ending:
         role=work.role,
     )
     return TrajectoryExported(trajectory=trajectory)
+
+
+def _abandoned_event(session: Session) -> EpisodeAbandoned | None:
+    """The end of an episode whose session cannot be trained, whatever its reward; None if it can."""
+    if not session.is_kept:
+        last = msgspec.structs.replace(session.work, attempts_left=0)
+        detail = "the session was started with consent = false, or was erased on request"
+        return EpisodeAbandoned(work=last, reason=NO_CONSENT, detail=detail)
+    if failure := session.engine_failure():
+        return EpisodeAbandoned(work=session.work, reason="engine", detail=failure)
+    return None
 
 
 def _evaluated_event(scored: EpisodeScored, reward: float, turns: Sequence[Interaction]) -> EpisodeEvaluated:

@@ -84,11 +84,11 @@ class KeptConversations:
         )
 
     def _is_kept(self, session: Session, outcome: Outcome) -> bool:
-        """Returns True if the settings name this kind of episode, and the bound of the run is not reached."""
-        kinds = {outcome, "held_out"} if session.work.purpose == "evaluate" else {outcome}
-        return bool(kinds & set(self.settings.keep)) and (
-            max(self._limited_at, self.logged.limited_at) < self.settings.max_mb
-        )
+        """Returns True if the settings name this kind of episode, its user consents, and the bound is not reached."""
+        kinds: set[str] = {outcome, "held_out"} if session.work.purpose == "evaluate" else {outcome}
+        kinds |= {"unrewarded"} if session.external and not session.rewards else set()
+        has_room = max(self._limited_at, self.logged.limited_at) < self.settings.max_mb
+        return session.is_kept and has_room and bool(kinds & set(self.settings.keep))
 
     def _conversation(self, session: Session, scored: EpisodeScored | None) -> ConversationKept:
         rewards = {**session.rewards, **(scored.rewards if scored else {})}

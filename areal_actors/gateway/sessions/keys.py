@@ -34,6 +34,11 @@ def admin_key(secret: bytes, given: str = "") -> str:
     return given or "sk-admin-" + hmac.new(secret, b"admin", "sha256").hexdigest()
 
 
+def feedback_key(secret: bytes) -> str:
+    """The key with which feedback on every session is sent, and nothing else can be done."""
+    return "sk-feedback-" + hmac.new(secret, b"feedback", "sha256").hexdigest()
+
+
 def is_admin(key: str, admin: str) -> bool:
     """True if this is the admin key; compared in constant time."""
     return hmac.compare_digest(key.encode(errors="surrogateescape"), admin.encode(errors="surrogateescape"))

@@ -80,6 +80,8 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     external: bool = False
     """True if an external agent started it over HTTP and ends it; otherwise a rollout worker opened it and has it
     scored."""
+    is_kept: bool = True
+    """False if its conversation may not be kept: its user has not consented."""
     key: bytes = b""
     """Digest of its key, if another gateway started it, and only that is known here."""
 

@@ -1,0 +1,1 @@
+"""Feedback on sessions of external agents: durable before it is acknowledged."""

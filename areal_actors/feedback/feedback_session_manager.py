@@ -1,0 +1,136 @@
+"""The session manager of external agents: it also records feedback on their sessions, while they run and later.
+
+Feedback is in the log before it is acknowledged. What was sent twice is recorded once; what was forged, contradicts its
+own id, or is about an unknown or erased session is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from areal_actors.feedback.ledger import FeedbackLedger, LedgerState
+from areal_actors.gateway.gateway_state import GatewayState
+from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.gateway.sharing import unavailable
+from areal_actors.messages import (
+    EraseSessions,
+    ErasureRecorded,
+    FeedbackGiven,
+    FeedbackRecorded,
+    GiveFeedback,
+    Refusal,
+    SessionsErased,
+    SessionStarted,
+)
+from areal_actors.messages.feedback import content_id
+from areal_actors.runtime.actor import Context, on
+
+
+class FeedbackGatewayState(GatewayState):
+    """Snapshot of a session manager that records feedback."""
+
+    feedback: LedgerState = LedgerState()
+
+
+class FeedbackSessionManager(SessionManager):
+    """Every gateway of a run folds all feedback, so that each can take feedback on every session."""
+
+    state_type = FeedbackGatewayState
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """`arguments` and `options` are those of every session manager."""
+        super().__init__(*arguments, **options)
+        self.ledger = FeedbackLedger()
+
+    @classmethod
+    def kind(cls) -> str:
+        """Returns the name of every session manager."""
+        return SessionManager.kind()
+
+    def snapshot(self) -> FeedbackGatewayState:
+        """The state for a successor gateway."""
+        state = super().snapshot()
+        fields = {name: getattr(state, name) for name in state.__struct_fields__}
+        return FeedbackGatewayState(**fields, feedback=self.ledger.snapshot())
+
+    def restore(self, state: GatewayState) -> None:
+        """Restore the state of a predecessor."""
+        super().restore(state)
+        if isinstance(state, FeedbackGatewayState):
+            self.ledger = FeedbackLedger(state.feedback)
+
+    @on
+    def give_feedback(self, request: GiveFeedback, context: Context) -> Iterator[FeedbackGiven | FeedbackRecorded]:
+        """Record a judgement, once."""
+        feedback = request.feedback
+        session = feedback.session or self.ledger.session_of_call(feedback.interaction)
+        feedback = msgspec.structs.replace(feedback, session=session)
+        feedback = msgspec.structs.replace(
+            feedback,
+            id=feedback.id or content_id(feedback),
+            is_late=self.registry.find(session) is None,
+        )
+        if refused := self._not_yet() or self.ledger.refusal(feedback, context.now, self.config.feedback.max_days):
+            yield FeedbackRecorded(refused=refused)
+        elif self.ledger.is_repeated(feedback):
+            yield FeedbackRecorded(id=feedback.id, state="repeated")
+        else:
+            replaced = self.ledger.replaces(feedback)
+            yield feedback
+            self.ledger.fold(feedback, context.now)
+            yield FeedbackRecorded(id=feedback.id, state="replaced" if replaced else "recorded")
+
+    @on
+    def erase_sessions(self, request: EraseSessions, context: Context) -> Iterator[SessionsErased | ErasureRecorded]:
+        """Erase a session, or those of a user: nothing is learned from them from here on."""
+        sessions = self.ledger.sessions_of(request.user) or tuple(filter(None, (request.session,)))
+        known = tuple(session for session in sessions if session in self.ledger.sessions)
+        if refused := self._not_yet():
+            yield ErasureRecorded(refused=refused)
+        elif not known:
+            name = f"session '{request.session}'" if request.session else f"session of user '{request.user}'"
+            field = "session_id" if request.session else "user"
+            yield ErasureRecorded(refused=Refusal(status=404, reason=f"the log has no {name}", field=field))
+        else:
+            erased = SessionsErased(
+                sessions=tuple(session for session in known if not self.ledger.sessions[session].is_erased),
+                user=request.user,
+                reason=request.reason,
+            )
+            if erased.sessions:
+                yield erased
+                self.sessions_erased(erased, context)
+            yield ErasureRecorded(sessions=known)
+
+    def _not_yet(self) -> Refusal | None:
+        """The refusal while the log is being folded: a session may be unknown only for now."""
+        return None if self.external.caught_up else unavailable("the gateway is reading the run's log")
+
+    # ---------------------------------------------------------------- events of the log
+
+    @on
+    async def session_started(self, event: SessionStarted, context: Context) -> None:
+        """Feedback on it is taken from here on."""
+        await super().session_started(event, context)
+        self.ledger.fold(event, context.now)
+
+    @on
+    def feedback_given(self, event: FeedbackGiven, context: Context) -> None:
+        """Also what other gateways have recorded."""
+        self.ledger.fold(event, context.now)
+
+    @on
+    def sessions_erased(self, event: SessionsErased, context: Context) -> None:
+        """Live ones go on, and neither their conversations nor their rewards are kept at their ends."""
+        self.ledger.fold(event, context.now)
+        for name in event.sessions:
+            if (session := self.registry.find(name)) is not None:
+                self.registry.update(msgspec.structs.replace(session, is_kept=False))
+
+    def status(self) -> dict[str, float | str]:
+        """What every gateway reports, and the numbers of judged, contradicted and erased sessions."""
+        counts = {f"feedback_{name}": float(count) for name, count in self.ledger.counts().items() if count}
+        return {**super().status(), **counts}

@@ -1,0 +1,83 @@
+"""The log of a served model: `serve` goes on with it, so that feedback finds the sessions of earlier days."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from areal_actors.core.errors import SetupError
+from areal_actors.core.values import Value, WeightsLocation
+from areal_actors.folder.run_folder import RunFolder
+from areal_actors.messages import RunResumed
+from areal_actors.recipe.recipe import Recipe, redact_recipe
+from areal_actors.recovery.log_recovery import recover_log
+from areal_actors.run.preflight import fresh_folder, holding_weights, report_clean_up
+from areal_actors.supervision.disk_watch import refuse_full_disk
+from areal_bus.base import Bus
+
+SERVED_WEIGHTS = "served.weights"
+"""Key of the weights that the log has as published last."""
+
+
+class ServedWeights(Value):
+    """Weights that a served model has published."""
+
+    version: int
+    location: WeightsLocation
+
+
+def has_served_log(folder: RunFolder) -> bool:
+    """Returns True if the folder is that of a served model, with its log."""
+    try:
+        recipe = folder.recipe()
+    except (OSError, SetupError, msgspec.DecodeError):
+        return False
+    return recipe.is_served() and folder.nats.is_dir() and any(folder.nats.iterdir())
+
+
+@contextmanager
+def served_folder(recipe: Recipe, folder: RunFolder, check: Callable[[Recipe], Recipe]) -> Iterator[Recipe]:
+    """Lock the folder, and create it unless its log goes on; yields the recipe that `check` returns.
+
+    Raises:
+        SetupError: a model of this name is served, the disk is full or not writable, or `check` raised it.
+    """
+    if not has_served_log(folder):
+        with fresh_folder(recipe, folder, check) as chosen:
+            yield chosen
+        return
+    report_clean_up(folder.path.parent)
+    with folder.hold():
+        chosen = check(recipe)
+        refuse_full_disk(chosen.disk, folder.path)
+        folder.check_writable()
+        with holding_weights(chosen, folder):
+            folder.keep(chosen)
+            yield chosen
+
+
+async def continued_log(recipe: Recipe, folder: RunFolder, place: str) -> RunResumed:
+    """Check the log of a served model; returns the event with which it goes on.
+
+    Raises:
+        SetupError: the log is unusable.
+        BusError: the server cannot be started or does not answer.
+    """
+    recovery = await recover_log(recipe, folder)
+    return RunResumed(recipe=redact_recipe(recipe), reason=recovery.problem, folder=place)
+
+
+async def next_version(bus: Bus, location: WeightsLocation) -> int | None:
+    """Returns the number of the version of these weights; None if they are those that the log has as published last."""
+    kept = await bus.get(SERVED_WEIGHTS)
+    if kept is None:
+        return 0
+    last = msgspec.json.decode(kept, type=ServedWeights)
+    return None if last.location == location else last.version + 1
+
+
+async def keep_version(bus: Bus, version: int, location: WeightsLocation) -> None:
+    """Keep the version that has been published."""
+    await bus.put(SERVED_WEIGHTS, msgspec.json.encode(ServedWeights(version=version, location=location)))
