@@ -28,6 +28,8 @@ SECTIONS: dict[type[Message], str] = {
     Reply: "Replies, sent to the caller only; several per request if they are streamed.",
     Telemetry: "State and progress, which may be lost (core NATS).",
 }
+DECLARED = [(name, kind) for name, actor in ACTORS.items() for kind in (actor, *actor.__subclasses__())]
+"""Classes of actors by name, those that only some runs have included."""
 OTHERS: dict[type[Message], str] = {Heartbeat: "supervisor, monitors", WatchProbe: "supervisor"}
 """Receivers that are not actors."""
 COMMON_FIELDS = {
@@ -97,12 +99,12 @@ def senders(kind: type[Message]) -> list[str]:
     """Returns the actors whose handlers declare this message."""
     if kind in LIFECYCLE:
         return ["every actor"]
-    found = [
+    declared = [
         name
-        for name, actor in ACTORS.items()
+        for name, actor in DECLARED
         if kind in actor.asks or any(kind in one.emits for one in actor.handlers.values())
     ]
-    return found or (["supervisor"] if issubclass(kind, Event | Telemetry) else ["gateway"])
+    return list(dict.fromkeys(declared)) or (["supervisor"] if issubclass(kind, Event | Telemetry) else ["gateway"])
 
 
 def receivers(kind: type[Message]) -> list[str]:
@@ -110,7 +112,7 @@ def receivers(kind: type[Message]) -> list[str]:
     if issubclass(kind, Reply):
         requests = [one for one in KINDS if issubclass(one, Request) and one.reply is kind]
         return sorted({name for request in requests for name in senders(request)})
-    return [name for name, actor in ACTORS.items() if kind in actor.handlers]
+    return list(dict.fromkeys(name for name, actor in DECLARED if kind in actor.handlers))
 
 
 def page() -> str:

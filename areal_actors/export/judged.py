@@ -18,8 +18,8 @@ Encode = Callable[[str], list[int]]
 def edit_rows(judged: JudgedSession, encode: Encode, decode: Decode) -> Iterator[dict[str, Any]]:
     """Yields a demonstration for each edited answer: the prompt as the model had it, and the answer as it should be.
 
-    The token that ended the model's own answer ends the edited one, too. The others are those of the text: nobody has
-    sampled them, and only `sft` learns from them.
+    The token that ended the model's own answer ends the edited one, too. The others are those of the text: they were
+    not sampled, and only `sft` learns from them.
     """
     calls = {call.id: call for call in judged.ended.interactions}
     for given in judged.feedback.given:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -54,7 +53,7 @@ class FeedbackRequest(RequestStruct):
             raise RequestError(f"{ONE_OF}; found {' and '.join(stated) or 'none'}", stated[1] if stated else "reward")
         if stated[0] in {"edit", "preferred_over"} and not self.interaction_id:
             raise RequestError(f"'{stated[0]}' is about a call; send its 'interaction_id'", "interaction_id")
-        reward = reward_of_label(self.label, settings.labels) if self.label is not None else self.reward
+        reward = reward_of_label(self.label, settings) if self.label is not None else self.reward
         return FeedbackGiven(
             id=self.id or "",
             session=self.session_id or "",
@@ -118,7 +117,7 @@ class LangfuseScore(msgspec.Struct):
             session=session,
             kind="reward",
             interaction=call,
-            reward=reward_of_label(label, settings.labels) if isinstance(self.value, str) else float(self.value),
+            reward=reward_of_label(label, settings) if isinstance(self.value, str) else float(self.value),
             label=label,
             name=without_reward_name(self.name, settings),
             user=str(user)[:256],
@@ -126,16 +125,16 @@ class LangfuseScore(msgspec.Struct):
         )
 
 
-def reward_of_label(label: str, labels: Mapping[str, float]) -> float:
+def reward_of_label(label: str, settings: FeedbackSettings) -> float:
     """Returns the reward of a label.
 
     Raises:
-        RequestError: the recipe has no such label.
+        RequestError: there is no such label.
     """
-    rewards = TRUE_OR_FALSE | {name.lower(): reward for name, reward in labels.items()}
-    if (reward := rewards.get(label.lower())) is None:
+    labels = settings.rewards_of_labels()
+    if (reward := (TRUE_OR_FALSE | labels).get(label.lower())) is None:
         known = ", ".join(f"'{name}'" for name in labels)
-        raise RequestError(f"'label' is '{label}'; gateway.feedback.labels has {known}", "label")
+        raise RequestError(f"'label' is '{label}'; send {known}, or add it to gateway.feedback.labels", "label")
     return reward
 
 

@@ -19,6 +19,7 @@ from areal_actors.core.errors import ArealError, RequestError, SessionError
 from areal_actors.core.feedback_settings import FeedbackSettings
 from areal_actors.feedback.feedback_requests import EraseRequest, FeedbackRequest, LangfuseScore
 from areal_actors.gateway.http_answers import RequestRefused, as_json
+from areal_actors.gateway.protocols.openapi import Endpoint
 from areal_actors.gateway.protocols.session_requests import decode_request
 from areal_actors.gateway.server import Gateway, key_of, read_body
 from areal_actors.gateway.sessions.keys import is_admin
@@ -45,6 +46,13 @@ class LangfuseBatch(msgspec.Struct):
     batch: list[LangfuseEvent]
 
 
+ENDPOINTS = (
+    Endpoint("post", "/rl/feedback", "Judge a session or a call, at any time (feedback key)", FeedbackRequest),
+    Endpoint("post", "/rl/erase", "Erase a session, or those of a user (admin key)", EraseRequest),
+)
+"""Endpoints of feedback, for the OpenAPI description."""
+
+
 class FeedbackRoutes:
     """Translates requests; the session manager answers them."""
 
@@ -53,6 +61,7 @@ class FeedbackRoutes:
 
     def add_routes(self, registry: SessionRegistry, app: web.Application, gateway: Gateway) -> None:
         """Serve the endpoints at a gateway."""
+        gateway.endpoints += ENDPOINTS
         endpoints = _Endpoints(self, registry, gateway)
         for prefix in ("", "/{session}"):
             app.router.add_post(f"{prefix}/rl/feedback", endpoints.feedback)

@@ -131,6 +131,6 @@ class FeedbackSessionManager(SessionManager):
                 self.registry.update(msgspec.structs.replace(session, is_kept=False))
 
     def status(self) -> dict[str, float | str]:
-        """What every gateway reports, and the numbers of judged, contradicted and erased sessions."""
+        """Status of every gateway, and the numbers of judged, contradicted and erased sessions."""
         counts = {f"feedback_{name}": float(count) for name, count in self.ledger.counts().items() if count}
         return {**super().status(), **counts}

@@ -20,7 +20,7 @@ FeedbackEvent = SessionStarted | FeedbackGiven | SessionsErased
 
 
 class SessionFeedback(Value):
-    """What the log has about a session for its feedback."""
+    """A session and the judgements of it that count."""
 
     started: float
     """Seconds since the epoch."""

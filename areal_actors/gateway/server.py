@@ -104,6 +104,8 @@ class Gateway:
         self.submit = submit
         self.session_of_key = session_of_key
         self.root = ""
+        self.endpoints = [*GATEWAY_ENDPOINTS, *ENDPOINTS]
+        """Endpoints of the OpenAPI description; what adds routes adds theirs."""
         self.long_work = long_work
         self._runner: web.AppRunner | None = None
         self._listener: HttpListener | None = None
@@ -157,7 +159,7 @@ class Gateway:
 
     async def description(self, _: web.Request) -> web.Response:
         """The OpenAPI description."""
-        return as_json(openapi(areal_actors.__version__, [*GATEWAY_ENDPOINTS, *ENDPOINTS], self.config.unknown_fields))
+        return as_json(openapi(areal_actors.__version__, self.endpoints, self.config.unknown_fields))
 
     async def models(self, request: web.Request) -> web.Response:
         """The one model behind this gateway."""

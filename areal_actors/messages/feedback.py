@@ -15,13 +15,15 @@ FeedbackKind = Literal["reward", "edit", "preference"]
 
 
 class FeedbackGiven(Event):
-    """Somebody has judged a session or one of its calls, before its end or long after it."""
+    """A user or a program has judged a session or one of its calls, before its end or long after it."""
 
     subject: ClassVar[str] = "feedback.given"
     id: str
     """Id by the client, or a digest of the content: the same feedback sent again has the same."""
     session: str
+    """Session that is judged."""
     kind: FeedbackKind
+    """Form of the judgement."""
     interaction: str = ""
     """Call that is judged; empty for the whole session."""
     reward: float | None = None
@@ -37,6 +39,7 @@ class FeedbackGiven(Event):
     user: str = ""
     """Person or program that gave it."""
     comment: str = ""
+    """Text beside it, for readers."""
     is_late: bool = False
     """True if the session had ended."""
 
@@ -50,9 +53,11 @@ class FeedbackRecorded(Reply):
 
     subject: ClassVar[str] = "feedback.recorded"
     id: str = ""
+    """Id of the judgement."""
     state: Literal["recorded", "repeated", "replaced"] = "recorded"
     """`repeated` if this feedback was recorded before, `replaced` if it is in place of an earlier one of the user."""
     refused: Refusal | None = None
+    """Refusal, if nothing was recorded."""
 
 
 class GiveFeedback(Request[FeedbackRecorded]):
@@ -61,6 +66,7 @@ class GiveFeedback(Request[FeedbackRecorded]):
     subject: ClassVar[str] = "feedback.give"
     reply: ClassVar[type[Reply]] = FeedbackRecorded
     feedback: FeedbackGiven
+    """The judgement; its session may be empty where it names a call."""
 
 
 class SessionsErased(Event):
@@ -68,9 +74,11 @@ class SessionsErased(Event):
 
     subject: ClassVar[str] = "sessions.erased"
     sessions: tuple[str, ...]
+    """Their names."""
     user: str = ""
     """Person who asked for it, or whose sessions they are."""
     reason: str = ""
+    """Reason that was given."""
 
 
 class ErasureRecorded(Reply):
@@ -80,6 +88,7 @@ class ErasureRecorded(Reply):
     sessions: tuple[str, ...] = ()
     """Sessions that were erased by this request or before it."""
     refused: Refusal | None = None
+    """Refusal, if nothing was recorded."""
 
 
 class EraseSessions(Request[ErasureRecorded]):
@@ -88,8 +97,11 @@ class EraseSessions(Request[ErasureRecorded]):
     subject: ClassVar[str] = "sessions.erase"
     reply: ClassVar[type[Reply]] = ErasureRecorded
     session: str = ""
+    """Session to erase; empty for those of a user."""
     user: str = ""
+    """User whose sessions are erased."""
     reason: str = ""
+    """Reason, for readers."""
 
 
 def content_id(feedback: FeedbackGiven) -> str:
