@@ -29,7 +29,7 @@ from areal_bus.message import Reply, Request
 
 R = TypeVar("R", bound=Reply)
 SCORE_CREATE = "score-create"
-MULTI_STATUS, CREATED = 207, 201
+MULTI_STATUS, CREATED, ACCEPTED = 207, 201, 202
 
 
 class LangfuseEvent(msgspec.Struct):
@@ -87,26 +87,46 @@ class _Endpoints:
         return as_json({"status": "erased", "sessions": recorded.sessions})
 
     async def langfuse_score(self, request: web.Request) -> web.Response:
+        """Takes one score, or a list of them, of which each is answered by itself."""
         own = self._session_of(langfuse_key(request), "")
-        score = _convert(_decode(await read_body(request), dict[str, Any]), LangfuseScore)
-        return as_json({"id": (await self._give(score.to_feedback(self.settings), own))["id"]})
+        scores: Any = _decode(await read_body(request), object)
+        if isinstance(scores, dict):
+            return as_json({"id": await self._give_score(scores, own)})
+        if not isinstance(scores, list):
+            raise RequestError("the body is neither a score nor a list of scores")
+        results = [await self._try_score(fields, own) for fields in scores]
+        errors = [{"message": reason} for _, reason in results if reason]
+        counts = {"accepted": len(results) - len(errors), "rejected": len(errors), "errors": errors}
+        return as_json(counts, MULTI_STATUS) if errors else as_json({"message": "Accepted"}, ACCEPTED)
 
     async def langfuse_ingestion(self, request: web.Request) -> web.Response:
         """Answers each event of a batch by itself, as Langfuse does; a trace or a generation is not recorded."""
         own = self._session_of(langfuse_key(request), "")
         successes, errors = list[dict[str, Any]](), list[dict[str, Any]]()
         for event in _decode(await read_body(request), LangfuseBatch).batch:
-            try:
-                if event.type == SCORE_CREATE:
-                    score = _convert(event.body, LangfuseScore)
-                    await self._give(score.to_feedback(self.settings), own)
-                successes.append({"id": event.id, "status": CREATED})
-            except RequestRefused as refused:
-                reason, status = refused.refusal.reason, refused.refusal.status
+            status, reason = CREATED, ""
+            if event.type == SCORE_CREATE:
+                status, reason = await self._try_score(event.body, own)
+            if reason:
                 errors.append({"id": event.id, "status": status, "message": reason, "error": reason})
-            except ArealError as error:
-                errors.append({"id": event.id, "status": 400, "message": str(error), "error": str(error)})
+            else:
+                successes.append({"id": event.id, "status": status})
         return as_json({"successes": successes, "errors": errors}, MULTI_STATUS)
+
+    async def _give_score(self, fields: Any, own: str) -> str:
+        """Records a score; returns its id."""
+        given = await self._give(_convert(fields, LangfuseScore).to_feedback(self.settings), own)
+        return str(given["id"])
+
+    async def _try_score(self, fields: Any, own: str) -> tuple[int, str]:
+        """Records a score of several; returns the HTTP status and the reason if it was refused."""
+        try:
+            await self._give_score(fields, own)
+        except RequestRefused as refused:
+            return refused.refusal.status, refused.refusal.reason
+        except ArealError as error:
+            return 400, str(error)
+        return CREATED, ""
 
     def _session_of(self, key: str, path: str) -> str:
         """Returns the session whose own key this is; empty for a key that judges every session.

@@ -27,18 +27,21 @@ ADMIN = admin_key(SECRET)
 class SessionsHarness:
     """One gateway after the other on one bus, as a run has it."""
 
-    def __init__(self, config=None, *, group_size=1, slots=0, bus=None, share=ONLY):
+    def __init__(
+        self, config=None, *, group_size=1, slots=0, bus=None, share=ONLY, make=SessionManager, **manager_options
+    ):
         self.config = config or GatewaySettings()
         self.group_size, self.slots = group_size, slots
         self.bus = bus or MemoryBus()
         self.share = share
+        self.make, self.manager_options = make, manager_options
         self.now = 1000.0
         self.count = 0
         self.task = None
 
     async def start(self):
         capacity = ExternalCapacity(self.group_size, slots=self.slots)
-        self.manager = SessionManager(
+        self.manager = self.make(
             self.config,
             lambda folder: letters(),
             secret=SECRET,
@@ -46,6 +49,7 @@ class SessionsHarness:
             capacity=capacity,
             sampling=SAMPLING,
             share=self.share,
+            **self.manager_options,
         )
         self.manager.tick_seconds = 0.02
         runtime = self.runtime = Runtime(
