@@ -18,6 +18,7 @@ from areal_actors.core.byte_stream_split import IdStreams, join_streams, set_fie
 from areal_actors.core.config import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 from areal_actors.core.lazy import LazyModule
 from areal_actors.core.named_reward import NamedReward
+from areal_actors.core.span_rewards import SpanCredit, TokenSpan
 from areal_bus.message import FrozenMeta
 
 if TYPE_CHECKING:
@@ -235,6 +236,8 @@ class Interaction(Value):
     """Images in `prompt_suffix`, by position; `start` counts from the beginning of the suffix."""
     id_planes: IdStreams = 0
     """Bytes of a token id in columns that are byte streams (`byte_stream_split.py`), as sent and logged; else 0."""
+    spans: tuple[TokenSpan, ...] = ()
+    """Rewards of parts of the completion."""
 
     def __post_init__(self) -> None:
         """Decode columns that were sent as byte streams."""
@@ -364,6 +367,8 @@ class SequenceCall(Value, array_like=True):
     """Rewards of which `reward` is the weighted sum, in one order for all calls; empty if the recipe names none."""
     baseline: float | None = None
     """Role-wise baseline of its episode; None without one."""
+    spans: tuple[SpanCredit, ...] = ()
+    """Rewards of parts of it, and of calls after it that are carried to it."""
 
 
 class TrainingSequence(msgspec.Struct, frozen=True):

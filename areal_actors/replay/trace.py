@@ -26,6 +26,8 @@ from areal_actors.replay.trace_page import html_page
 
 INDENT = 4
 """Columns by which a branch is indented."""
+MOST_SPANS = 12
+"""Spans of a call that are listed."""
 
 
 def trace(
@@ -146,12 +148,23 @@ def call_facts(call: CallTrace) -> list[str]:
             if call.set_reward is not None and call.set_reward != call.reward
             else ""
         ),
+        _describe_spans(call),
         f"{trained} of {len(call.trained)} tokens trained" if call.trained else "",
         call.untrained,
         f"continues {call.parent}" if call.parent else "",
         f"its tokens extend {call.prefix}" if call.prefix and call.prefix != call.parent else "",
     ]
     return [fact for fact in pairs if fact]
+
+
+def _describe_spans(call: CallTrace) -> str:
+    """Returns the rewards of parts of a completion, the first of many, with their texts."""
+    described = []
+    for span in call.spans[:MOST_SPANS]:
+        text = "".join(part or "" for part in call.tokens[span.start : span.end])
+        described.append(span.describe() + (f" {text!r:.40}" if text else ""))
+    more = [f"{len(call.spans) - MOST_SPANS} more"] if len(call.spans) > MOST_SPANS else []
+    return f"spans: {', '.join([*described, *more])}" if described else ""
 
 
 def _facts(traced_episode: EpisodeTrace) -> RenderableType:

@@ -78,7 +78,7 @@ class RewardWorker(Actor):
             return await self.scorer.score(work.work.task.data, work.output), ()
         judged = await self.judges.judge(work.work, work.output, context)
         score = await self.scorer.score(judged.task, work.output)
-        return Score(float(score), {**score.metrics, **judged.metrics}), judged.answers
+        return score.with_metrics({**score.metrics, **judged.metrics}), judged.answers
 
     async def stop(self) -> None:
         """End the scorer's processes, and the judges' connections."""
