@@ -1,20 +1,26 @@
-"""Answers with many numbers, each of which should be even: every number is rewarded where it stands."""
+"""Answers with several numbers that should all be even: each is rewarded where it stands."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
 NUMBER = re.compile(r"\d+")
+FEWEST = 4
+"""Numbers that a right answer has at least."""
 
 
 def reward(task: Mapping[str, Any], output: str, *, spans: bool = True) -> dict[str, Any]:
-    """The share of the answer's numbers that are even, and 1 or 0 on the tokens of each; 0 without four numbers.
+    """1 for an answer of at least four numbers that are all even, and 1 or 0 on the tokens of each number.
 
     `spans = False` leaves out the rewards of single numbers.
     """
     numbers = list(NUMBER.finditer(output))
     even = [float(int(number[0]) % 2 == 0) for number in numbers]
-    scored: dict[str, Any] = {"reward": sum(even) / len(even) if len(even) >= 4 else 0.0, "numbers": len(even)}
+    scored: dict[str, Any] = {
+        "reward": float(len(even) >= FEWEST and all(even)),
+        "even": sum(even) / len(even) if even else 0.0,
+        "numbers": len(even),
+    }
     if spans:
         scored["spans"] = [
             {"start": number.start(), "end": number.end(), "reward": value, "name": "even"}

@@ -155,11 +155,8 @@ def joined_columns(parts: Sequence[TokenColumns]) -> TokenColumns:
             start = versions.pop().start if same else tokens + span.start
             versions.append(VersionSpan(weight_version=span.weight_version, start=start, end=tokens + span.end))
         tokens += len(part)
-    return TokenColumns(
-        token_ids=b"".join([part.token_ids for part in parts]),
-        logprobs=b"".join([part.logprobs for part in parts]),
-        versions=tuple(versions),
-    )
+    token_ids, logprobs = (b"".join([getattr(part, name) for part in parts]) for name in ("token_ids", "logprobs"))
+    return TokenColumns(token_ids=token_ids, logprobs=logprobs, versions=tuple(versions))
 
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:
@@ -253,11 +250,8 @@ class Interaction(Value):
         if len(columns.logprobs) % 4 or not (ids := streams_needed(self.prompt_suffix, columns.token_ids)):
             return self
         packed = msgspec.structs.replace(self)
-        streams = TokenColumns(
-            token_ids=split_streams(columns.token_ids, ids),
-            logprobs=split_streams(columns.logprobs),
-            versions=columns.versions,
-        )
+        token_ids, logprobs = split_streams(columns.token_ids, ids), split_streams(columns.logprobs)
+        streams = TokenColumns(token_ids=token_ids, logprobs=logprobs, versions=columns.versions)
         set_fields(packed, prompt_suffix=split_streams(self.prompt_suffix, ids), completion=streams, id_planes=ids)
         return packed
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from areal_actors.core.errors import EngineError
 from areal_actors.core.values import SequenceCall, TrainingSequence
 from areal_actors.sequences.episodes import episode_key
-from areal_actors.training.algorithms.base import SpanColumns, SpanPlace
+from areal_actors.training.algorithms.base import CreditPlace, SpanColumns
 
 
 def span_columns(
@@ -37,7 +37,7 @@ def span_columns(
     names: list[str] = []
     rewards: list[float] = []
     groups: list[int] = []
-    places: list[SpanPlace] = []
+    places: list[CreditPlace] = []
     first = 0
     for index, sequence in enumerate(sequences):
         trained = np.flatnonzero(sequence.loss_mask[1:]) + 1
@@ -56,7 +56,7 @@ def span_columns(
                 before, start, end = (
                     first + int(place) for place in np.searchsorted(trained, (call.start, span.start, span.end))
                 )
-                places.append(SpanPlace(number, before, start, end, span.share, span.is_carried))
+                places.append(CreditPlace(number, before, start, end, span.share, span.is_carried))
         first += len(trained)
     return SpanColumns(
         tuple(names), column(np.array(rewards, np.float64)), column(np.array(groups, np.int64)), tuple(places)

@@ -38,7 +38,7 @@ class NamedColumn(msgspec.Struct, frozen=True):
     """float64 `[calls]`: R_k(call), without its weight; NaN for episodes without such a reward."""
 
 
-class SpanPlace(msgspec.Struct, frozen=True):
+class CreditPlace(msgspec.Struct, frozen=True):
     """A place of trained tokens that the reward of a span credits."""
 
     span: int
@@ -64,7 +64,7 @@ class SpanColumns(msgspec.Struct, frozen=True):
     """float64 `[spans]`."""
     groups: Tensor
     """int64 `[spans]`: spans with one number are compared: those of one group and name."""
-    places: tuple[SpanPlace, ...]
+    places: tuple[CreditPlace, ...]
 
 
 class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
