@@ -42,9 +42,10 @@ class Container:
         """
         settings = settings or ContainerSettings()
         self.image = image
-        self.service = load_service(service) if isinstance(service, str) and service else service
-        if isinstance(self.service, str):
-            self.service = PodmanService(settings=settings, mounts=mounts)
+        chosen = load_service(service) if isinstance(service, str) and service else service
+        self.service: SandboxService = (
+            PodmanService(settings=settings, mounts=mounts) if isinstance(chosen, str) else chosen
+        )
         self.limits = SandboxLimits(
             memory_mb=memory_mb,
             cpus=settings.cpus,
