@@ -16,11 +16,10 @@ from support.container_image import image
 from support.live_run import ROOT
 from support.ssh_server import ssh_server
 
-from areal_actors.containers import Container, SandboxLimits, SandboxService
+from areal_actors.containers import Container, SshService
 from areal_actors.containers.podman_service import PodmanService
 from areal_actors.containers.runtime import container_name
-from areal_actors.containers.service import load_service
-from areal_actors.containers.ssh_service import SshService
+from areal_actors.containers.service import SandboxLimits, SandboxService, load_service
 from areal_actors.core.errors import RecipeError, SandboxError, SetupError
 
 pytestmark = pytest.mark.slow

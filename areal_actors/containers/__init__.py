@@ -7,6 +7,7 @@ async with Container("docker.io/library/debian@sha256:…") as container:
 """
 
 from areal_actors.containers.container import Container
-from areal_actors.containers.service import CommandResult, SandboxLimits, SandboxService
+from areal_actors.containers.service import CommandResult
+from areal_actors.containers.ssh_service import SshService
 
-__all__ = ["CommandResult", "Container", "SandboxLimits", "SandboxService"]
+__all__ = ["CommandResult", "Container", "SshService"]
