@@ -19,6 +19,7 @@ from areal_actors.core.durable_files import atomic_write
 from areal_actors.core.errors import SetupError
 from areal_actors.core.foreign_text import escape_controls
 from areal_actors.display.sentences import count_of
+from areal_actors.reader.described_spans import describe_spans
 from areal_actors.reader.listing import output
 from areal_actors.reader.run import open_run
 from areal_actors.replay.episode_trace import CallTrace, EpisodeTrace, trace_episode
@@ -26,8 +27,6 @@ from areal_actors.replay.trace_page import html_page
 
 INDENT = 4
 """Columns by which a branch is indented."""
-MOST_SPANS = 12
-"""Spans of a call that are listed."""
 
 
 def trace(
@@ -148,23 +147,13 @@ def call_facts(call: CallTrace) -> list[str]:
             if call.set_reward is not None and call.set_reward != call.reward
             else ""
         ),
-        _describe_spans(call),
+        describe_spans(call.spans, lambda start, end: "".join(part or "" for part in call.tokens[start:end])),
         f"{trained} of {len(call.trained)} tokens trained" if call.trained else "",
         call.untrained,
         f"continues {call.parent}" if call.parent else "",
         f"its tokens extend {call.prefix}" if call.prefix and call.prefix != call.parent else "",
     ]
     return [fact for fact in pairs if fact]
-
-
-def _describe_spans(call: CallTrace) -> str:
-    """Returns the rewards of parts of a completion, the first of many, with their texts."""
-    described = []
-    for span in call.spans[:MOST_SPANS]:
-        text = "".join(part or "" for part in call.tokens[span.start : span.end])
-        described.append(span.describe() + (f" {text!r:.40}" if text else ""))
-    more = [f"{len(call.spans) - MOST_SPANS} more"] if len(call.spans) > MOST_SPANS else []
-    return f"spans: {', '.join([*described, *more])}" if described else ""
 
 
 def _facts(traced_episode: EpisodeTrace) -> RenderableType:
