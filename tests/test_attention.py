@@ -72,6 +72,10 @@ def test_a_limit_that_follows_the_engines_counts_as_what_the_bound_allows():
             {"reward_share/format": 0.012, "reward_constant/format": 0.2},
             "the sum of rewards hides format: it differs in 80% of the groups, and is 1% of the advantage; write",
         ),
+        (
+            {"span_constant/step": 1.0},
+            "the rewards of spans called step have one value in 100% of their groups, where they credit nothing; write",
+        ),
     ],
 )
 def test_each_cause_has_its_sentence(metrics, sentence):

@@ -16,7 +16,7 @@ from tokenizers.processors import TemplateProcessing
 from areal_actors.batching.assembler import BatcherConfig, group_filter, has_signal
 from areal_actors.core.errors import RecipeError, RewardError, SetupError
 from areal_actors.rewards.acceptance import Acceptance
-from areal_actors.rewards.checks import check_reward
+from areal_actors.rewards.spans import check_reward
 from areal_actors.supervised.example_sequences import sequences_of_example, trained_segments
 from areal_actors.supervised.examples import open_examples
 from areal_actors.tokenization.tokenizer import ChatTokenizer

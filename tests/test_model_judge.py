@@ -29,7 +29,7 @@ def server(tmp_path_factory):
 
 
 async def judge(panel, episode, output, **options):
-    return await panel.judge(work(episode, **options), output, CONTEXT)
+    return await panel.judge(ScoreEpisode(work=work(episode, **options), session="s", output=output), CONTEXT)
 
 
 async def test_a_rubric_scores_each_criterion_and_counts_what_it_costs(server):

@@ -112,3 +112,29 @@ async def test_a_policy_of_past_versions_plays_with_versions_that_were_published
     ends = [event for event in log if isinstance(event, TrajectoryExported | EpisodeEvaluated)]
     assert len(ends) >= 8 * 16
     assert len(list((past.path / "versions").glob("version-*"))) == 2
+
+
+async def test_a_frozen_policy_judges_every_answer_though_its_engine_and_its_gateway_are_killed(live, tmp_path):
+    prompt = tmp_path / "rubric.txt"
+    prompt.write_text("How good is it?\n{{answer}}\n{{criteria}}\n{{scale}}\n{{form}}\n")
+    judge = f'{{policy = "worker", explains = false, max_tokens = 48, prompt = "{prompt}"}}'
+    run = live(
+        "steps=8",
+        *("task.reward=judge", f"task.reward_options={judge}", "policies.worker.kind=frozen"),
+        *("evaluation.tasks=4", "sampling.max_tokens=12"),
+    )
+    worker = policy_folder(run, "worker")
+    async with run.listening():
+        for name in ("inference_worker", "gateway"):
+            await run.until(StepCompleted, len(run.received(StepCompleted)) + 1)
+            await kill(lambda name=name: process_of(worker.path, "areal_actors.processes", f" {name}"))
+        assert await run.ended() == 0, run.output()
+    main_log, its_log = [event for _, event in await run.log()], await events_of(worker)
+    assert await asyncio.to_thread(audit_of, RunFolder(run.folder)) == 0
+    assert len([event for event in main_log if isinstance(event, StepCompleted)]) == 8
+    assert all(0.0 <= trajectory.reward <= 1.0 for trajectory in exported(main_log).values())
+    failed = [event.detail for event in main_log if isinstance(event, EpisodeAbandoned) and event.reason == "reward"]
+    assert all("policy 'worker'" in detail for detail in failed)
+    judged = [turn for one in exported(its_log).values() for turn in one.interactions]
+    assert judged
+    assert sum(isinstance(event, ActorFailed) for event in its_log) >= 2

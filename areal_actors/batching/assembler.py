@@ -104,6 +104,8 @@ class TrajectoryInfo(msgspec.Struct, metaclass=FrozenMeta):
     """Rewards in the statistics of its group: one, or one per call (`task.baseline_over`)."""
     role_rewards: dict[str, float] = {}
     """Reward of each of its roles, by the name of its baseline; empty without role-wise baselines."""
+    spans: int = 0
+    """Number of rewards of spans of its completions."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, sequence: int, credit: Credit = EPISODE) -> TrajectoryInfo:
@@ -117,6 +119,7 @@ class TrajectoryInfo(msgspec.Struct, metaclass=FrozenMeta):
             newest_version=newest,
             tokens=trajectory.sampled_tokens(),
             rewards=sample_rewards(trajectory, credit),
+            spans=sum(len(turn.spans) for turn in trajectory.interactions if turn.trained),
         )
 
 
@@ -309,4 +312,6 @@ def _refusal(group: PartialGroup, config: BatcherConfig, bound: int, keeps: Filt
         return "stale"
     if config.exit_policy in {"mask", "wait"} and group.newest_version() < bound:
         return "stale"
+    if keeps is has_signal and any(member.spans for member in group.members.values()):
+        return None  # rewards of spans differ within episodes whose rewards are equal
     return "filtered" if keeps is not None and not keeps(group.rewards()) else None

@@ -11,6 +11,7 @@ import json
 import re
 import resource
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
@@ -48,9 +49,16 @@ class Mount(NamedTuple):
 
 
 class ContainerRuntime(NamedTuple):
-    """A program that takes the arguments of podman and docker."""
+    """A program that takes the arguments of podman and docker, on this machine or another."""
 
     program: str
+    transport: tuple[str, ...] = ()
+    """Command that runs a line of a shell on another machine, as `ssh host`; empty for this one."""
+
+    def words(self, *arguments: str) -> list[str]:
+        """Returns the command that runs it with arguments."""
+        words = [self.program, *arguments]
+        return [*self.transport, shlex.join(words)] if self.transport else words
 
     def find_image(self, image: str) -> ContainerImage:
         """Returns an image of this machine.
@@ -58,7 +66,7 @@ class ContainerRuntime(NamedTuple):
         Raises:
             SetupError: there is none of this name, or the runtime does not answer.
         """
-        words = [self.program, "image", "inspect", image]
+        words = self.words("image", "inspect", image)
         answer = _ask(words)
         if answer.returncode:
             reason = _last_line(answer.stderr)
@@ -92,7 +100,7 @@ class ContainerRuntime(NamedTuple):
             memory_mb: memory of all its processes in MiB, without swap; 0 sets no limit.
         """
         files = min(MOST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-        words = [self.program, "run", "--rm", "--interactive", "--name", name, "--pull", "never"]
+        words = ["run", "--rm", "--interactive", "--name", name, "--pull", "never"]
         words += ["--network", settings.network, "--pids-limit", str(settings.max_processes)]
         words += ["--cap-drop", "all", "--security-opt", "no-new-privileges"]
         words += ["--ulimit", f"nofile={files}:{files}", "--ulimit", f"nproc={MOST_FILES}:{MOST_FILES}"]
@@ -106,12 +114,12 @@ class ContainerRuntime(NamedTuple):
             words += ["--tmpfs", f"{scratch}:rw,exec,mode=1777"]
         for mount in mounts:
             words += ["--volume", f"{mount.source}:{mount.target}:{'rw' if mount.is_writable else 'ro'}"]
-        return [*words, *settings.options, "--entrypoint", command[0], image, *command[1:]]
+        return self.words(*words, *settings.options, "--entrypoint", command[0], image, *command[1:])
 
     def remove_words(self, *names: str) -> list[str]:
         """Returns the command that kills and removes containers."""
         at_once = ["--time", "0"] if Path(self.program).name == "podman" else []
-        return [self.program, "rm", "--force", *at_once, *names]
+        return self.words("rm", "--force", *at_once, *names)
 
     async def remove(self, name: str) -> None:
         """Kill and remove a container, which may be gone already."""
@@ -133,7 +141,7 @@ class ContainerRuntime(NamedTuple):
 
     def remove_left(self) -> list[str]:
         """Remove the containers of ended owners on this machine; returns their names."""
-        listed = _ask([self.program, "ps", "--all", "--filter", "name=areal-", "--format", "{{.Names}}"])
+        listed = _ask(self.words("ps", "--all", "--filter", "name=areal-", "--format", "{{.Names}}"))
         left = [name for name in listed.stdout.decode().split() if _is_left(name)]
         if left:
             _ask(self.remove_words(*left))

@@ -18,6 +18,7 @@ from areal_actors.core.byte_stream_split import IdStreams, join_streams, set_fie
 from areal_actors.core.config import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 from areal_actors.core.lazy import LazyModule
 from areal_actors.core.named_reward import NamedReward
+from areal_actors.core.span_rewards import SpanCredit, TokenSpan
 from areal_bus.message import FrozenMeta
 
 if TYPE_CHECKING:
@@ -154,11 +155,8 @@ def joined_columns(parts: Sequence[TokenColumns]) -> TokenColumns:
             start = versions.pop().start if same else tokens + span.start
             versions.append(VersionSpan(weight_version=span.weight_version, start=start, end=tokens + span.end))
         tokens += len(part)
-    return TokenColumns(
-        token_ids=b"".join([part.token_ids for part in parts]),
-        logprobs=b"".join([part.logprobs for part in parts]),
-        versions=tuple(versions),
-    )
+    token_ids, logprobs = (b"".join([getattr(part, name) for part in parts]) for name in ("token_ids", "logprobs"))
+    return TokenColumns(token_ids=token_ids, logprobs=logprobs, versions=tuple(versions))
 
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:
@@ -235,6 +233,8 @@ class Interaction(Value):
     """Images in `prompt_suffix`, by position; `start` counts from the beginning of the suffix."""
     id_planes: IdStreams = 0
     """Bytes of a token id in columns that are byte streams (`byte_stream_split.py`), as sent and logged; else 0."""
+    spans: tuple[TokenSpan, ...] = ()
+    """Rewards of parts of the completion."""
 
     def __post_init__(self) -> None:
         """Decode columns that were sent as byte streams."""
@@ -250,11 +250,8 @@ class Interaction(Value):
         if len(columns.logprobs) % 4 or not (ids := streams_needed(self.prompt_suffix, columns.token_ids)):
             return self
         packed = msgspec.structs.replace(self)
-        streams = TokenColumns(
-            token_ids=split_streams(columns.token_ids, ids),
-            logprobs=split_streams(columns.logprobs),
-            versions=columns.versions,
-        )
+        token_ids, logprobs = split_streams(columns.token_ids, ids), split_streams(columns.logprobs)
+        streams = TokenColumns(token_ids=token_ids, logprobs=logprobs, versions=columns.versions)
         set_fields(packed, prompt_suffix=split_streams(self.prompt_suffix, ids), completion=streams, id_planes=ids)
         return packed
 
@@ -364,6 +361,8 @@ class SequenceCall(Value, array_like=True):
     """Rewards of which `reward` is the weighted sum, in one order for all calls; empty if the recipe names none."""
     baseline: float | None = None
     """Role-wise baseline of its episode; None without one."""
+    spans: tuple[SpanCredit, ...] = ()
+    """Rewards of parts of it, and of calls after it that are carried to it."""
 
 
 class TrainingSequence(msgspec.Struct, frozen=True):

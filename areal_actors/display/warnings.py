@@ -38,6 +38,7 @@ def attention(state: RunState) -> list[str]:
     return [
         *_signal(state),
         *_hidden_rewards(state),
+        *_constant_spans(state),
         *_credit(state),
         *_collapse(state),
         *_lengths(state),
@@ -78,6 +79,22 @@ def _hidden_rewards(state: RunState) -> Iterator[str]:
             yield (
                 f"the sum of rewards hides {name}: it differs in {1.0 - constant:.0%} of the groups, and is"
                 f' {share:.0%} of the advantage; write algorithm.reward_normalization = "separate", or raise its weight'
+            )
+
+
+def _constant_spans(state: RunState) -> Iterator[str]:
+    """Yields the names of spans whose rewards are compared with their like only."""
+    if state.setting("algorithm", "spans", "baseline") == "none":
+        return
+    prefix = "span_constant/"
+    names = {name: None for step in state.steps[-WINDOW:] for name in step.metrics if name.startswith(prefix)}
+    for name in names:
+        constant = _mean(state, name)
+        if constant is not None and constant >= WITHOUT_SIGNAL:
+            yield (
+                f"the rewards of spans called {name.removeprefix(prefix)} have one value in {constant:.0%} of their"
+                ' groups, where they credit nothing; write algorithm.spans.baseline = "none", or reward spans that are'
+                " right, too"
             )
 
 

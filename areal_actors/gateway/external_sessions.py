@@ -272,7 +272,7 @@ class ExternalSessions:
         self.ending.add(session.id)
         try:
             session = self.registry.update(session.transition("end", context.now))
-            ending = outcome(session, served=self.is_served())
+            ending = outcome(session, chat=self.calls.chat, served=self.is_served())
             if self.acceptance is not None and isinstance(ending, TrajectoryExported):
                 ending = await self.acceptance.outcome(session.work, rewards=session.rewards) or ending
             for event in self.ends.report(session, ending):

@@ -29,6 +29,7 @@ from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.gateway.worker_pool import InFlightCall, InFlightCalls, NamedCalls, WorkerPool
 from areal_actors.messages import CompletionRefused, ModelRequest, ModelResponsePart
 from areal_actors.runtime.actor import Context
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 
 class ModelCalls:
@@ -45,6 +46,11 @@ class ModelCalls:
         self.served: ServedModel | None = None
         """None until weights are published."""
         self.long_work = LongWork(2, "long-requests")
+
+    @property
+    def chat(self) -> ChatTokenizer | None:
+        """Tokenizer of the served model; None while there is none."""
+        return self.served.continuations.chat if self.served is not None else None
 
     def take_turn(self, request: ModelRequest, name: str, context: Context) -> AbstractAsyncContextManager[None]:
         """Wait while a call of this name, an earlier try of the same client, is in progress.

@@ -37,7 +37,7 @@ class SessionEnds:
             self.registry.close(session)
             return
         session = self.registry.update(session.transition("score", now))
-        ending = outcome(session, event)
+        ending = outcome(session, event, self.calls.chat)
         if abandoned := isinstance(ending, EpisodeAbandoned):
             self.registry.close(session)
         yield from self.report(session, ending, event)

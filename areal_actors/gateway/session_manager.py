@@ -90,6 +90,8 @@ class SessionManager(Actor):
     """At most one session per episode is alive; an episode is exported at most once."""
 
     state_type = GatewayState
+    trains_calls = True
+    """False if its weights are not trained, so that calls may have any temperature."""
     asks = (Generate, StartSession, ReserveCapacity)
     tick_seconds = 1.0
 
@@ -362,7 +364,7 @@ class SessionManager(Actor):
     def _load_chat(self, model: str) -> None:
         if self.calls.served is None:
             self.model, folder = model, str((self.locate_model or self.run_folder.joinpath)(model))
-            trains = not self.external.slots.capacity.slots
+            trains = self.trains_calls and not self.external.slots.capacity.slots
             limits = self.config, self.published, self.max_model_len
             self.calls.served = load_served_model(
                 self.load_tokenizer, folder, *limits, trains=trains, records_routes=self.records_routes

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from areal_actors.core.errors import SessionError
+from areal_actors.core.errors import RewardError, SessionError
 from areal_actors.gateway.conversations.turns import path_to, token_ids_of
 from areal_actors.gateway.model_calls import ModelCalls
 from areal_actors.gateway.sessions.model_texts import has_written
+from areal_actors.gateway.sessions.span_places import apply_spans
 from areal_actors.gateway.sessions.table import CLOSED_STATES, summaries
 from areal_actors.messages import (
     DescribeSession,
@@ -100,11 +101,15 @@ class SessionRequests:
     def set_reward(self, request: SetReward, context: Context) -> Iterator[RewardSet]:
         """Set the reward of a call, or of the last one."""
         try:
-            self.registry.update(
-                self.registry.get(request.session).set_reward(
-                    request.interaction, request.reward, context.now, request.role
-                )
+            after = self.registry.get(request.session).set_reward(
+                request.interaction, request.reward, context.now, request.role, request.spans
             )
+            if request.spans and (chat := self.calls.chat) is not None:
+                apply_spans(after.interactions(), after.spans, chat)  # wrong ones are refused now
+            self.registry.update(after)
+        except RewardError as error:
+            yield RewardSet(error=f"the session's rewards stay as they are: {error}", error_status=422)
+            return
         except SessionError as error:
             session = self.registry.find(request.session)
             yield RewardSet(

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import hdrs, web
 
-from areal_actors.core.errors import RequestError, SessionError
+from areal_actors.core.errors import RequestError, RewardError, SessionError
 from areal_actors.core.local_hosts import foreign_name
 from areal_actors.core.values import unpack_ids
 from areal_actors.gateway.http_answers import RequestRefused, as_json, readable
@@ -42,6 +43,7 @@ from areal_actors.messages import (
     SetReward,
     StartSession,
 )
+from areal_actors.rewards.spans import read_spans
 from areal_actors.sequences.credit import Credit
 from areal_actors.sequences.export import export_trajectory, to_json, to_msgpack
 from areal_bus.message import Reply, Request
@@ -124,12 +126,17 @@ class SessionEndpoints:
         """Set the reward of an interaction."""
         session = self.gateway.session_of(request)
         asked = decode_request(await read_body(request), SetRewardRequest)
+        try:
+            spans = read_spans([msgspec.to_builtins(span) for span in asked.spans])
+        except RewardError as error:
+            raise RequestError(str(error), "spans") from error
         answer = await self._ask(
             SetReward(
                 session=session,
                 interaction=asked.interaction_id or "",
                 reward=float(asked.reward),
                 role=asked.role or "",
+                spans=spans,
             )
         )
         if answer.error:

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
+from areal_actors.core.span_rewards import SpanReward
 from areal_actors.core.values import EndedBy, Trajectory, Value
 from areal_actors.messages.rollout import InteractionRecorded, InteractionsRecorded, RunEpisode
 from areal_bus.message import Event, Message, Telemetry, Work
@@ -109,6 +110,10 @@ class EpisodeScored(Event):
     """Deed of the model that ended the episode; empty if the agent returned."""
     judged: tuple[JudgeAnswer, ...] = ()
     """Answers of judges that the reward follows from."""
+    spans: tuple[SpanReward, ...] = ()
+    """Rewards of parts of completions, by characters; with an `output` their ranges are of it."""
+    places: dict[str, float] = {}
+    """Rewards of calls by their places among the trained calls, such as `0` and `-1`, or by interaction id."""
 
 
 class EpisodeAbandoned(Event):

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from areal_actors.core.byte_stream_split import IdStreams, join_streams, set_fields, split_streams, streams_needed
+from areal_actors.core.span_rewards import SpanReward
 from areal_actors.core.values import Constraint, ImageRef, SamplingParams, Task, TokenColumns, Value
 from areal_bus.message import Event, MonitorEvent, Reply, Request, Work
 
@@ -249,6 +250,8 @@ class SetReward(Request[RewardSet]):
     reward: float
     role: str = ""
     """Name of the role in which the model answered; empty keeps the call's own."""
+    spans: tuple[SpanReward, ...] = ()
+    """Rewards of parts of the interaction's completion."""
 
 
 class Generated(Reply):

@@ -73,8 +73,7 @@ class PolicyRouter:
             return await self._pass_on(request, path, policy, gateway.session_of(request), registry)
 
         async def close(_: web.Application) -> None:
-            if self._client is not None:
-                await self._client.close()
+            await self.close()
 
         app.middlewares.append(route)
         app.on_cleanup.append(close)
@@ -96,7 +95,7 @@ class PolicyRouter:
             body = with_model(body, settings.served_model or policy)
         else:
             key = await self._key_of(policy, session, registry)
-            root = f"{self._address(policy).url}/v1"
+            root = f"{self.address(policy).url}/v1"
         headers = {name: value for name, value in request.headers.items() if name.lower() not in OF_THE_CONNECTION}
         headers |= {hdrs.AUTHORIZATION: f"Bearer {key}", "x-api-key": key} if key else {}
         try:
@@ -120,9 +119,16 @@ class PolicyRouter:
         return key
 
     async def _open(self, policy: str, session: str, registry: SessionRegistry) -> str:
-        """Open a session at a policy, which may be starting or restarting."""
+        """Open the session of an agent at a policy."""
         caller = registry.update(msgspec.structs.replace(registry.get(session), calls_policies=True))
-        question = OpenPolicySession(session=session, work=caller.work)
+        return await self.open_session(policy, OpenPolicySession(session=session, work=caller.work))
+
+    async def open_session(self, policy: str, question: OpenPolicySession) -> str:
+        """Open a session at a policy, which may be starting or restarting; returns its key.
+
+        Raises:
+            RequestRefused: the policy refuses it, or does not answer within its `start_seconds`.
+        """
         seconds = self.policies[policy].start_seconds
         fault = f"policy '{policy}' has not started"
         try:
@@ -138,7 +144,7 @@ class PolicyRouter:
             raise RequestRefused(Refusal(status=503, reason=reason)) from None
 
     async def _ask(self, policy: str, question: OpenPolicySession, seconds: float) -> str:
-        address = self._address(policy)
+        address = self.address(policy)
         timeout = aiohttp.ClientTimeout(total=seconds + MARGIN_SECONDS, sock_connect=CONNECT_SECONDS)
         async with self._http().post(
             f"{address.url}{OPEN_PATH}",
@@ -153,9 +159,14 @@ class PolicyRouter:
             raise RequestRefused(Refusal(status=503, reason=opened.refused))
         return opened.api_key
 
-    def _address(self, policy: str) -> PolicyAddress:
+    def address(self, policy: str) -> PolicyAddress:
         """Returns the address of a policy, which has another after each start; raises OSError before the first."""
         return msgspec.json.decode((self.folder / f"{policy}.json").read_bytes(), type=PolicyAddress)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            await self._client.close()
 
     def _http(self) -> aiohttp.ClientSession:
         if self._client is None:

@@ -80,7 +80,7 @@ class PolicySessionManager(SessionManager):
         super().__init__(*arguments, **options)
         self.role, self.follow_run = role, follow_run
         self.group_size, self.lease_seconds = group_size, lease_seconds
-        self.waits_for_grants = waits_for_grants
+        self.waits_for_grants = self.trains_calls = waits_for_grants
         self.ended = EpisodeSet()
         self.granted = 0
         """Number of groups that the staleness gate of the policy has let start."""

@@ -22,13 +22,16 @@ from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.processes.fold_actors import FOLDS, BuildContext, Builder
 from areal_actors.processes.remote_environment import gateway_files, pullers_of
 from areal_actors.recipe.mixture import source_recipes
+from areal_actors.recipe.policies import POLICIES
 from areal_actors.runtime.actor import Actor
 from areal_actors.training.checkpointer import Checkpointer
 
 if TYPE_CHECKING:
     from areal_actors.chaos import corruption
+    from areal_actors.folder.run_folder import RunFolder
     from areal_actors.gateway import session_manager
     from areal_actors.generation import named
+    from areal_actors.policies import policy_judge
     from areal_actors.processes import feedback_sessions, policy_sessions, recipe_model
     from areal_actors.recipe.recipe import Recipe
     from areal_actors.rewards import acceptance, bounded_rule, reward_pool, reward_worker, sourced_reward_worker
@@ -48,6 +51,7 @@ else:  # with the actors that need them: a process, and the supervisor, load not
     judge_settings = LazyModule("areal_actors.rewards.judge.settings")
     panel = LazyModule("areal_actors.rewards.judge.panel")
     judge_client = LazyModule("areal_actors.rewards.judge.judge_client")
+    policy_judge = LazyModule("areal_actors.policies.policy_judge")
     engine_model = LazyModule("areal_actors.rewards.judge.engine_model")
     feedback_sessions = LazyModule("areal_actors.processes.feedback_sessions")
     policy_sessions = LazyModule("areal_actors.processes.policy_sessions")
@@ -161,11 +165,11 @@ def _reward_worker(context: BuildContext) -> Actor:
         pool,
         concurrency=context.recipe.actors.reward_worker.concurrency,
         acceptance=acceptance_of(task),
-        judges=_judges(context.recipe),
+        judges=_judges(context.recipe, context.folder),
     )
 
 
-def _judges(recipe: Recipe) -> panel.JudgePanel | None:
+def _judges(recipe: Recipe, folder: RunFolder) -> panel.JudgePanel | None:
     """Returns the judges of a reward; None if it has none."""
     if not (judges := judge_settings.judges_of(recipe.task.reward, recipe.task.reward_options)):
         return None
@@ -173,6 +177,9 @@ def _judges(recipe: Recipe) -> panel.JudgePanel | None:
     def model_of(judge: judge_settings.ModelJudge) -> judge_client.JudgeModel:
         if judge.url:
             return judge_client.UrlModel(judge)
+        if judge.policy:
+            place, seconds = folder.path / POLICIES, recipe.gateway.completion_seconds
+            return policy_judge.PolicyModel(judge, recipe.policies[judge.policy], place, seconds)
         locate = partial(recipe_model.model_of, recipe)
         return engine_model.EngineModel(judge, locate, recipe.generation.max_model_len)
 

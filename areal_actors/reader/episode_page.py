@@ -20,6 +20,7 @@ from areal_actors.core.foreign_text import escape_controls
 from areal_actors.display.sentences import count_of
 from areal_actors.messages.episode_ends import describe_party
 from areal_actors.reader.attempt_rows import episode_row, interaction_rows
+from areal_actors.reader.described_spans import describe_spans
 from areal_actors.reader.listing import output
 from areal_actors.reader.missing_texts import describe_gaps, reason_without_texts
 from areal_actors.reader.records import EndedEpisode, describe_outcome
@@ -155,6 +156,8 @@ def _page(run: Run, ended: EndedEpisode, *, tokens: bool) -> RenderableType:
     before = ""
     for number, call in enumerate(calls, start=1):
         parts += [Text(), *_call(call, f"call {number} of {len(calls)}", before)]
+        if line := _spans(run, ended, call["interaction"]):
+            parts.append(Text(line, style="dim"))
         if tokens and call.get("mean_logprob") is not None:
             parts.append(_tokens(run, ended, call["interaction"]))
         before = call["interaction"]
@@ -165,6 +168,15 @@ def _page(run: Run, ended: EndedEpisode, *, tokens: bool) -> RenderableType:
     if ended.output:
         parts += [Text("\nThe agent returned", style="bold"), Text(ended.output)]
     return Group(*parts)
+
+
+def _spans(run: Run, ended: EndedEpisode, name: str) -> str:
+    """Returns the rewards of parts of a call's completion; empty without any."""
+    call = next((call for call in ended.interactions if call.id == name), None)
+    if call is None or not call.spans:
+        return ""
+    ids = call.completion.ids_array().tolist()
+    return describe_spans(call.spans, lambda start, end: run.text(ids[start:end]) or "")
 
 
 def _facts(ended: EndedEpisode) -> RenderableType:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
+from areal_actors.core.span_rewards import TokenSpan
 from areal_actors.core.values import Interaction
 from areal_actors.reader.records import EndedEpisode
 from areal_actors.reader.run import Run
@@ -63,6 +64,8 @@ class CallTrace(msgspec.Struct, frozen=True, kw_only=True):
     """None for tokens that are not trained, and where only a model can compute them."""
     untrained: str = ""
     """Reasons why some of the tokens, or all, are not trained."""
+    spans: list[TokenSpan] = []
+    """Rewards of parts of the completion."""
 
 
 class EpisodeTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,6 +217,7 @@ def _calls(run: Run, ended: EndedEpisode, columns: TrainedColumns | None, recipe
             trained=mask.tolist(),
             advantages=[None if np.isnan(value) else value for value in advantages.tolist()],
             untrained=_untrained_reasons(run, ended, call, mask),
+            spans=list(call.spans),
         )
 
 

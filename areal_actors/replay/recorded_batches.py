@@ -11,6 +11,7 @@ import msgspec
 
 from areal_actors.batching.assembler import group_filter
 from areal_actors.batching.batcher import Batcher
+from areal_actors.core.errors import RewardError
 from areal_actors.core.values import TrainingSequence, Trajectory, WeightsLocation
 from areal_actors.messages import (
     BatchFormed,
@@ -19,15 +20,17 @@ from areal_actors.messages import (
     EpisodeScored,
     FilterExhausted,
     OffPolicyChanged,
+    RunEpisode,
     TrajectoryDropped,
     TrajectoryExported,
     WeightsPublished,
 )
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.replay.rescore import Rescored, rescore
+from areal_actors.replay.rescored_parts import PartRewards
 from areal_actors.rewards import Reward
 from areal_actors.runtime.log_context import LogContext
-from areal_actors.sequences.build import apply_rewards, last_trained, sequences_of
+from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.credit import Credit
 from areal_actors.tasks.roles import read_role
 from areal_bus.base import Envelope
@@ -53,11 +56,17 @@ class RecordedBatches:
     """
 
     def __init__(
-        self, recipe: Recipe, *, reward: Reward | None = None, tasks: Mapping[str, Mapping[str, Any]] | None = None
+        self,
+        recipe: Recipe,
+        *,
+        reward: Reward | None = None,
+        tasks: Mapping[str, Mapping[str, Any]] | None = None,
+        folder: Path | None = None,
     ) -> None:
         """`reward` scores the recorded outputs again; None keeps the recorded rewards.
 
-        `tasks`: rows by episode, with the verdicts of judges, for the reward.
+        `tasks`: rows by episode, with the verdicts of judges, for the reward. `folder`: of the run, for rewards of
+        spans.
         """
         self.recipe, self.credit = recipe, Credit.of(recipe.task)
         self.batches: list[FormedBatch] = []
@@ -69,8 +78,8 @@ class RecordedBatches:
         """Episodes that the reward function failed on, each with the reason."""
         self.exhausted = ""
         """Reason why the filter would have ended the run; empty if it would not."""
-        self._reward, self._tasks = reward, tasks
-        self._scores: dict[str, Rescored] = {}
+        self._reward, self._tasks, self._parts = reward, tasks, PartRewards(folder)
+        self._scores: dict[str, tuple[Rescored, RunEpisode]] = {}
         self._failed: dict[str, EpisodeAbandoned] = {}
         self._roles: dict[str, str] = {}
         """Roles of scored episodes, of whose tasks the run may have read none."""
@@ -96,6 +105,7 @@ class RecordedBatches:
             await self._score(envelope, message)
         elif isinstance(message, WeightsPublished):
             self._published = max(self._published, message.weight_version)
+            self._parts.model = message.location.model
         elif isinstance(message, TrajectoryExported):
             await self._hand_over_export(envelope, message)
         elif isinstance(message, CapacityGranted | EpisodeAbandoned | OffPolicyChanged):
@@ -110,23 +120,26 @@ class RecordedBatches:
         score = await rescore(envelope, self._reward, self._tasks)
         if score is None:
             return
+        work = msgspec.structs.replace(message.work, attempts_left=0)
         if score.now is None:
             self.unscored[score.episode] = score.error
-            work = msgspec.structs.replace(message.work, attempts_left=0)
             self._failed[score.episode] = EpisodeAbandoned(work=work, reason="reward", detail=score.error)
         else:
-            self._scores[score.episode] = score
+            self._scores[score.episode] = score, work
 
     async def _hand_over_export(self, envelope: Envelope, message: TrajectoryExported) -> None:
         trajectory = message.trajectory
         if (failed := self._failed.pop(trajectory.episode, None)) is not None:
             await self._hand_over(envelope, failed)
             return
-        if (score := self._scores.pop(trajectory.episode, None)) is not None and trajectory.interactions:
-            calls = apply_rewards(trajectory.interactions, score.now, {})
-            trajectory = msgspec.structs.replace(
-                trajectory, reward=last_trained(calls).reward, interactions=calls, metrics=score.metrics
-            )
+        if (scored := self._scores.pop(trajectory.episode, None)) is not None and trajectory.interactions:
+            score, work = scored
+            try:
+                trajectory = self._parts.replace(trajectory, score)
+            except RewardError as error:
+                self.unscored[score.episode] = str(error)
+                await self._hand_over(envelope, EpisodeAbandoned(work=work, reason="reward", detail=str(error)))
+                return
         role = self._roles.pop(trajectory.episode, trajectory.role)
         trajectory = msgspec.structs.replace(trajectory, role=role)
         self.trajectories[envelope.sequence] = trajectory

@@ -13,11 +13,12 @@ from typing import Any
 import msgspec
 
 from areal_actors.messages import EpisodeScored, JudgeAnswer, RunEpisode
+from areal_actors.processes.judge_models import model_outside_run
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards.judge.answer_store import AnswerStore
 from areal_actors.rewards.judge.comparisons import Candidate
 from areal_actors.rewards.judge.engine_model import EngineModel
-from areal_actors.rewards.judge.judge_client import JudgeModel, UrlModel
+from areal_actors.rewards.judge.judge_client import JudgeModel
 from areal_actors.rewards.judge.panel import JudgePanel
 from areal_actors.rewards.judge.settings import ModelJudge, judges_of
 from areal_bus.base import Envelope
@@ -104,6 +105,6 @@ async def rejudge(
 
 
 def _model_of(recipe: Recipe, judge: ModelJudge) -> JudgeModel:
-    if judge.url:
-        return UrlModel(judge)
+    if judge.url or judge.policy:
+        return model_outside_run(recipe, judge)
     return EngineModel(judge, lambda: recipe.model, recipe.generation.max_model_len)

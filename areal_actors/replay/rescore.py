@@ -8,12 +8,20 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from areal_actors.core.errors import RewardError
+from areal_actors.core.span_rewards import SpanReward
 from areal_actors.core.values import Value
 from areal_actors.messages import EpisodeScored
 from areal_actors.rewards import Reward, Score, check_score
 from areal_bus.base import Envelope
 
 ROUNDING = 1e-9
+
+
+class RewardedParts(Value):
+    """Rewards of spans and of calls, as a reward function stated them."""
+
+    spans: tuple[SpanReward, ...] = ()
+    places: dict[str, float] = {}
 
 
 class Rescored(Value):
@@ -32,6 +40,10 @@ class Rescored(Value):
     """Error of the reward function; empty if there was none."""
     metrics: dict[str, float] = {}
     """Further numbers that it gets now."""
+    parts: RewardedParts = RewardedParts()
+    """Rewards of its parts now."""
+    recorded_parts: RewardedParts = RewardedParts()
+    """Those that it had."""
 
     def differs(self) -> bool:
         """True if the rewards differ by more than rounding, or the reward function failed."""
@@ -64,6 +76,8 @@ async def rescore(
         now=None if now is None else float(now),
         error=error,
         metrics={} if now is None else dict(now.metrics),
+        parts=RewardedParts() if now is None else RewardedParts(spans=now.spans, places=dict(now.places)),
+        recorded_parts=RewardedParts(spans=event.spans, places=event.places),
     )
 
 

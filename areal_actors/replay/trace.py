@@ -19,6 +19,7 @@ from areal_actors.core.durable_files import atomic_write
 from areal_actors.core.errors import SetupError
 from areal_actors.core.foreign_text import escape_controls
 from areal_actors.display.sentences import count_of
+from areal_actors.reader.described_spans import describe_spans
 from areal_actors.reader.listing import output
 from areal_actors.reader.run import open_run
 from areal_actors.replay.episode_trace import CallTrace, EpisodeTrace, trace_episode
@@ -146,6 +147,7 @@ def call_facts(call: CallTrace) -> list[str]:
             if call.set_reward is not None and call.set_reward != call.reward
             else ""
         ),
+        describe_spans(call.spans, lambda start, end: "".join(part or "" for part in call.tokens[start:end])),
         f"{trained} of {len(call.trained)} tokens trained" if call.trained else "",
         call.untrained,
         f"continues {call.parent}" if call.parent else "",

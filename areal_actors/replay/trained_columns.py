@@ -21,7 +21,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.sequences.build import call_places, sequences_of, token_path
 from areal_actors.sequences.credit import Credit, sequence_ends
 from areal_actors.training import algorithms
-from areal_actors.training.algorithms.base import Algorithm, StepTokens
+from areal_actors.training.algorithms.base import Algorithm, StepTokens, refuse_unused_spans
 from areal_actors.training.step_columns import ArrayColumn, step_columns
 
 step_data: Any = LazyModule("areal_actors.training.step_data")
@@ -63,9 +63,9 @@ def trained_columns(batch: RecordedBatch, trajectories: Mapping[int, Trajectory]
     unknown = without_advantages(algorithm)
     if not unknown:
         try:
-            advantages = algorithm.advantages(
-                _step_of(algorithm, [sequence for _, _, sequence in rows], batch.event.step)
-            )
+            step = _step_of(algorithm, [sequence for _, _, sequence in rows], batch.event.step)
+            refuse_unused_spans(algorithm, step)
+            advantages = algorithm.advantages(step)
         except UntrainableBatch:
             pass
         except EngineError as error:

@@ -37,6 +37,7 @@ from areal_actors.rewards import MODEL, Reward, resolve_reward
 from areal_actors.rewards.judge.answer_store import ANSWERS
 from areal_actors.rewards.judge.settings import has_judge
 from areal_actors.sequences.step_metrics import batch_metrics
+from areal_actors.training.algorithms.base import refuse_unused_spans
 from areal_actors.training.step_data import reward_metrics, step_tokens
 
 EVENTS = {kind.subject: kind for kind in (RunStarted, RunResumed, *RECEIVED)}
@@ -287,7 +288,8 @@ async def _fold(
                 if reward is not None and has_judge(now.task.reward, now.task.reward_options):
                     answers = place.path / ANSWERS if place else file.with_name(f"{file.name}.{ANSWERS}")
                     tasks, bill = await rejudge(outputs, now, answers)
-                sides = RecordedBatches(was), RecordedBatches(now, reward=reward, tasks=tasks)
+                folder = place.path if place else None
+                sides = RecordedBatches(was), RecordedBatches(now, reward=reward, tasks=tasks, folder=folder)
             for side in sides:
                 await side.receive(envelope, message)
     if sides is None:
@@ -351,6 +353,7 @@ def _side(recorded: RecordedBatches) -> Side:
         if not side.without_advantages:
             try:
                 tokens = step_tokens(sequences, event.step)
+                refuse_unused_spans(algorithm, tokens)
                 advantages = algorithm.advantages(tokens)
                 metrics |= reward_metrics(sequences, tokens, advantages)
             except UntrainableBatch:

@@ -20,7 +20,7 @@ from areal_actors.core.errors import RecipeError
 from areal_actors.core.installed_parts import installed_parts, load_part
 from areal_actors.core.task_settings import WEIGHTED
 from areal_actors.rewards.answer_form import AnswerForm, Length
-from areal_actors.rewards.checks import Score, check_reward, check_score, task_name
+from areal_actors.rewards.checks import Score, check_score, task_name
 from areal_actors.rewards.composition import PARTS, weighted_reward
 from areal_actors.rewards.foreign_signatures import adapt
 from areal_actors.rewards.gsm8k import Gsm8k
@@ -28,6 +28,7 @@ from areal_actors.rewards.json_schema import JsonSchema
 from areal_actors.rewards.judge.settings import ModelJudge
 from areal_actors.rewards.math_equivalence import MathEquivalence
 from areal_actors.rewards.python_tests import PythonTests
+from areal_actors.rewards.spans import check_reward
 
 __all__ = [
     "Reward",

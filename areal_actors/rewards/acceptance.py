@@ -121,7 +121,13 @@ async def scored_episode(
 ) -> EpisodeScored | EpisodeAbandoned:
     """Returns the end of an episode whose output has this score: its reward, or that the recipe does not accept it."""
     scored = EpisodeScored(
-        work=work.work, session=work.session, reward=float(score), metrics=dict(score.metrics), output=work.output
+        work=work.work,
+        session=work.session,
+        reward=float(score),
+        metrics=dict(score.metrics),
+        output=work.output,
+        spans=score.spans,
+        places=dict(score.places),
     )
     if acceptance is None:
         return scored

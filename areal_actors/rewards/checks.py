@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Mapping
 from typing import Any, Self
 
 from areal_actors.core.errors import RecipeError, RewardError
-from areal_actors.core.scalars import HIGHEST_REWARD
+from areal_actors.core.span_rewards import SpanReward
+from areal_actors.rewards.spans import check_reward, read_call_rewards, read_spans
 
 
 class Score(float):
-    """A reward, with further numbers that the reward function reports by name."""
+    """A reward, with further numbers that the reward function reports by name, and rewards of parts of the episode."""
 
     metrics: Mapping[str, float]
+    spans: tuple[SpanReward, ...]
+    places: Mapping[str, float]
+    """Rewards of calls by their places among the trained calls."""
 
-    def __new__(cls, reward: float, metrics: Mapping[str, float] | None = None) -> Self:
+    def __new__(
+        cls,
+        reward: float,
+        metrics: Mapping[str, float] | None = None,
+        spans: tuple[SpanReward, ...] = (),
+        places: Mapping[str, float] | None = None,
+    ) -> Self:
         """Create the score."""
         score = super().__new__(cls, reward)
-        score.metrics = metrics or {}
+        score.metrics, score.spans, score.places = metrics or {}, spans, places or {}
         return score
+
+    def with_metrics(self, metrics: Mapping[str, float]) -> Score:
+        """Returns the score with these metrics in place of its own."""
+        return Score(float(self), metrics, self.spans, self.places)
 
 
 def check_score(value: object) -> Score:
     """Returns what a reward function returned, if it is valid.
 
-    That is a real number, or a mapping of names to real numbers, of which `reward` is the reward.
+    That is a real number, or a mapping of names to real numbers, of which `reward` is the reward. A list `spans` and a
+    mapping `calls` in it are rewards of parts of the episode (`rewards/spans.py`).
 
     Raises:
         RewardError: it is anything else; the message names it.
@@ -35,29 +49,15 @@ def check_score(value: object) -> Score:
         return Score(check_reward(value))
     if "reward" not in value:
         raise RewardError(f"a mapping of metrics must have `reward`, got {', '.join(map(repr, value)) or 'nothing'}")
+    spans, calls = value.get("spans"), value.get("calls")
+    parts = {"reward", *(["spans"] if isinstance(spans, list | tuple) else ())}
+    parts |= {"calls"} if isinstance(calls, Mapping) else set()
     return Score(
         check_reward(value["reward"]),
-        {str(name): check_reward(metric) for name, metric in value.items() if name != "reward"},
+        {str(name): check_reward(metric) for name, metric in value.items() if name not in parts},
+        read_spans(spans) if "spans" in parts else (),
+        read_call_rewards(calls) if isinstance(calls, Mapping) else {},
     )
-
-
-def check_reward(value: object) -> float:
-    """Returns the value as a float if it is a finite real number: int, float, bool, or a scalar of numpy or torch.
-
-    Raises:
-        RewardError: it is anything else, such as None, a text, NaN or an infinity; the message names it.
-    """
-    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-        raise RewardError(f"a reward must be a real number, got {_describe_value(value)}")
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise RewardError(f"a reward must be a real number, got {_describe_value(value)}") from error
-    if not math.isfinite(number):
-        raise RewardError(f"a reward must be finite, got {number}")
-    if abs(number) > HIGHEST_REWARD:
-        raise RewardError(f"a reward must be within ±{HIGHEST_REWARD:g}, got {number:g}; scale it")
-    return number
 
 
 def optional_package(module: str, reward: str, package: str) -> Any:
@@ -78,7 +78,3 @@ def optional_package(module: str, reward: str, package: str) -> Any:
 def task_name(task: Mapping[str, Any]) -> str:
     """Returns the name of a task in error messages: its id, or the beginning of its question."""
     return str(task.get("id") or f"{task.get('question', 'without id')!s:.60}")
-
-
-def _describe_value(value: object) -> str:
-    return "None" if value is None else f"{type(value).__name__} {value!r:.60}"

@@ -97,7 +97,7 @@ def weighted_reward(options: Mapping[str, Any], resolve: Resolve, prefix: str) -
     parts = [_read_part(name, table, resolve, prefix) for name, table in options.items()]
     ordered = list(_order_gates(parts))
 
-    def weigh(task: dict[str, Any], output: str) -> Mapping[str, float]:
+    def weigh(task: dict[str, Any], output: str) -> Mapping[str, Any]:
         """Returns the sum as `reward`, each reward by its name, and their own metrics.
 
         If one of them fails, so does the sum.
@@ -109,7 +109,10 @@ def weighted_reward(options: Mapping[str, Any], resolve: Resolve, prefix: str) -
             scores[part.name] = score if is_open else check_score({**score.metrics, "reward": 0.0})
         metrics = {metric: value for score in scores.values() for metric, value in score.metrics.items()}
         named = {name: float(score) for name, score in scores.items()}
-        return {**metrics, **named, "reward": sum(part.weight * scores[part.name] for part in parts)}
+        whole: dict[str, Any] = {**metrics, **named, "reward": sum(part.weight * scores[part.name] for part in parts)}
+        if spans := [span for score in scores.values() for span in score.spans]:
+            whole["spans"] = spans
+        return whole
 
     setattr(weigh, PARTS, [part.function for part in parts])
     return weigh

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from areal_actors.core.errors import ArealError
+from areal_actors.core.span_rewards import SpanReward
 from areal_actors.rewards import Reward, Score, check_score, resolve_reward
 from areal_actors.rewards.judge_usage import start_usage
 
@@ -56,6 +57,8 @@ class ScoreResult(msgspec.Struct, array_like=True):
     ends: bool = False
     """True if the coroutine blocked the event loop, so that the process ends with this result, or goes on in spite of
     its cancellation."""
+    spans: tuple[SpanReward, ...] = ()
+    places: dict[str, float] = {}
 
 
 def run_judges(connection: Connection, reward: str, root: Path, options: bytes, timeout_seconds: float) -> None:
@@ -140,6 +143,7 @@ class _Judges:
                     running.result() if not running.cancelled() else (Score(0.0), "was cancelled by its own code")
                 )
                 result.reward, result.metrics = float(score), {**usage.metrics(), **score.metrics}
+                result.spans, result.places = score.spans, dict(score.places)
         result.seconds = time.monotonic() - started
         self._send(result)
 

@@ -95,7 +95,8 @@ class RewardPool:
                 if error.is_named:
                     continue
                 return await self._score_alone(task_data, output)  # this score or one beside it ended the process
-            score = Score(result.reward, {**result.metrics, "judge_seconds": result.seconds})
+            metrics = {**result.metrics, "judge_seconds": result.seconds}
+            score = Score(result.reward, metrics, result.spans, result.places)
             return check_value(self.reward, task_data, score, result.failure)
 
     async def _score_alone(self, task_data: Mapping[str, Any], output: str) -> Score:

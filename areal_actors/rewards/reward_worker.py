@@ -76,9 +76,9 @@ class RewardWorker(Actor):
         """Returns the score, and the answers of judges that it follows from; raises RewardError."""
         if self.judges is None:
             return await self.scorer.score(work.work.task.data, work.output), ()
-        judged = await self.judges.judge(work.work, work.output, context)
+        judged = await self.judges.judge(work, context)
         score = await self.scorer.score(judged.task, work.output)
-        return Score(float(score), {**score.metrics, **judged.metrics}), judged.answers
+        return score.with_metrics({**score.metrics, **judged.metrics}), judged.answers
 
     async def stop(self) -> None:
         """End the scorer's processes, and the judges' connections."""

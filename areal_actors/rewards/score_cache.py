@@ -37,11 +37,11 @@ class ScoreCache:
             return None
         self._scores.move_to_end(key)
         unspent = {name: 0.0 for name in score.metrics if name.startswith(SPENT)}
-        return Score(float(score), {**score.metrics, **unspent, CACHED: 1.0})
+        return score.with_metrics({**score.metrics, **unspent, CACHED: 1.0})
 
     def put(self, key: bytes, score: Score) -> Score:
         """Keep a score; returns it with the metric `cached` = 0."""
         self._scores[key] = score
         if len(self._scores) > self.size:
             self._scores.popitem(last=False)
-        return Score(float(score), {**score.metrics, CACHED: 0.0})
+        return score.with_metrics({**score.metrics, CACHED: 0.0})

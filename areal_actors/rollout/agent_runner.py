@@ -8,9 +8,11 @@ from typing import Any, Protocol
 import msgspec
 
 from areal_actors.core.errors import AgentError, RewardError
+from areal_actors.core.span_rewards import SpanReward
 from areal_actors.core.values import Task
 from areal_actors.messages import EventLoopBlocked
 from areal_actors.rewards import check_reward
+from areal_actors.rewards.spans import read_spans
 from areal_bus.message import FrozenMeta
 
 LONGEST_OUTPUT = 1_000_000
@@ -25,6 +27,8 @@ class AgentResult(msgspec.Struct, metaclass=FrozenMeta):
     rewards: dict[str, float] = {}
     metrics: dict[str, float] = {}
     """Further numbers that the agent reports beside its reward."""
+    spans: tuple[SpanReward, ...] = ()
+    """Rewards of parts of completions."""
 
 
 class Cause(str):
@@ -84,7 +88,7 @@ def parse_result(name: str, returned: Any) -> AgentResult:
 
     Raises:
         AgentError: it is not text of at most `LONGEST_OUTPUT`, a finite number, finite numbers by interaction id, None,
-            or a mapping of `reward` or `rewards`, and `metrics`.
+            or a mapping of `reward` or `rewards`, and `metrics` or `spans`.
     """
     try:
         if returned is None:
@@ -96,25 +100,24 @@ def parse_result(name: str, returned: Any) -> AgentResult:
                 )
             return AgentResult(output=encodable(returned))
         if isinstance(returned, Mapping):
-            return (
-                _with_metrics(returned)
-                if isinstance(returned.get("metrics"), Mapping)
-                else AgentResult(rewards=_numbers(returned))
-            )
+            has_more = isinstance(returned.get("metrics"), Mapping) or isinstance(returned.get("spans"), list | tuple)
+            return _with_more(returned) if has_more else AgentResult(rewards=_numbers(returned))
         return AgentResult(reward=check_reward(returned))
     except RewardError as error:
         raise AgentError(f"agent {name} returned {encodable(f'{returned!r:.200}')}: {error}") from error
 
 
-def _with_metrics(returned: Mapping[str, Any]) -> AgentResult:
-    """Parse {"reward": number, "metrics": numbers} or {"rewards": numbers, "metrics": numbers}."""
-    kind = next((key for key in ("reward", "rewards") if set(returned) == {key, "metrics"}), "")
+def _with_more(returned: Mapping[str, Any]) -> AgentResult:
+    """Parse {"reward": number} or {"rewards": numbers}, with {"metrics": numbers} or {"spans": [...]} or both."""
+    kind = next((key for key in ("reward", "rewards") if set(returned) - {"metrics", "spans"} == {key}), "")
     if not kind or isinstance(returned[kind], Mapping) != (kind == "rewards"):
-        raise RewardError("`metrics` must stand beside one `reward`, a number, or `rewards`, numbers by interaction id")
-    metrics = _numbers(returned["metrics"])
+        raise RewardError(
+            "`metrics` and `spans` must stand beside one `reward`, a number, or `rewards`, numbers by interaction id"
+        )
+    metrics, spans = _numbers(returned.get("metrics", {})), read_spans(returned.get("spans", ()))
     if kind == "reward":
-        return AgentResult(reward=check_reward(returned[kind]), metrics=metrics)
-    return AgentResult(rewards=_numbers(returned[kind]), metrics=metrics)
+        return AgentResult(reward=check_reward(returned[kind]), metrics=metrics, spans=spans)
+    return AgentResult(rewards=_numbers(returned[kind]), metrics=metrics, spans=spans)
 
 
 def _numbers(values: Mapping[Any, Any]) -> dict[str, float]:

@@ -253,7 +253,12 @@ class RolloutWorker(Actor):
         if result.output is not None:
             return await self._score_text(ScoreEpisode(work=work, session=session, output=result.output), context)
         scored = EpisodeScored(
-            work=work, session=session, reward=result.reward, rewards=result.rewards, metrics=result.metrics
+            work=work,
+            session=session,
+            reward=result.reward,
+            rewards=result.rewards,
+            metrics=result.metrics,
+            spans=result.spans,
         )
         return await self._reject(work, result, session, context) or scored
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from areal_actors.core.errors import ArealError, SetupError
 from areal_actors.messages import JudgeCalibrated
+from areal_actors.processes.judge_models import model_outside_run
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards.judge.answer_store import ANSWERS, AnswerStore
 from areal_actors.rewards.judge.calibration import calibrate
 from areal_actors.rewards.judge.inquiry import Inquiry
-from areal_actors.rewards.judge.judge_client import UrlModel
 from areal_actors.rewards.judge.settings import judges_of
 
 
@@ -25,7 +25,7 @@ async def calibrate_judges(recipe: Recipe) -> list[JudgeCalibrated]:
     # beside the runs: a second check asks nothing again
     store = AnswerStore(file=Path(recipe.folder) / ANSWERS)
     for judge in judges:
-        inquiry = Inquiry(judge, UrlModel(judge), store, recipe.seed)
+        inquiry = Inquiry(judge, model_outside_run(recipe, judge), store, recipe.seed)
         try:
             event = await calibrate(inquiry)
         except ArealError as error:

@@ -17,6 +17,7 @@ from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import PROMPT_VERSION, ImageRef, Interaction, SequenceCall, TrainingSequence, Trajectory
 from areal_actors.sequences.credit import Credit, baseline_name, call_rewards, calls_without_credit, sequence_ends
 from areal_actors.sequences.named_rewards import named_call_rewards
+from areal_actors.sequences.span_credit import credited_spans, span_shares
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,6 +61,7 @@ def sequences_of(
     rewards = call_rewards(trajectory, credit)
     uncredited = calls_without_credit(trajectory, credit)
     named = named_call_rewards(trajectory, credit, last_trained(trajectory.interactions).id) if rewards else {}
+    shares, spans = span_shares(trajectory, credit), {call.id: call.spans for call in by_id.values() if call.spans}
     sequences: list[TrainingSequence] = []
     done = {call.id for call in trajectory.interactions if not call.trained}
     for end in sequence_ends(trajectory.interactions, credit.style):
@@ -80,6 +82,7 @@ def sequences_of(
                 fields_ignored=call.fields_ignored,
                 named_rewards=named.get(call.id, ()),
                 baseline=baselines.get(baseline_name(trajectory, call, credit)),
+                spans=credited_spans(call, start, end_of_call, shares, spans) if spans else (),
             )
             for call, start, end_of_call in call_places(path)
             if call.id not in context

@@ -296,7 +296,7 @@ def _word_boundary(text: str, before: int) -> int:
     return place if place > 0 else before
 
 
-class _IncrementalDecoder:
+class IncrementalDecoder:
     """Decodes tokens incrementally; emits complete characters only."""
 
     def __init__(self, tokenizer: ChatTokenizer, *, special: bool) -> None:
@@ -342,7 +342,7 @@ class TextStream:
         self._tokenizer = tokenizer
         self._stop = tuple(string for string in stop if string)
         self._hides = bool(self._stop) and not special
-        self._decoder = _IncrementalDecoder(tokenizer, special=special or self._hides)
+        self._decoder = IncrementalDecoder(tokenizer, special=special or self._hides)
         self._pending = ""
         """Text that was neither released nor omitted."""
         self._shown = bytearray()

@@ -20,7 +20,7 @@ from torch import Tensor
 from areal_actors.core.errors import ArealError, EngineError, UntrainableBatch
 from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import TrainingSequence
-from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, StepTokens
+from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, StepTokens, refuse_unused_spans
 from areal_actors.training.critic import Critic
 from areal_actors.training.optimization import Optimization
 from areal_actors.training.packing.scoring import TokenScorer, ValueScorer
@@ -184,6 +184,7 @@ class StepPipe:
             if cut:
                 columns["last_values"][cut] = self.values(ended)
         tokens = msgspec.structs.replace(tokens, **columns)
+        refuse_unused_spans(self._algorithm, tokens)
         advantages = self._algorithm.advantages(tokens)
         metrics = reward_metrics(sequences, tokens, advantages)
         if advantages.kept is not None:

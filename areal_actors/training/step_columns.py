@@ -13,6 +13,7 @@ from areal_actors.core.errors import EngineError, UntrainableBatch
 from areal_actors.core.values import PROMPT_VERSION, SequenceCall, TrainingSequence
 from areal_actors.sequences.episodes import calls_of, episode_key
 from areal_actors.training.algorithms.base import NamedColumn, StepTokens
+from areal_actors.training.span_columns import span_columns
 
 
 class ArrayColumn(np.ndarray[Any, Any]):
@@ -139,6 +140,7 @@ def step_columns(
         weight_version=weight_version,
         named_rewards=tuple(_named_columns([call for calls in own for call in calls], column)),
         baselines=_baseline_column([call for calls in own for call in calls], column),
+        spans=span_columns(sequences, own, column),
     )
 
 

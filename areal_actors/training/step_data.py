@@ -119,7 +119,7 @@ def drop_masked_tokens(
         return None if column is None else column[kept]
 
     names = ("sequences", "calls", "behaviour", "versions", "proximal", "reference", "values", "teacher", "rescored")
-    fewer = msgspec.structs.replace(tokens, **{name: of(getattr(tokens, name)) for name in names})
+    fewer = msgspec.structs.replace(tokens, spans=None, **{name: of(getattr(tokens, name)) for name in names})
     reduced = msgspec.structs.replace(
         advantages, tokens=advantages.tokens[kept], returns=of(advantages.returns), kept=None
     )

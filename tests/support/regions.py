@@ -47,6 +47,7 @@ TORCH_FREE = (
         "training.quantized_base.recipe_check",
         "training.recipe_check",
         "training.settings",
+        "training.span_columns",
         "training.step_columns",
     ),
     *(

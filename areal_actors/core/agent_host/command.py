@@ -24,6 +24,8 @@ PATIENCE_SECONDS = 1.0
 """Wait for the rest of a program's output after its exit; its children may hold the pipe open."""
 
 KINDS = {"output": (str,), "reward": (int, float), "rewards": (dict,)}
+BESIDE = {"metrics": dict, "spans": list}
+"""Fields beside a reward, or rewards."""
 REMEDY = 'print {"output": "…"}, {"reward": 1.0}, {"rewards": {"<interaction id>": 1.0}} or null as the last line'
 
 
@@ -93,6 +95,7 @@ def _result(line: str) -> Any:
     wanted = [key for key, kinds in KINDS.items() if isinstance(result.get(key), kinds)]
     if len(wanted) != 1 and result:
         raise AgentFault(f"printed `{line[:200]}`; {REMEDY}")
-    if wanted and wanted[0] != "output" and isinstance(result.get("metrics"), dict):
-        return {wanted[0]: result[wanted[0]], "metrics": result["metrics"]}
+    beside = {key: result[key] for key, kind in BESIDE.items() if isinstance(result.get(key), kind)}
+    if wanted and wanted[0] != "output" and beside:
+        return {wanted[0]: result[wanted[0]], **beside}
     return result[wanted[0]] if wanted else None

@@ -147,9 +147,9 @@ def _plain(returned: Any) -> Any:
         return returned
     try:
         if isinstance(returned, Mapping):
-            nested = isinstance(returned.get("metrics"), Mapping)
+            nested = any(isinstance(value, Mapping | list | tuple) for value in returned.values())
             read = _number_or_numbers if nested else _number
-            return {str(key): read(value) for key, value in returned.items()}
+            return {str(key): list(value) if key == "spans" else read(value) for key, value in returned.items()}
         return _number(returned)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise AgentFault(

@@ -46,6 +46,20 @@ class StartSessionRequest(RequestStruct):
     """False if nothing may be learned from the session: its conversation is not kept."""
 
 
+class SpanRequest(RequestStruct):
+    """A reward of a part of a completion, in `POST /rl/set_reward`: of a `text`, or of a range."""
+
+    reward: Annotated[float, msgspec.Meta(ge=-HIGHEST_REWARD, le=HIGHEST_REWARD)] | bool
+    text: str | None = None
+    """Every place where the completion has this text."""
+    start: int | None = None
+    """First character of the range, counted in the completion's text without special tokens."""
+    end: int | None = None
+    """End of the range, exclusive."""
+    name: str | None = None
+    """Name of the reward, by which a group's are compared; `span` if null."""
+
+
 class SetRewardRequest(RequestStruct):
     """`POST /rl/set_reward`."""
 
@@ -55,6 +69,8 @@ class SetRewardRequest(RequestStruct):
     """If null, the last completed interaction."""
     role: str | None = None
     """Name of the role in which the model answered (`task.baseline_over = "roles"`)."""
+    spans: list[SpanRequest] = []
+    """Rewards of parts of the completion, beside its own; they replace those set before."""
 
 
 class SelectTrainedRequest(RequestStruct):

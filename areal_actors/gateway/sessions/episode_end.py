@@ -6,11 +6,13 @@ It is a trajectory, an evaluation, or `EpisodeAbandoned` with a reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from areal_actors.core.errors import RewardError
 from areal_actors.core.values import Interaction, Trajectory
+from areal_actors.gateway.sessions.span_places import apply_spans, rewards_by_id
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.messages import (
     EpisodeAbandoned,
@@ -22,6 +24,7 @@ from areal_actors.messages import (
 )
 from areal_actors.messages.episode_ends import NO_CONSENT, UNREWARDED, UNUSED
 from areal_actors.sequences.build import apply_rewards
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 Ending = TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned
 EndingEvent = Ending | InteractionsRecorded
@@ -36,7 +39,13 @@ NO_REWARD_EXTERNAL = (
 )
 
 
-def outcome(session: Session, scored: EpisodeScored | None = None, *, served: bool = False) -> Ending:
+def outcome(
+    session: Session,
+    scored: EpisodeScored | None = None,
+    chat: ChatTokenizer | None = None,
+    *,
+    served: bool = False,
+) -> Ending:
     """The final event of a session's episode.
 
     Args:
@@ -44,15 +53,34 @@ def outcome(session: Session, scored: EpisodeScored | None = None, *, served: bo
             episode the engine's failure, whatever the agent returned.
         scored: its score; the rewards by interaction id override those of the session. None for an external agent's
             session.
+        chat: tokenizer of the model; None where no rewards of spans can be.
         served: the model is served and not trained: a session needs no reward, since feedback may come later.
     """
-    work = session.work
-    scored = scored or EpisodeScored(work=work, session=session.id)
-    by_id = {**session.rewards, **scored.rewards}
-    turns = apply_rewards(session.interactions(), scored.reward, by_id)
+    scored = scored or EpisodeScored(work=session.work, session=session.id)
     if abandoned := _abandoned_event(session):
         return abandoned
-    unknown = sorted(set(by_id) - {turn.id for turn in turns})
+    calls, by_id = session.interactions(), {**session.rewards, **scored.rewards}
+    try:
+        if calls and session.work.purpose == "train":  # rewards of parts are only trained
+            by_id = {**session.rewards, **rewards_by_id(scored.places, calls), **scored.rewards}
+            if chat is not None and (session.spans or scored.spans):
+                calls = list(apply_spans(apply_spans(calls, session.spans, chat), scored.spans, chat, scored.output))
+    except RewardError as error:
+        detail = f"the rewards of its parts are wrong: {error}"
+        return EpisodeAbandoned(work=session.work, reason="reward", detail=detail)
+    return _ending(session, scored, apply_rewards(calls, scored.reward, by_id), by_id, served=served)
+
+
+def _ending(
+    session: Session,
+    scored: EpisodeScored,
+    turns: Sequence[Interaction],
+    by_id: Mapping[str, float],
+    *,
+    served: bool,
+) -> Ending:
+    """Returns the end of an episode, given its calls with the rewards set for them."""
+    work, unknown = session.work, sorted(set(by_id) - {turn.id for turn in turns})
     no_reward = NO_REWARD_EXTERNAL if session.external else NO_REWARD
     if work.purpose == "evaluate" and not turns and not unknown and scored.reward is not None:
         return _evaluated_event(
@@ -74,7 +102,7 @@ def outcome(session: Session, scored: EpisodeScored | None = None, *, served: bo
         attempt=work.attempt,
         task=work.task.id,
         reward=final,
-        interactions=turns,
+        interactions=tuple(turns),
         metrics=dict(scored.metrics),
         ended_by=scored.ended_by,
         end_cause=scored.end_cause,

@@ -13,6 +13,7 @@ import msgspec
 
 from areal_actors.core.errors import SessionError
 from areal_actors.core.gateways import without_mark
+from areal_actors.core.span_rewards import SpanReward
 from areal_actors.core.values import Interaction, Trajectory
 from areal_actors.gateway.conversations.credit_links import NO_LINKS, CreditLinks
 from areal_actors.gateway.conversations.turns import CANCELLED, ConversationTurn
@@ -84,6 +85,8 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     """False if its conversation may not be kept: its user has not consented."""
     key: bytes = b""
     """Digest of its key, if another gateway started it, and only that is known here."""
+    spans: tuple[SpanReward, ...] = ()
+    """Rewards of parts of completions, set by the agent over HTTP."""
 
     @property
     def label(self) -> str:
@@ -168,10 +171,12 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         """Cause of the last request that failed in the engine and was not answered since; empty if there is none."""
         return next(reversed(self.unanswered.values()), "")
 
-    def set_reward(self, interaction: str, reward: float, now: float, role: str = "") -> Session:
+    def set_reward(
+        self, interaction: str, reward: float, now: float, role: str = "", spans: Sequence[SpanReward] = ()
+    ) -> Session:
         """Set a reward; an empty interaction id means the last completed one.
 
-        `role` names the call's role and all calls in it.
+        `role` names the call's role and all calls in it; `spans` replace those of the call.
 
         Raises:
             SessionError: there is no such interaction.
@@ -184,7 +189,11 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
                 f"session {self.id} has no completed interaction '{interaction}'; it has"
                 f" {', '.join(call_ids) or 'none'}"
             )
-        after = msgspec.structs.replace(self.transition("reward", now), rewards={**self.rewards, named: reward})
+        kept = [span for span in self.spans if span.call != named]
+        own = [msgspec.structs.replace(span, call=named) for span in spans]
+        after = msgspec.structs.replace(
+            self.transition("reward", now), rewards={**self.rewards, named: reward}, spans=(*kept, *own)
+        )
         return after.with_role(interactions[call_ids.index(named)].role, role) if role else after
 
     def with_role(self, before: str, role: str) -> Session:

@@ -69,7 +69,7 @@ async def calibrate(inquiry: Inquiry) -> JudgeCalibrated:
         agreement = agreement_of([finding.reward for finding in findings], [example.label for example in examples])
     return JudgeCalibrated(
         judge=judge.name,
-        model=judge.model,
+        model=judge.model or judge.place(),
         file=judge.calibration,
         measure=agreement.measure,
         agreement=agreement.value,

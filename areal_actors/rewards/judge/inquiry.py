@@ -116,8 +116,7 @@ class Inquiry:
             return await self._model.complete(prompt, form, seed)
 
     def _unavailable(self, error: CallFailed, after: str) -> JudgeUnavailable:
-        where = self.judge.url or "the run's own engines"
-        return JudgeUnavailable(f"judge {self.judge.name}: no answer of {where} after {after}: {error}")
+        return JudgeUnavailable(f"judge {self.judge.name}: no answer of {self.judge.place()} after {after}: {error}")
 
 
 def _count(calls: int) -> str:

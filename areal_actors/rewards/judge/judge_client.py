@@ -36,9 +36,13 @@ class JudgeReply(NamedTuple):
 class CallFailed(Exception):
     """Raised for a call without an answer; `is_final` if the same call cannot succeed."""
 
-    def __init__(self, reason: str, *, is_final: bool = False, wait_seconds: float | None = None) -> None:
+    def __init__(
+        self, reason: str, *, is_final: bool = False, wait_seconds: float | None = None, status: int = 0
+    ) -> None:
         super().__init__(reason)
         self.is_final = is_final
+        self.status = status
+        """Status of the server's answer; 0 without one."""
         self.wait_seconds = wait_seconds
         """Time for which the server, at its rate limit, asks; None if it does not limit the rate."""
 
@@ -61,9 +65,13 @@ class JudgeModel(Protocol):
 class UrlModel(JudgeModel):
     """A model behind the URL of a judge."""
 
+    refused_form = REFUSED_FORM
+    schema_options: Mapping[str, Any] = {}
+    """Further parts of the schema of an answer."""
+
     def __init__(self, judge: ModelJudge) -> None:
         """Connects with the first call."""
-        self.identity = judge.model
+        self.identity = self.served_name = judge.model
         self._judge = judge
         self._session: aiohttp.ClientSession | None = None
         self._structured = "json_schema" if judge.structured == "auto" else judge.structured
@@ -74,11 +82,12 @@ class UrlModel(JudgeModel):
         while True:
             structured = self._structured
             status, answer = await self._post(self._body(prompt, form, seed, structured))
-            if status in REFUSED_FORM and not self._is_form_known and structured != "off":
+            if status in self.refused_form and not self._is_form_known and structured != "off":
                 self._structured = "off"
                 continue
             if status != 200:
-                raise CallFailed(f"status {status}: {_message_of(answer)}", is_final=status not in PASSING)
+                reason = f"status {status}: {_message_of(answer)}"
+                raise CallFailed(reason, is_final=status not in PASSING, status=status)
             self._is_form_known = True
             return _reply_of(answer)
 
@@ -87,10 +96,14 @@ class UrlModel(JudgeModel):
         if self._session is not None:
             await self._session.close()
 
+    async def address(self) -> tuple[str, Mapping[str, str]]:
+        """Returns the base URL of the next call, and headers of this call alone; raises CallFailed."""
+        return self._judge.url, {}
+
     def _body(self, prompt: str, form: VerdictForm, seed: int, structured: str) -> dict[str, Any]:
         judge = self._judge
         body: dict[str, Any] = {
-            "model": judge.model,
+            "model": self.served_name,
             "messages": [{"role": "user", "content": prompt}],
             "temperature": judge.temperature,
             "max_tokens": judge.max_tokens,
@@ -98,7 +111,7 @@ class UrlModel(JudgeModel):
         if judge.temperature:
             body["seed"] = seed
         if structured == "json_schema":
-            named = {"name": "verdict", "schema": form.schema, "strict": True}
+            named = {"name": "verdict", "schema": {**form.schema, **self.schema_options}, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": named}
         elif structured == "json_object":
             body["response_format"] = {"type": "json_object"}
@@ -106,11 +119,12 @@ class UrlModel(JudgeModel):
 
     async def _post(self, body: Mapping[str, Any]) -> tuple[int, Any]:
         """Returns status and body of the answer; raises CallFailed without one, and at the server's rate limit."""
+        root, headers = await self.address()
         if self._session is None:
-            self._session = _open_session(self._judge)
-        url = f"{self._judge.url.rstrip('/')}/chat/completions"
+            self._session = _open_session(self._judge, is_local=urlsplit(root).hostname in LOOPBACK)
+        url = f"{root.rstrip('/')}/chat/completions"
         try:
-            async with self._session.post(url, json=body) as response:
+            async with self._session.post(url, json=body, headers=headers) as response:
                 text = await response.text()
                 if response.status == RATE_LIMITED:
                     wait = _wait_of(response.headers.get("Retry-After"))
@@ -126,13 +140,13 @@ class UrlModel(JudgeModel):
             raise CallFailed(f"{type(error).__name__}: {error}") from error
 
 
-def _open_session(judge: ModelJudge) -> aiohttp.ClientSession:
+def _open_session(judge: ModelJudge, *, is_local: bool) -> aiohttp.ClientSession:
     key = os.environ.get(judge.key_variable, "") if judge.key_variable else ""
     return aiohttp.ClientSession(
         headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=aiohttp.ClientTimeout(total=judge.call_seconds),
         connector=aiohttp.TCPConnector(limit=judge.concurrency),
-        trust_env=urlsplit(judge.url).hostname not in LOOPBACK,
+        trust_env=not is_local,
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 from areal_actors.core.errors import RewardError
-from areal_actors.messages import JudgeAnswer, RunEpisode
+from areal_actors.messages import JudgeAnswer, RunEpisode, ScoreEpisode
 from areal_actors.rewards.judge.answer_store import AnswerStore
 from areal_actors.rewards.judge.comparisons import Candidate, GroupComparisons, JudgeFinding, compare
 from areal_actors.rewards.judge.engine_model import HANDLING
@@ -19,6 +20,8 @@ from areal_actors.rewards.judge.settings import VERDICTS, ModelJudge
 from areal_actors.rewards.judge.verdict_forms import score_form
 from areal_actors.runtime.actor import Context
 
+SCORED: ContextVar[ScoreEpisode | None] = ContextVar("judge_scored", default=None)
+"""The answer that is judged, for models that need its session."""
 T = TypeVar("T")
 ModelOf = Callable[[ModelJudge], JudgeModel]
 
@@ -83,13 +86,15 @@ class JudgePanel:
             for judge in judges
         )
 
-    async def judge(self, work: RunEpisode, output: str, context: Context) -> Judged:
+    async def judge(self, scored: ScoreEpisode, context: Context) -> Judged:
         """Returns the verdicts about an answer.
 
         Raises:
             RewardError: a judge gives none; the message names it.
         """
         HANDLING.set(context)
+        SCORED.set(scored)
+        work, output = scored.work, scored.output
         findings = await asyncio.gather(*(self._ask(inquiry, work, output, context) for inquiry in self._inquiries))
         return self._collect_verdicts(work.task.data, findings)
 

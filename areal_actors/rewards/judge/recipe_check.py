@@ -13,7 +13,8 @@ import msgspec
 from areal_actors.core.actor_settings import ActorsSettings
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.layers import Key
-from areal_actors.core.problems import Problems, toml_value
+from areal_actors.core.policy_settings import PolicySettings
+from areal_actors.core.problems import Problems, nearest, toml_value
 from areal_actors.core.run_facts import RunFacts
 from areal_actors.core.task_settings import TaskSettings
 from areal_actors.rewards.judge.settings import ModelJudge, tables_of
@@ -22,6 +23,8 @@ from areal_actors.rewards.judge.verdict_forms import REASON
 OPTIONS: Key = ("task", "reward_options")
 HELD_OUT: Callable[[object], int] = attrgetter("evaluation.tasks")
 """Number of held-out tasks of a recipe."""
+POLICIES: Callable[[object], Mapping[str, PolicySettings]] = attrgetter("policies")
+"""Further models of a recipe."""
 
 
 def find_problems(task: TaskSettings, actors: ActorsSettings, recipe: object, facts: RunFacts) -> Problems:
@@ -37,11 +40,23 @@ def find_problems(task: TaskSettings, actors: ActorsSettings, recipe: object, fa
         if judge.name in names:
             yield key, f"found a second judge called {toml_value(judge.name)}; give it a `name`, or write `judge:NAME`"
         names.add(judge.name)
-        yield from _model(key, judge)
+        yield from _policy(key, judge, POLICIES(recipe)) if judge.policy else _model(key, judge)
         yield from _question(key, judge)
         yield from _calibration(key, judge)
         if judge.compares():
             yield from _comparison(key, judge, actors, HELD_OUT(recipe), facts)
+
+
+def _policy(key: Key, judge: ModelJudge, policies: Mapping[str, PolicySettings]) -> Problems:
+    """Yields what keeps a policy of the recipe from judging."""
+    for name in ("url", "model", "key_variable"):
+        if value := getattr(judge, name):
+            yield (*key, name), f"found {toml_value(value)} beside a `policy`, which is its own model; leave one out"
+    frozen = tuple(name for name, settings in policies.items() if settings.kind == "frozen")
+    if judge.policy not in frozen:
+        fault = f"found {toml_value(judge.policy)}, but [policies] has no frozen policy of this name"
+        remedy = nearest(judge.policy, frozen) if frozen else f'write `[policies.{judge.policy}]` with kind = "frozen"'
+        yield (*key, "policy"), f"{fault}; {remedy}"
 
 
 def _convert(table: Mapping[str, Any]) -> ModelJudge | None:
@@ -90,9 +105,9 @@ def _calibration(key: Key, judge: ModelJudge) -> Problems:
             (*key, "calibration"),
             f"found {toml_value(judge.calibration)}, but there is no such file (looked in {Path.cwd()})",
         )
-    if judge.calibration and not judge.url:
+    if judge.calibration and not (judge.url or judge.policy):
         fault = "found one, but the run's own engines judge only once the run has started"
-        yield (*key, "calibration"), f"{fault}; give the judge a `url`, or leave it out"
+        yield (*key, "calibration"), f"{fault}; give the judge a `url` or a `policy`, or leave it out"
     if judge.min_agreement and not judge.calibration:
         yield (
             (*key, "min_agreement"),

@@ -55,6 +55,8 @@ class ModelJudge(Config):
     """Name of the model at this server."""
     key_variable: str = ""
     """Environment variable with the server's API key."""
+    policy: str = ""
+    """Name of a frozen policy of `[policies]`, a checkpoint or another model, that judges in place of a `url`."""
     criteria: dict[str, Criterion | str] = {}
     """Criteria of a rubric: descriptions by name, or tables with `description` and `weight`. None: `quality`."""
     scale: PositiveInt = 10
@@ -133,6 +135,10 @@ class ModelJudge(Config):
             for name, entry in (self.criteria or OVERALL).items()
         }
 
+    def place(self) -> str:
+        """Returns where the model is asked, as errors name it."""
+        return self.url or (f"policy '{self.policy}'" if self.policy else "the run's own engines")
+
     def compares(self) -> bool:
         """Returns True if it needs the other answers of a group."""
         return self.method != "rubric"
@@ -167,7 +173,7 @@ def judges_of(reward: str, options: Mapping[str, Any]) -> dict[str, ModelJudge]:
 
 def asks_engines(reward: str, options: Mapping[str, Any]) -> bool:
     """Returns True if a judge of this reward is the run's own engines; raises as `judges_of`."""
-    return any(not judge.url for judge in judges_of(reward, options).values())
+    return any(not (judge.url or judge.policy) for judge in judges_of(reward, options).values())
 
 
 def has_judge(reward: str, options: Mapping[str, Any]) -> bool:

@@ -38,6 +38,35 @@ class NamedColumn(msgspec.Struct, frozen=True):
     """float64 `[calls]`: R_k(call), without its weight; NaN for episodes without such a reward."""
 
 
+class CreditPlace(msgspec.Struct, frozen=True):
+    """A place of trained tokens that the reward of a span credits."""
+
+    span: int
+    """Index of the span among those of the step."""
+    before: int
+    """First trained token of the call, counted in the step."""
+    start: int
+    """First trained token of the place."""
+    end: int
+    """End of its trained tokens, exclusive."""
+    share: float
+    """Factor of the credit."""
+    is_carried: bool
+    """True at calls before the one of the span."""
+
+
+class SpanColumns(msgspec.Struct, frozen=True):
+    """Rewards of spans of completions; each counts once, at however many places it is."""
+
+    names: tuple[str, ...]
+    """Name of each span."""
+    rewards: Tensor
+    """float64 `[spans]`."""
+    groups: Tensor
+    """int64 `[spans]`: spans with one number are compared: those of one group and name."""
+    places: tuple[CreditPlace, ...]
+
+
 class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
     """All trained tokens of a step, ordered by sequence and position, and all calls of its sequences.
 
@@ -87,6 +116,8 @@ class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
     """Rewards of which `rewards` is the weighted sum; empty if the recipe names none."""
     baselines: Tensor | None = None
     """float64 `[calls]`: role-wise baseline of each call; None if the batch has none for some of them."""
+    spans: SpanColumns | None = None
+    """Rewards of spans of completions; None if no episode of the step has one."""
 
 
 class Advantages(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +176,19 @@ class TokenLosses(msgspec.Struct, frozen=True, kw_only=True):
     """`[tokens]`, with gradient."""
     measures: dict[str, Tensor] = {}
     """`[tokens]` each, without gradient: reported as mean over trained tokens, or as maximum if named `…_max`."""
+
+
+def refuse_unused_spans(algorithm: Algorithm, step: StepTokens) -> None:
+    """Refuse rewards of spans that an algorithm would ignore.
+
+    Raises:
+        EngineError: there are some, and it has no use for them.
+    """
+    if step.spans is not None and not algorithm.takes_spans:
+        raise EngineError(
+            f"the reward returned rewards of spans ({', '.join(sorted(set(step.spans.names)))}), which"
+            f" {type(algorithm).__name__} does not use; return none, or take an algorithm such as grpo"
+        )
 
 
 class CriticSettings(Config):
@@ -220,6 +264,11 @@ class Algorithm(Config, tag_field="name"):
     @property
     def rewards_entropy(self) -> bool:
         """True if `loss` uses `Batch.entropy`."""
+        return False
+
+    @property
+    def takes_spans(self) -> bool:
+        """True if `advantages` uses `StepTokens.spans`; if False, episodes with such rewards end the run by name."""
         return False
 
     @property

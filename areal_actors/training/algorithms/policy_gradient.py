@@ -19,6 +19,7 @@ from areal_actors.training.algorithms.kl import Kl
 from areal_actors.training.algorithms.pieces import LossAggregation, call_shares, clipped_surrogate, estimate, ratio
 from areal_actors.training.algorithms.separate_rewards import compare_separately, summed_reward_metrics
 from areal_actors.training.algorithms.shaping import Shaping
+from areal_actors.training.algorithms.spans import Spans
 from areal_actors.training.algorithms.veto import Corrected, Veto
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ class PolicyGradient(Algorithm):
     correction: Veto = Veto()
     kl: Kl = Kl()
     shaping: Shaping = Shaping()
+    spans: Spans = Spans()
+
+    @property
+    def takes_spans(self) -> bool:
+        """True: tokens get the credits of `spans`."""
+        return True
 
     @property
     def rewards_entropy(self) -> bool:
@@ -117,8 +124,9 @@ class PolicyGradient(Algorithm):
     def finalize(self, step: StepTokens, advantages: Tensor) -> Advantages:
         """Returns token advantages, float64 `[tokens]`, in the precision of the step.
 
-        Normalized on request, then masked.
+        With the credits of spans, normalized on request, then masked.
         """
+        advantages = self.spans.credit(step, advantages, self.compare)
         over_step = self.normalize_advantages or self.reward_normalization == "separate"
         tokens = whiten(advantages, step.samples[step.calls]) if over_step else advantages
         if self.reward_normalization == "separate":  # not the rounding of the mean: a group without signal has 0
@@ -126,7 +134,9 @@ class PolicyGradient(Algorithm):
         kept = self.shaping.loss_mask(step)
         masked = {} if kept is None or not len(kept) else {"truncated_masked_frac": float((~kept).double().mean())}
         return Advantages(
-            tokens=tokens.to(step.behaviour.dtype), kept=kept, metrics={**self.kl.metrics(step), **masked}
+            tokens=tokens.to(step.behaviour.dtype),
+            kept=kept,
+            metrics={**self.kl.metrics(step), **self.spans.metrics(step), **masked},
         )
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
