@@ -97,7 +97,7 @@ class ServerStart:
 
     async def _answers(self) -> bool:
         try:
-            self._server.find_address()
+            await asyncio.to_thread(self._server.find_address)
             return await self.dialect.is_ready(self._server)
         except EngineUnavailable:
             return False

@@ -8,6 +8,7 @@ the next engine looks the address up again.
 
 from __future__ import annotations
 
+import filecmp
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from areal_actors.core.durable_files import PRIVATE_MODE, atomic_write
 from areal_actors.core.errors import EngineUnavailable, SetupError
 from areal_actors.generation.servers.server_process import OK, ServerClient, message_of
 
+MODEL_SUFFIXES = (".json", ".safetensors")
 MODELS_SECONDS = 60.0
 """Time limit of a server for the list of its adapters."""
 
@@ -46,7 +48,9 @@ class SharedServerClient(ServerClient):
     def __init__(self, name: str, file: Path, model: str) -> None:
         """`file` has its address, once it has been started; `model` is the folder that it must have loaded."""
         super().__init__(name, f"the address in {file}")
-        self._file, self._model = file, str(Path(model).resolve())
+        self._file = file
+        self._model = self._same_model = str(Path(model).resolve())
+        """Folder of the model, and the one in which the server has it."""
 
     def find_address(self) -> None:
         """Look the address up in the file.
@@ -61,9 +65,18 @@ class SharedServerClient(ServerClient):
             raise EngineUnavailable(f"{self.name} has not been started: {error}") from error
         if _start_of(found.pid) != found.began:
             raise EngineUnavailable(f"{self.name} at {found.url} has ended, and has not been started again")
-        if found.model != self._model:
-            raise SetupError(f"{self.name} at {found.url} has the model {found.model}, expected {self._model}")
+        if found.model != self._same_model:
+            self._refuse_other_model(found)
         self.url = found.url
+
+    def _refuse_other_model(self, found: ServerFile) -> None:
+        """Raises SetupError if the server's model differs from that of this policy, which may be a copy of it."""
+        own = Path(self._model)
+        names = sorted(file.name for file in own.iterdir() if file.suffix in MODEL_SUFFIXES)
+        if any(not _is_equal(own / name, Path(found.model, name)) for name in names):
+            fault = f"{self.name} at {found.url} has the model {found.model}, which differs from {own}"
+            raise SetupError(f'{fault}: give the policy the model of the run, or write engine = "own"')
+        self._same_model = found.model
 
 
 async def adapters_at(server: ServerClient, prefix: str) -> list[str]:
@@ -76,6 +89,10 @@ async def adapters_at(server: ServerClient, prefix: str) -> list[str]:
     if status != OK:
         raise EngineUnavailable(f"{server.name} at {server.url} lists no adapters ({status}): {message_of(answer)}")
     return [model["id"] for model in answer["data"] if model["id"].startswith(prefix)]
+
+
+def _is_equal(file: Path, other: Path) -> bool:
+    return other.is_file() and filecmp.cmp(file, other, shallow=False)
 
 
 def _start_of(pid: int) -> float:
