@@ -132,7 +132,7 @@ class ServerClient:
         self._session: aiohttp.ClientSession | None = None
 
     def find_address(self) -> None:
-        """Look the address up, if it is not known from the start; raises EngineUnavailable if there is none yet."""
+        """Look up the address of a server with another owner; raises EngineUnavailable if there is none yet."""
 
     async def post(self, path: str, body: Mapping[str, Any], seconds: float | None = ADMIN_SECONDS) -> tuple[int, Any]:
         """Send JSON; returns status and decoded answer (its text, where that is not JSON).
