@@ -15,6 +15,7 @@ from support.samples import published
 from support.tiny_engine import random_qwen, save
 from test_inference_server import ASKED, WORKER, Serving
 from test_policies import recipe_with
+from test_server_adapters import random_adapter
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, RecipeError, SetupError
 from areal_actors.core.values import WeightsLocation
@@ -152,6 +153,21 @@ async def test_a_shared_server_keeps_its_model(tmp_path: Path, model: str) -> No
         await channel.prepare(WeightsLocation(folder=other, checksum="0", model=model))
     base = WeightsLocation(folder=model, checksum="0", model=model)
     assert await channel.load(base, 0, await channel.prepare(base), "") == ""
+
+
+async def test_an_adapter_of_the_run_is_taken_by_a_policy_with_a_copy_of_its_model(tmp_path: Path, model: str) -> None:
+    """As by one of past versions."""
+    copy, other = str(shutil.copytree(model, tmp_path / "copy")), save(random_qwen(0), tmp_path / "other")
+    write_address(tmp_path / "address.json", "http://127.0.0.1:1", model, os.getpid())
+    client = client_of(tmp_path / "address.json", copy)
+    client.find_address()
+    shared = SharedServer(tmp_path / "address.json", AdapterRoom(4, (), 2), "past")
+    place = EnginePlace(shared=shared, adapter_rank=4)
+    channel = WeightChannel(DIALECTS["sglang"](), client, copy, GenerationSettings(engine="sglang"), place)
+    for base in (model, copy):
+        await channel.prepare(random_adapter(tmp_path / f"of-{Path(base).name}", base, 1)[1])
+    with pytest.raises(EngineError, match=r"belongs to .*other, but this server has"):
+        await channel.prepare(random_adapter(tmp_path / "of-other", other, 1)[1])
 
 
 class OwnedServing(Serving):

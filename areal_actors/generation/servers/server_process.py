@@ -134,6 +134,10 @@ class ServerClient:
     def find_address(self) -> None:
         """Look up the address of a server with another owner; raises EngineUnavailable if there is none yet."""
 
+    def has_copy(self, model: str) -> bool:  # noqa: ARG002 - only a server with another owner has
+        """Returns True if the server was started with this model folder, of which that of the engine is a copy."""
+        return False
+
     async def post(self, path: str, body: Mapping[str, Any], seconds: float | None = ADMIN_SECONDS) -> tuple[int, Any]:
         """Send JSON; returns status and decoded answer (its text, where that is not JSON).
 

@@ -69,6 +69,10 @@ class SharedServerClient(ServerClient):
             self._refuse_other_model(found)
         self.url = found.url
 
+    def has_copy(self, model: str) -> bool:
+        """Returns True if the server was started with this model folder; as far as its address has been found."""
+        return str(Path(model).resolve()) == self._same_model
+
     def _refuse_other_model(self, found: ServerFile) -> None:
         """Raises SetupError if the server's model differs from that of this policy, which may be a copy of it."""
         own = Path(self._model)

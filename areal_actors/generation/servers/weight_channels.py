@@ -86,9 +86,9 @@ class WeightChannel:
             EngineError: the folder is incomplete, the checksum differs, or the tensors do not fit the model.
         """
         if holds_adapter(location.folder):
-            await asyncio.to_thread(
-                verify_adapter, location, self._shapes, self._model_folder, self._place.adapter_rank
-            )
+            base = location.base or location.model
+            folder = base if self._server.has_copy(base) else self._model_folder
+            await asyncio.to_thread(verify_adapter, location, self._shapes, folder, self._place.adapter_rank)
             return None
         if self._place.shared is not None:
             self._refuse_other_model(location)
