@@ -9,6 +9,7 @@ import msgspec
 from areal_actors.core.config import Config, PositiveFloat, PositiveInt
 
 PolicyName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=32)]
+PolicyEngine = Literal["own", "shared"]
 PolicyKind = Literal["trained", "frozen", "past", "remote"]
 METRIC = "metric:"
 """Before the name of the metric of an episode that is a policy's reward."""
@@ -25,6 +26,9 @@ class PolicySettings(Config):
     negative, as in a game of two, or `metric:NAME` for a metric of the episode's reward."""
     model: str = ""
     """Its model, as in `model` of the recipe; empty for the recipe's."""
+    engine: PolicyEngine = "own"
+    """`own` starts engines for this policy; `shared` loads its adapters into the servers of the recipe's own policy,
+    beside those of that policy: for `trainer.lora` with SGLang or vLLM."""
     settings: dict[str, Any] = {}
     """Changes to the recipe for this policy, as in `settings.trainer.optimizer.lr = 1e-4`."""
     start_seconds: PositiveFloat = 300.0
@@ -44,6 +48,10 @@ class PolicySettings(Config):
     def has_processes(self) -> bool:
         """Returns True if this run starts processes for it."""
         return self.kind != "remote"
+
+    def shares_engine(self) -> bool:
+        """Returns True if it is sampled by the servers of the recipe's own policy."""
+        return self.engine == "shared"
 
 
 class PolicyRole(Config):

@@ -65,6 +65,33 @@ class TokenChunk(Value):
     """`stop` or `length` in the last chunk, empty before."""
 
 
+class AdapterRoom(NamedTuple):
+    """Room of a server for adapters."""
+
+    rank: int = 0
+    """Largest rank of an adapter; 0 if it is given whole models."""
+    targets: tuple[str, ...] = ()
+    """Names of the layers that adapters change, such as `q_proj`; empty for the linear layers of the blocks."""
+    policies: int = 1
+    """Policies that use the server at once, each under an adapter of its own."""
+
+
+class SharedServer(NamedTuple):
+    """A server that several policies use at once."""
+
+    address: Path
+    """File with its address: written by the worker that owns it, read by those of the other policies."""
+    room: AdapterRoom
+    """For the adapters of all of them."""
+    policy: str = ""
+    """Policy that uses it beside its owner; empty for the owner."""
+
+    @property
+    def prefix(self) -> str:
+        """Begin of the names of this policy's adapters at the server; those of the owner begin with `v`."""
+        return f"policy-{self.policy}." if self.policy else ""
+
+
 class EnginePlace(NamedTuple):
     """Worker and surroundings of an engine."""
 
@@ -87,6 +114,18 @@ class EnginePlace(NamedTuple):
     routes: Literal["auto", "on", "off"] = "off"
     """Reports the experts of each position (`trainer.routing_replay`) if the model is a mixture of them; `on`: it must
     be able to."""
+    shared: SharedServer | None = None
+    """The server, if other policies use it too."""
+
+    @property
+    def adapter_room(self) -> AdapterRoom:
+        """Room that a server needs for adapters."""
+        return self.shared.room if self.shared else AdapterRoom(self.adapter_rank, self.adapter_targets)
+
+    @property
+    def is_guest(self) -> bool:
+        """True if the worker of another run owns the server."""
+        return self.shared is not None and bool(self.shared.policy)
 
     @property
     def number(self) -> int:

@@ -47,3 +47,9 @@ def starting_phase(engine: GenerationEngine | None) -> str:
     """Returns what an engine that is a server does while it starts; empty once it is ready, and for other engines."""
     phase: Callable[[], str] = getattr(engine, "phase", str)
     return phase()
+
+
+def end_of_shared_server(engine: GenerationEngine) -> str:
+    """Returns how the server of an engine has ended, if other policies use it; empty while it runs, and elsewhere."""
+    describe: Callable[[], str] = getattr(engine, "describe_end", str)
+    return describe()

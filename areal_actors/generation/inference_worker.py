@@ -29,7 +29,13 @@ from areal_actors.generation.engine import (
     refuse_unable,
 )
 from areal_actors.generation.engine_load import LoadReporter, ThroughputReporter
-from areal_actors.generation.engine_reports import LoadReport, report_loaded, split_routes, starting_phase
+from areal_actors.generation.engine_reports import (
+    LoadReport,
+    end_of_shared_server,
+    report_loaded,
+    split_routes,
+    starting_phase,
+)
 from areal_actors.generation.stream_pace import pace_chunks
 from areal_actors.messages import (
     EngineInexact,
@@ -295,9 +301,12 @@ class InferenceWorker(Actor):
         return PromptImages(images, folder)
 
     @on
-    def tick(self, _: Tick, context: Context) -> Iterator[Throughput | EngineStarting | EngineLoad]:
+    def tick(self, _: Tick, context: Context) -> Iterator[Throughput | EngineStarting | EngineLoad | EngineLost]:
         since, self.last_tick = self.last_tick or context.now, context.now
         if self.engine is None:
+            return
+        if self.serving.is_set() and (end := end_of_shared_server(self.engine)):
+            yield from self._report_lost_engine(self.engine, EngineUnavailable(end))
             return
         if phase := starting_phase(self.engine):
             self.starting_since = self.starting_since or context.now

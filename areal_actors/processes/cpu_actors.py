@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from areal_actors.core.devices import memory_fraction
 from areal_actors.core.gateways import GatewayShare
 from areal_actors.core.lazy import LazyModule
 from areal_actors.core.task_settings import TaskSettings
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
-from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.engines import describe_engine
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.metrics.episode_log import EpisodeLog
 from areal_actors.metrics.metrics_file import Metrics
+from areal_actors.processes.engine_place import engine_place
 from areal_actors.processes.fold_actors import FOLDS, BuildContext, Builder
 from areal_actors.processes.remote_environment import gateway_files, pullers_of
 from areal_actors.recipe.mixture import source_recipes
@@ -195,13 +194,7 @@ def acceptance_of(task: TaskSettings) -> acceptance.Acceptance | None:
 
 def _inference_worker(context: BuildContext) -> Actor:
     recipe, run_folder = context.recipe, context.folder.path
-    temperature = None if recipe.gateway.temperature_policy == "as_asked" else recipe.sampling.temperature
-    place = EnginePlace(worker=context.instance, logs=run_folder / "logs", temperature=temperature)
-    adapted = recipe.staleness_gate.max_concurrent == "auto"
-    place = place._replace(seed=recipe.seed + place.number, memory_fraction=memory_fraction(), watches_usage=adapted)
-    place = place._replace(routes="off" if recipe.is_served() else recipe.trainer.routing_replay)
-    if (lora := recipe.trainer.lora) is not None and lora.published == "adapter":
-        place = place._replace(adapter_rank=lora.rank, adapter_targets=lora.targets)
+    place = engine_place(recipe, context.folder, context.instance)
     locate, pull_images = pullers_of(context.folder, context.instance)
     make = named.engine_factory(recipe.engine_settings(), Path.cwd(), place)
     is_server = describe_engine(recipe.generation.engine).is_server
@@ -216,7 +209,7 @@ def _inference_worker(context: BuildContext) -> Actor:
         load_seconds=recipe.watchdog.load_seconds,
         start_seconds=recipe.generation.server.start_seconds if is_server else 0.0,
         run_folder=run_folder,
-        reports_load=adapted,
+        reports_load=place.watches_usage,
         locate=locate,
         pull_images=pull_images,
     )

@@ -84,6 +84,7 @@ def _sleep(recipe: Recipe, cuda: CudaDevices) -> Literal["auto", "on", "off"]:
     trainer, workers = _assign_devices(recipe, cuda)
     shared = not {device for devices in workers for device in devices}.isdisjoint(trainer)
     able = describe_engine(recipe.generation.engine).can_sleep and recipe.staleness_gate.max_staleness == 0
+    able = able and not recipe.has_shared_engine()  # other policies sample during the step
     return "on" if shared and able else "off"
 
 
@@ -166,7 +167,7 @@ def _trains_here(recipe: Recipe) -> bool:
 
 def _generates_here(recipe: Recipe) -> bool:
     generation = recipe.generation
-    on_device = generation.device != "cpu" and not generation.server.urls
+    on_device = generation.device != "cpu" and not generation.server.urls and not recipe.shares_engine()
     computes = bool(recipe.actors.inference_worker.count) and describe_engine(generation.engine).has_model
     return computes and on_device
 

@@ -123,15 +123,17 @@ def _other_models(recipe: Recipe) -> Iterator[tuple[str, str]]:
 def _describe_policy(recipe: Recipe, policy: PolicySettings) -> str:
     """Returns what answers the calls of another policy, and what it is trained on."""
     model = policy.model or recipe.model
+    engine = ", by the servers of this run under adapters of its own" if policy.shares_engine() else ""
     match policy.kind:
         case "remote":
             return f"answered by {policy.url}"
         case "past":
-            return f"one of the last {policy.keep_versions} of every {policy.every_versions}th version of the model"
+            versions = f"every {policy.every_versions}th version of the model"
+            return f"one of the last {policy.keep_versions} of {versions}{engine}"
         case "frozen":
-            return f"from {model}, not trained"
+            return f"from {model}, not trained{', by the servers of this run' if engine else ''}"
         case "trained":
-            return f"from {model}, trained beside it by its own processes; reward: {policy.reward}"
+            return f"from {model}, trained beside it by its own processes{engine}; reward: {policy.reward}"
 
 
 def _name_model(model: str) -> str:

@@ -149,6 +149,14 @@ class Recipe(Config):
         """Returns the number of groups that run at once at most."""
         return self.staleness_gate.most_concurrent(self.trainer.batch_size)
 
+    def shares_engine(self) -> bool:
+        """Returns True for a run of a policy that is sampled by the servers of the run that calls it."""
+        return self.policy is not None and self.policy.settings.shares_engine()
+
+    def has_shared_engine(self) -> bool:
+        """Returns True if other policies are sampled by the servers of this run."""
+        return any(policy.shares_engine() for policy in self.policies.values())
+
     def engine_settings(self) -> GenerationSettings:
         """Returns `[generation]` for inference workers.
 

@@ -14,6 +14,7 @@ from areal_actors.core.free_ports import find_free_ports
 from areal_actors.core.values import SamplingParams
 from areal_actors.generation.engine import EnginePlace, PromptImages
 from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, interpreter
+from areal_actors.generation.servers.shared_server import SharedServerClient, write_address
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.weights.sending import Bucket
 
@@ -149,8 +150,10 @@ class ServerDialect(Protocol):
         """
         ...
 
-    async def load_adapter(self, server: ServerClient, folder: str, name: str, replaced: str, seconds: float) -> None:
-        """Load an adapter under a new name and unload the one that it replaces, if any; nothing is being sampled.
+    async def load_adapter(
+        self, server: ServerClient, folder: str, name: str, replaced: Sequence[str], seconds: float
+    ) -> None:
+        """Load an adapter under a new name and unload those that it replaces; under them nothing is being sampled.
 
         Raises:
             EngineUnavailable: the server refused it or is gone.
@@ -217,18 +220,23 @@ class ServerDialect(Protocol):
 def server_of(
     dialect: ServerDialect, model_folder: str, settings: GenerationSettings, place: EnginePlace
 ) -> ServerClient:
-    """Returns a client of the worker's server, which is started unless it was started elsewhere.
+    """Returns a client of the worker's server, which is started unless it was started elsewhere or has another owner.
 
     Raises:
         SetupError: there is no interpreter with the server's package.
     """
     if urls := settings.server.urls:
         return ServerClient(dialect.title, urls[place.number % len(urls)])
+    if (shared := place.shared) is not None and place.is_guest:
+        return SharedServerClient(dialect.title, shared.address, model_folder)
     port = find_free_ports()
     python = interpreter(dialect.name, settings.server, Path.cwd())
     command, environment = dialect.command(python, model_folder, settings, place, port)
     process = ServerProcess(dialect.title, command, environment, place.logs / f"{dialect.name}-{place.number}.log")
-    return ServerClient(dialect.title, f"http://127.0.0.1:{port}", process)
+    url = f"http://127.0.0.1:{port}"
+    if shared is not None:
+        write_address(shared.address, url, model_folder, process.pid)
+    return ServerClient(dialect.title, url, process)
 
 
 def adapter_lost(error: Exception, adapter: str) -> Exception:

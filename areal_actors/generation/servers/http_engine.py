@@ -70,7 +70,8 @@ class HttpEngine:
         self._server = server_of(dialect, model_folder, settings, place)
         self._channel = WeightChannel(dialect, self._server, model_folder, settings, place)
         self._watch = UsageWatch(dialect, self._server)
-        self._start = ServerStart(dialect, self._server, settings.server.start_seconds, place.worker)
+        client = f"{place.shared.prefix if place.shared else ''}{place.worker}"
+        self._start = ServerStart(dialect, self._server, settings.server.start_seconds, client)
         self._closed = False
         self._adapter = ""
         """Name of the adapter that samples; empty for the model itself."""
@@ -279,6 +280,14 @@ class HttpEngine:
     def phase(self) -> str:
         """Returns what the server does while it starts, with the last line of its output; empty once it is ready."""
         return self._start.phase()
+
+    def describe_end(self) -> str:
+        """Returns how a server that other policies use has ended, with the end of its output; empty while it runs.
+
+        They cannot start it again, and this engine might send no request by which it would notice.
+        """
+        process = self._server.process
+        return process.describe_end() if process is not None and self.place.shared is not None else ""
 
     async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
         """Verify the files while decoding continues, end or await all segments, load, and continue the completions.

@@ -70,6 +70,11 @@ class ServerProcess:
             raise SetupError(f"cannot start {name}: {error}") from error
         logger.info("started a server", server=name, command=" ".join(command), log=str(log), pid=self._guard.pid)
 
+    @property
+    def pid(self) -> int:
+        """Process id of the server's guard, which lives as long as the server."""
+        return self._guard.pid
+
     def describe_end(self) -> str:
         """Returns how the server ended, with the end of its output; empty while it runs."""
         status = self._poll()
@@ -125,6 +130,13 @@ class ServerClient:
     def __init__(self, name: str, url: str, process: ServerProcess | None = None) -> None:
         self.name, self.url, self.process = name, url.rstrip("/"), process
         self._session: aiohttp.ClientSession | None = None
+
+    def find_address(self) -> None:
+        """Look up the address of a server with another owner; raises EngineUnavailable if there is none yet."""
+
+    def has_copy(self, model: str) -> bool:  # noqa: ARG002 - only a server with another owner has
+        """Returns True if the server was started with this model folder, of which that of the engine is a copy."""
+        return False
 
     async def post(self, path: str, body: Mapping[str, Any], seconds: float | None = ADMIN_SECONDS) -> tuple[int, Any]:
         """Send JSON; returns status and decoded answer (its text, where that is not JSON).

@@ -97,6 +97,7 @@ class ServerStart:
 
     async def _answers(self) -> bool:
         try:
+            await asyncio.to_thread(self._server.find_address)
             return await self.dialect.is_ready(self._server)
         except EngineUnavailable:
             return False

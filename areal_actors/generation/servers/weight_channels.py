@@ -26,6 +26,7 @@ from areal_actors.generation.engine import Arrival, EnginePlace
 from areal_actors.generation.servers.dialect import Group, ServerDialect, on_cpu, own_address
 from areal_actors.generation.servers.sender_process import SenderProcess
 from areal_actors.generation.servers.server_process import ServerClient
+from areal_actors.generation.servers.shared_server import adapters_at
 from areal_actors.generation.settings import GenerationSettings, is_here
 from areal_actors.weights.folders import holds_adapter
 from areal_actors.weights.sending import Bucket, Held, Join, Prepare, PreparedVersion, Send, Share, Shared
@@ -85,9 +86,12 @@ class WeightChannel:
             EngineError: the folder is incomplete, the checksum differs, or the tensors do not fit the model.
         """
         if holds_adapter(location.folder):
-            await asyncio.to_thread(
-                verify_adapter, location, self._shapes, self._model_folder, self._place.adapter_rank
-            )
+            base = location.base or location.model
+            folder = base if self._server.has_copy(base) else self._model_folder
+            await asyncio.to_thread(verify_adapter, location, self._shapes, folder, self._place.adapter_rank)
+            return None
+        if self._place.shared is not None:
+            self._refuse_other_model(location)
             return None
         await asyncio.to_thread(verify_weights, location, self._shapes)
         if self._settings.weights == "folder":
@@ -129,10 +133,16 @@ class WeightChannel:
         if holds_adapter(location.folder):
             # A name that this server has never had: one engine may load a version again, and another one at the same
             # server.
+            shared, names = self._place.shared, [replaced] if replaced else []
             adapter = f"v{weight_version}.{self._life}.{next(self._numbers)}"
-            await self._dialect.load_adapter(self._server, str(Path(location.folder)), adapter, replaced, LOAD_SECONDS)
+            if shared is not None and shared.policy:  # a killed worker of the policy leaves its adapter at the server
+                adapter, names = f"{shared.prefix}{adapter}", await adapters_at(self._server, shared.prefix)
+            await self._dialect.load_adapter(self._server, str(Path(location.folder)), adapter, names, LOAD_SECONDS)
             self.arrival = Arrival("adapter", location.checksum)
             return adapter
+        if self._place.shared is not None:
+            self.arrival = Arrival("folder", location.checksum)
+            return ""
         failure = prepared
         if isinstance(prepared, PreparedVersion):
             try:
@@ -144,6 +154,12 @@ class WeightChannel:
                 return ""
         await self._load_folder(location, weight_version, failure)
         return ""
+
+    def _refuse_other_model(self, location: WeightsLocation) -> None:
+        """Raises EngineError for a whole model that is not the one with which a server of several policies started."""
+        if Path(location.folder).resolve() != Path(self._model_folder).resolve():
+            kept = f"policies share the server, which keeps {self._model_folder}"
+            raise EngineError(f"the weights in {location.folder} are a whole model, but {kept}: publish adapters")
 
     async def close(self) -> None:
         """End the sender."""

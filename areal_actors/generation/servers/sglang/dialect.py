@@ -54,8 +54,10 @@ LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 """Layers that an adapter may change if its recipe names none; SGLang's `all` also takes embedding and head."""
 RELEASED = ["kv_cache", "weights"]
 """Memory that is released during an optimizer step; CUDA graphs stay."""
-ADAPTERS = 2
-"""Adapters that the server has room for: requests without one, as the first of a server, count as one."""
+WITHOUT_ADAPTER = 1
+"""Requests without an adapter, as the first of a server, count as those of one."""
+KEPT_ADAPTERS = 2
+"""Adapters of a policy that a server keeps: the one that samples, and one that a killed worker left."""
 
 
 class SGLang:
@@ -104,7 +106,7 @@ class SGLang:
             **({"mem-fraction-static": place.memory_fraction} if place.memory_fraction < 1 else {}),
             **_sleep_flags(settings, place),
         }
-        on_gpu = [str(WITH_ADAPTERS)] if place.adapter_rank else ["-m", "sglang.launch_server"]
+        on_gpu = [str(WITH_ADAPTERS)] if place.adapter_room.rank else ["-m", "sglang.launch_server"]
         on_gpu = [str(WITH_CHANNELS)] if settings.server.weights != "folder" else on_gpu
         program = [python, *([str(ON_CPU)] if cpu_only else on_gpu)]
         routes = place.routes != "off" and route_shape_of(model_folder) is not None
@@ -226,12 +228,14 @@ class SGLang:
                 f"SGLang at {server.url} did not drop its prefix cache {purpose} ({status}): {message_of(answer)}"
             )
 
-    async def load_adapter(self, server: ServerClient, folder: str, name: str, replaced: str, seconds: float) -> None:
-        """Load an adapter under a new name and unload the one that it replaces.
+    async def load_adapter(
+        self, server: ServerClient, folder: str, name: str, replaced: Sequence[str], seconds: float
+    ) -> None:
+        """Load an adapter under a new name and unload those that it replaces.
 
         Each adapter has a prefix cache of its own.
         """
-        steps = [("/unload_lora_adapter", {"lora_name": replaced})] if replaced else []
+        steps = [("/unload_lora_adapter", {"lora_name": one}) for one in replaced]
         for path, body in (*steps, ("/load_lora_adapter", {"lora_name": name, "lora_path": folder})):
             status, answer = await server.post(path, body, seconds=seconds)
             if status != OK or not answer.get("success"):
@@ -322,19 +326,19 @@ def _part_body(weight_version: int) -> dict[str, Any]:
 def _sleep_flags(settings: GenerationSettings, place: EnginePlace) -> dict[str, Any]:
     if settings.sleep != "on":
         return {}
-    kept = place.adapter_rank or settings.server.weights == "delta"  # other versions are not whole
+    kept = place.adapter_room.rank or settings.server.weights == "delta"  # other versions are not whole
     return {"enable-memory-saver": True, **({"enable-weights-cpu-backup": True} if kept else {})}
 
 
 def _adapter_flags(place: EnginePlace, *, cpu_only: bool) -> dict[str, Any]:
-    if not place.adapter_rank:
+    if not (room := place.adapter_room).rank:
         return {}
     return {
         "enable-lora": True,
-        "max-lora-rank": place.adapter_rank,
-        "lora-target-modules": list(place.adapter_targets or LINEAR_LAYERS),
-        "max-loras-per-batch": ADAPTERS,
-        "max-loaded-loras": ADAPTERS,
+        "max-lora-rank": room.rank,
+        "lora-target-modules": list(room.targets or LINEAR_LAYERS),
+        "max-loras-per-batch": room.policies + WITHOUT_ADAPTER,
+        "max-loaded-loras": room.policies * KEPT_ADAPTERS,
         **({"lora-backend": "torch_native"} if cpu_only else {}),
     }
 

@@ -14,7 +14,7 @@ import msgspec
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTransferFailed
 from areal_actors.core.values import Constraint
-from areal_actors.generation.engine import NO_SLEEP, EnginePlace
+from areal_actors.generation.engine import NO_SLEEP, AdapterRoom, EnginePlace
 from areal_actors.generation.servers.dialect import (
     USAGE_SECONDS,
     Group,
@@ -40,6 +40,8 @@ from areal_actors.weights.sending import Bucket
 MODEL = "model"
 """Name of the model in requests."""
 CONSTRAINTS = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
+KEPT_ADAPTERS = 2
+"""Adapters of a policy that a server keeps: the one that samples, and one that a killed worker left."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks of adapters that a server can be started for."""
 
@@ -81,7 +83,7 @@ class VLLM:
             **({"enforce-eager": True} if cpu_only else {"tensor-parallel-size": settings.tensor_parallel}),
             **({"gpu-memory-utilization": place.memory_fraction} if place.memory_fraction < 1 and not cpu_only else {}),
             **({"enable-sleep-mode": True} if settings.sleep == "on" and not cpu_only else {}),
-            **({"enable-lora": True, "max-lora-rank": _rank(place.adapter_rank)} if place.adapter_rank else {}),
+            **_adapter_flags(place.adapter_room),
         }
         python_path = os.pathsep.join(filter(None, (str(SERVER_SIDE), os.environ.get("PYTHONPATH"))))
         environment = {
@@ -91,7 +93,7 @@ class VLLM:
             "PYTHONPATH": python_path,
         }
         environment["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = IDLE_SECONDS
-        if place.adapter_rank:
+        if place.adapter_room.rank:
             environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         on_cpu_only = {
             "OMP_NUM_THREADS": str(settings.threads),
@@ -175,12 +177,14 @@ class VLLM:
                     f"vLLM at {server.url} refused weight version {weight_version} ({status}): {message_of(answer)}"
                 )
 
-    async def load_adapter(self, server: ServerClient, folder: str, name: str, replaced: str, seconds: float) -> None:
-        """Load an adapter under a new name and unload the one that it replaces.
+    async def load_adapter(
+        self, server: ServerClient, folder: str, name: str, replaced: Sequence[str], seconds: float
+    ) -> None:
+        """Load an adapter under a new name and unload those that it replaces.
 
         Each adapter has a prefix cache of its own.
         """
-        steps = [("/v1/unload_lora_adapter", {"lora_name": replaced})] if replaced else []
+        steps = [("/v1/unload_lora_adapter", {"lora_name": one}) for one in replaced]
         for path, body in (*steps, ("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})):
             status, answer = await server.post(path, body, seconds=seconds)
             if status != OK:
@@ -270,6 +274,14 @@ class VLLM:
 def _gauges(text: str, name: str) -> list[float]:
     """Returns the values of a metric in Prometheus's text format, one for each engine."""
     return [float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+
+
+def _adapter_flags(room: AdapterRoom) -> dict[str, Any]:
+    """Adapters of several policies run in one batch; those that killed workers left are kept beside them."""
+    if not room.rank:
+        return {}
+    several = {"max-loras": room.policies, "max-cpu-loras": room.policies * KEPT_ADAPTERS}
+    return {"enable-lora": True, "max-lora-rank": _rank(room.rank), **(several if room.policies > 1 else {})}
 
 
 def _rank(rank: int) -> int:
