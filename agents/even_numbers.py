@@ -9,7 +9,7 @@ FEWEST = 4
 """Numbers that a right answer has at least."""
 
 
-def reward(task: Mapping[str, Any], output: str, *, spans: bool = True) -> dict[str, Any]:
+def reward(task: Mapping[str, Any], output: str, *, spans: bool = True) -> dict[str, Any]:  # noqa: ARG001 - of any task
     """1 for an answer of at least four numbers that are all even, and 1 or 0 on the tokens of each number.
 
     `spans = False` leaves out the rewards of single numbers.

@@ -19,10 +19,18 @@ from areal_actors.training.algorithms.correction import Correction
 from areal_actors.training.algorithms.dapo import Overlong
 from areal_actors.training.algorithms.kl import Kl
 from areal_actors.training.algorithms.shaping import Shaping
+from areal_actors.training.algorithms.spans import Spans
 
 PAGE = Path(__file__).parent.parent / "docs/algorithms.md"
 BEGIN, END = "<!-- written by scripts/algorithms_table.py -->", "<!-- end of what it writes -->"
-PARTS = {"correction": Correction, "kl": Kl, "shaping": Shaping, "overlong": Overlong, "critic": CriticSettings}
+PARTS = {
+    "correction": Correction,
+    "kl": Kl,
+    "shaping": Shaping,
+    "spans": Spans,
+    "overlong": Overlong,
+    "critic": CriticSettings,
+}
 COLUMNS = ("Advantage", "Surrogate", "Filter", "AReaL")
 
 

@@ -250,7 +250,10 @@ async def test_scores_of_langfuse_are_feedback(harness):
     assert await harness.post("/api/public/scores", body, "", headers=basic(FEEDBACK)) == (200, {"id": "s1"})
     assert (await harness.post("/api/public/scores", body, "", headers=basic("sk-guessed")))[0] == 401
     several = [{**body, "id": f"s{number}"} for number in (2, 3)]
-    assert await harness.post("/api/public/scores", several, "", headers=basic(FEEDBACK)) == (202, {"message": "Accepted"})
+    assert await harness.post("/api/public/scores", several, "", headers=basic(FEEDBACK)) == (
+        202,
+        {"message": "Accepted"},
+    )
     status, answer = await harness.post(
         "/api/public/scores", [*several, {**body, "id": "s4", "value": "?"}], "", headers=basic(FEEDBACK)
     )
