@@ -20,7 +20,9 @@ OVER_MAIN = {
 reads."""
 OF_ONE_MODEL = "smollm2"
 """A recipe for one model on any machine; its profiles are chosen by name."""
-ALONE = sorted(RECIPES.keys() - set(OVER_TOOLS) - OVER_MAIN - {OF_ONE_MODEL})
+WITH_VISION = "vision"
+"""A recipe whose models have vision, which the embedded one has not (tests/test_vision_recipe.py)."""
+ALONE = sorted(RECIPES.keys() - set(OVER_TOOLS) - OVER_MAIN - {OF_ONE_MODEL, WITH_VISION})
 
 
 def loaded(names, devices, monkeypatch):
@@ -74,8 +76,8 @@ def test_an_undefined_environment_is_refused_by_name():
     )
     assert refused.returncode == 1
     known = (
-        "camel crewai frameworks gymnasium harbor launchers litellm tinker trackers verifiers-rubrics verifiers sglang"
-        " vllm codex docs sbom"
+        "camel crewai frameworks gymnasium harbor launchers litellm openenv tinker trackers verifiers-rubrics verifiers"
+        " sglang vllm codex docs sbom"
     )
     assert refused.stderr == f"environments: there is no environment langchain; known: {known}\n"
     assert not (ROOT / ".environments" / "langchain").exists()
