@@ -20,9 +20,7 @@ OVER_MAIN = {
 reads."""
 OF_ONE_MODEL = "smollm2"
 """A recipe for one model on any machine; its profiles are chosen by name."""
-WITH_VISION = "vision"
-"""A recipe whose models have vision, which the embedded one has not (tests/test_vision_recipe.py)."""
-ALONE = sorted(RECIPES.keys() - set(OVER_TOOLS) - OVER_MAIN - {OF_ONE_MODEL, WITH_VISION})
+ALONE = sorted(RECIPES.keys() - set(OVER_TOOLS) - OVER_MAIN - {OF_ONE_MODEL})
 
 
 def loaded(names, devices, monkeypatch):
