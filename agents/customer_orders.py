@@ -39,11 +39,11 @@ def _task(rng: random.Random) -> dict[str, Any]:
     if orders[number]["state"] == needed:
         wanted[number]["state"] = after
     outputs = [str(orders[number]["count"])] if wish == "count" else []
-    told = {"opening": OPENING, "detail": f"Order {number}. {WISHES[wish]}"}
+    answered = {"opening": OPENING, "detail": f"Order {number}. {WISHES[wish]}"}
     question = f"{wish} order {number}, {orders[number]['state']}"  # the model does not see it
     return {
         "question": question,
-        **told,
+        **answered,
         "wish": wish,
         "order": number,
         "orders": orders,

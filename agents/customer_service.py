@@ -1,6 +1,6 @@
 """Customer service: the model talks with a customer whose wish it has to ask for, and has tools on a database.
 
-The reward is the end: the orders are as the rules want them, and the customer was told what was asked for. The customer
+The reward is the end: the orders are as the rules want them, and the customer got what was asked for. The customer
 is a script, or another policy of the recipe, which is asked through the same client and is not trained.
 """
 
@@ -35,12 +35,12 @@ class CustomerServiceAgent:
         self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
 
     async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
-        """Returns the orders at the end and what the customer was told, as JSON, which `reward` scores."""
+        """Returns the orders at the end and the messages to the customer, as JSON, which `reward` scores."""
         client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
         customer = ScriptedCustomer(task) if self._customer == "script" else ModelCustomer(task, self._customer, client)
         orders = {number: dict(order) for number, order in task["orders"].items()}
         messages: list[Any] = [{"role": "system", "content": RULES}, {"role": "user", "content": task["opening"]}]
-        told: list[str] = []
+        answered: list[str] = []
         for _ in range(TURNS):
             completion = await client.chat.completions.create(model="default", messages=messages, tools=TOOLS)
             answer = completion.choices[0].message
@@ -52,12 +52,12 @@ class CustomerServiceAgent:
                     for call in calls
                 ]
                 continue
-            told.append(answer.content or "")
-            reply = await customer.reply(told[-1])
+            answered.append(answer.content or "")
+            reply = await customer.reply(answered[-1])
             if not reply:
                 break
             messages.append({"role": "user", "content": reply})
-        return json.dumps({"orders": orders, "told": told})
+        return json.dumps({"orders": orders, "answered": answered})
 
 
 class ScriptedCustomer:
@@ -106,8 +106,8 @@ def call_tool(orders: dict[str, dict[str, Any]], function: Any) -> str:
 
 
 def reward(task: Mapping[str, Any], output: str) -> dict[str, float]:
-    """1 if the orders are as wanted at the end and the customer was told what was asked, else 0; further both."""
+    """1 if the orders are as wanted at the end and the customer got what was asked, else 0; further both."""
     end = json.loads(output)
     kept = float(end["orders"] == task["wanted"])
-    told = float(all(any(word in message.split() for message in end["told"]) for word in task["outputs"]))
-    return {"reward": kept * told, "orders_right": kept, "told": told}
+    answered = float(all(any(word in message.split() for message in end["answered"]) for word in task["outputs"]))
+    return {"reward": kept * answered, "orders_right": kept, "answered": answered}

@@ -30,7 +30,7 @@ async def test_only_the_words_of_the_model_are_trained():
     async with opened_chat_gateway() as harness, agent_here(AGENT) as (run, module):
         output, trajectory = await harness.play(run, [ASK, LOOK, CANCEL, "Done."], **TASK)
         assert_extends(harness, trajectory)
-        assert module.reward(TASK, output) == {"reward": 1.0, "orders_right": 1.0, "told": 1.0}
+        assert module.reward(TASK, output) == {"reward": 1.0, "orders_right": 1.0, "answered": 1.0}
         assert "Please cancel it." not in harness.prompt_text(0)
         assert "<|im_start|>user\nOrder 41. Please cancel it.<|im_end|>" in harness.prompt_text(1)
         assert "3 pens, open." in harness.prompt_text(2)
@@ -61,8 +61,8 @@ async def test_the_end_of_the_conversation_is_scored(script, changes, scored):
     async with opened_chat_gateway() as harness, agent_here(AGENT) as (run, module):
         task = {**TASK, **changes}
         output, trajectory = await harness.play(run, script, **task)
-        right, told = scored
-        assert module.reward(task, output) == {"reward": right * told, "orders_right": right, "told": told}
+        right, answered = scored
+        assert module.reward(task, output) == {"reward": right * answered, "orders_right": right, "answered": answered}
         assert len(trajectory.interactions) == len(script)
         assert json.loads(output)["orders"].keys() == TASK["orders"].keys()
 

@@ -40,7 +40,7 @@ INVALID = "VALIDATION_ERROR"
 SCHEMA_SECONDS = 30.0
 
 
-class TextEnvironment:
+class ServedEnvironment:
     """An OpenEnv environment whose observations are texts, and whose actions are read from texts."""
 
     def __init__(self, environment: str, args: Mapping[str, Any]) -> None:
@@ -147,7 +147,7 @@ class TextEnvironment:
 # ---------------------------------------------------------------- tasks
 
 
-def rows(environment: TextEnvironment, limit: int) -> Iterator[dict[str, Any]]:
+def rows(environment: ServedEnvironment, limit: int) -> Iterator[dict[str, Any]]:
     """The tasks of `limit` seeds, with their first messages; the environment is closed behind the last."""
     first = environment.args["first_seed"]
     seeds = range(first, first + limit)
@@ -159,14 +159,14 @@ def rows(environment: TextEnvironment, limit: int) -> Iterator[dict[str, Any]]:
     environment.close()
 
 
-async def _openings(environment: TextEnvironment, seeds: range) -> list[str]:
+async def _openings(environment: ServedEnvironment, seeds: range) -> list[str]:
     async with GenericEnvClient(base_url=environment.url) as client:
         return [await environment.reset(client, seed) for seed in seeds]
 
 
 def list_tasks(request: Mapping[str, Any]) -> None:
     """Write the tasks of an environment to a file; whatever it raises ends the program with its text."""
-    write_tasks(request, TextEnvironment, rows)
+    write_tasks(request, ServedEnvironment, rows)
 
 
 # ---------------------------------------------------------------- episodes
@@ -180,7 +180,7 @@ class OpenEnvAgent:
 
         `rewards_last_call` gives each call the reward of its own step, which a turn discount sums.
         """
-        self.environment = TextEnvironment(environment, args)
+        self.environment = ServedEnvironment(environment, args)
         self.by_step = rewards_last_call
 
     async def run(self, task: Mapping[str, Any], *, base_url: str, api_key: str) -> dict[str, Any]:
