@@ -74,8 +74,8 @@ def test_an_undefined_environment_is_refused_by_name():
     )
     assert refused.returncode == 1
     known = (
-        "camel crewai frameworks gymnasium harbor launchers litellm tinker trackers verifiers-rubrics verifiers sglang"
-        " vllm codex docs sbom"
+        "camel crewai frameworks gymnasium harbor launchers litellm openenv tinker trackers verifiers-rubrics verifiers"
+        " sglang vllm codex docs sbom"
     )
     assert refused.stderr == f"environments: there is no environment langchain; known: {known}\n"
     assert not (ROOT / ".environments" / "langchain").exists()

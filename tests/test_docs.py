@@ -60,7 +60,7 @@ def copy(tmp_path, monkeypatch):
             shutil.copy(source, target)
     for interpreter in (
         ".venv",
-        *(f".environments/{name}" for name in ("camel", "frameworks", "gymnasium", "verifiers")),
+        *(f".environments/{name}" for name in ("camel", "frameworks", "gymnasium", "openenv", "verifiers")),
     ):
         (tmp_path / interpreter).parent.mkdir(exist_ok=True)
         (tmp_path / interpreter).symlink_to(sys.prefix)

@@ -39,6 +39,7 @@ HOSTS = {
     for library, agent, names, marks in (
         ("verifiers", "VerifiersAgent", ("verifiers:NAME` of a package", "verifiers:PATH`"), True),
         ("gymnasium", "GymnasiumAgent", ("gymnasium:ENV_ID`", "gymnasium:PATH.py:ENV_ID`"), False),
+        ("openenv", "OpenEnvAgent", ("openenv:URL`", "openenv:FOLDER`", "openenv:PATH.py:APP`"), False),
     )
 }
 
@@ -56,4 +57,7 @@ def environment_name(environment: str) -> str:
 
 def environment_title(environment: str) -> str:
     """Return the short name of an environment, with which the ids of its tasks begin."""
-    return PurePath(environment_name(environment)).name.removesuffix(".py").rpartition(":")[2]
+    name = PurePath(environment_name(environment)).name
+    if environment.startswith("openenv:"):
+        name = name.partition(".py:")[0]  # every file calls its application `app`
+    return name.removesuffix(".py").rpartition(":")[2]

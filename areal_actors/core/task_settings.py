@@ -25,12 +25,12 @@ class TaskSettings(Config):
     docs/supervised.md."""
     environment: str = ""
     """Environment that brings tasks, agents and rewards: `verifiers:NAME` of an installed package, or `verifiers:PATH`
-    of a package's folder or a module's file, or `gymnasium:ENV_ID`, see docs/environments.md; instead of dataset, agent
-    and reward."""
+    of a package's folder or a module's file, `gymnasium:ENV_ID`, or `openenv:` and the URL of a server, a package's
+    folder or `PATH.py:APP`, see docs/environments.md; instead of dataset, agent and reward."""
     environment_args: dict[str, Any] = {}
     """The environment's settings: of verifiers its `[env]` table, as in
     `environment_args = { agent.harness.id = "null" }`, or the arguments of its `load_environment`; of Gymnasium
-    `actions`, `observation` and others."""
+    and OpenEnv `observation`, `action_pattern` and others."""
     environment_tasks: PositiveInt = 1000
     """Maximum number of tasks taken from the environment, in its order."""
     held_out_args: dict[str, Any] = {}

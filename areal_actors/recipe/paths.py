@@ -20,8 +20,8 @@ SHIPPED = next(
 FROM_HERE = ("folder",)
 """Settings of places to write to, relative to the current directory."""
 LONGEST_PATH = 1024
-HOME = re.compile(r"(?P<kind>model:|verifiers:)?(?:~|\$HOME|\$\{HOME\})(?=/|$)")
-NAMED = re.compile(r"(?P<kind>model:|verifiers:)?(?P<path>.+?)(?P<name>:[A-Za-z_][\w.]*)?")
+HOME = re.compile(r"(?P<kind>model:|verifiers:|openenv:)?(?:~|\$HOME|\$\{HOME\})(?=/|$)")
+NAMED = re.compile(r"(?P<kind>model:|verifiers:|openenv:)?(?P<path>.+?)(?P<name>:[A-Za-z_][\w.]*)?")
 """A value that may name a file: `path.py:Name`, `model:folder`, `verifiers:file.py`, `tasks.jsonl`,
 `shards/*.parquet`."""
 

@@ -37,11 +37,20 @@ def settings(environment, python=PYTHON, **task):
 
 def gymnasium_settings(environment, **args):
     """`[task]` of a run in a Gymnasium environment."""
-    python = Path(".environments") / "gymnasium" / "bin" / "python"
+    return _settings_of("gymnasium", environment, args)
+
+
+def openenv_settings(environment, **args):
+    """`[task]` of a run in an OpenEnv environment."""
+    return _settings_of("openenv", environment, args)
+
+
+def _settings_of(library, environment, args):
+    python = Path(".environments") / library / "bin" / "python"
     if not (ROOT / python).exists():
-        pytest.skip("`just environments gymnasium` makes the interpreter that this needs")
+        pytest.skip(f"`just environments {library}` makes the interpreter that this needs")
     fields = {name: args.pop(name) for name in ("environment_tasks", "turn_discount") if name in args}
-    named = {"environment": f"gymnasium:{environment}", "environment_args": args, "held_out": 0}
+    named = {"environment": f"{library}:{environment}", "environment_args": args, "held_out": 0}
     return TaskSettings(python=str(python), runner="subprocess", **named, **fields)
 
 

@@ -21,11 +21,9 @@ if str(HERE) not in sys.path:
     sys.path.append(str(HERE))  # this program runs where the package is not installed
 
 import gymnasium
-import openai
 from listing import write_tasks
+from text_conversation import Step, play_conversation
 
-MODEL = "default"
-SHOWN_CHARACTERS = 300
 DEFAULTS: dict[str, Any] = {
     "make": {},
     "instructions": "",
@@ -38,10 +36,6 @@ DEFAULTS: dict[str, Any] = {
 }
 COLORS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson")
 COLORED = re.compile(r"\x1b\[(\d+)[\d;]*m(.*?)\x1b\[0m", re.DOTALL)
-
-
-class NoActionInAnswer(Exception):
-    """The model's answer is no action, and no reward is declared for that."""
 
 
 class TextEnvironment:
@@ -199,36 +193,24 @@ class GymnasiumAgent:
             NoActionInAnswer: an answer is no action, and `malformed_reward` is not declared.
             openai.APIError: a model call failed.
         """
-        environment, env = self.environment, self.environment.env
-        penalty, ended, truncated, malformed = environment.args["malformed_reward"], False, False, 0
-        messages: list[Any] = [{"role": "user", "content": environment.opening(task["task"]["seed"])}]
-        rewards: dict[str, float] = {}
-        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=None) as client:
-            while not (ended or truncated) and len(rewards) < environment.args["max_steps"]:
-                answer = await client.chat.completions.create(model=MODEL, messages=messages)
-                message = answer.choices[0].message
-                messages.append(message.model_dump(exclude_none=True))
-                valid, action = environment.action(message.content or "")
-                if valid:
-                    observation, reward, ended, truncated, info = env.step(action)
-                    rewards[answer.id] = float(reward)
-                    messages.append({"role": "user", "content": environment.text(observation, info)})
-                    continue
-                malformed += 1
-                if penalty is None:
-                    shown = (message.content or "")[-SHOWN_CHARACTERS:]
-                    raise NoActionInAnswer(
-                        f"answer {len(rewards) + 1} names no action: {shown!r}; declare"
-                        " environment_args.malformed_reward"
-                    )
-                rewards[answer.id] = float(penalty)
-                action_names = ", ".join(str(name) for name in environment.args["actions"] or environment.actions)
-                messages.append(
-                    {"role": "user", "content": f"This names no action{f' of {action_names}' if action_names else ''}."}
-                )
-        total = sum(rewards.values())
-        metrics = {"return": total, "steps": len(rewards), "malformed": malformed, "terminated": float(ended)}
-        return {"rewards" if self.by_step else "reward": rewards if self.by_step else total, "metrics": metrics}
+        environment, args = self.environment, self.environment.args
+        return await play_conversation(
+            environment.opening(task["task"]["seed"]),
+            self._take_step,
+            max_steps=args["max_steps"],
+            malformed_reward=args["malformed_reward"],
+            actions=[str(name) for name in args["actions"] or environment.actions],
+            by_step=self.by_step,
+            base_url=base_url,
+            api_key=api_key,
+        )
+
+    async def _take_step(self, answer: str) -> Step | None:
+        valid, action = self.environment.action(answer)
+        if not valid:
+            return None
+        observation, reward, ended, truncated, info = self.environment.env.step(action)
+        return Step(self.environment.text(observation, info), float(reward), ended, truncated)
 
 
 if __name__ == "__main__":
