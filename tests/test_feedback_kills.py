@@ -142,6 +142,11 @@ def test_acknowledged_feedback_and_ended_sessions_outlive_kills(tmp_path):
     finally:
         if serving.process.poll() is None:
             serving.end()
+    assert main(["audit", "talks-serve", "--folder", str(tmp_path)]) == 0
+    rows = tmp_path / "rows.jsonl"
+    exported = ["export", "talks-serve", str(rows), "--sft", "--least-reward", "0", "--best", "100"]
+    assert main([*exported, "--folder", str(tmp_path)]) == 0
+    assert len({json.loads(row)["completion"] for row in rows.read_text().splitlines()}) > 0
     log = tmp_path / "log"
     assert main(["export", "talks-serve", str(log), "--folder", str(tmp_path)]) == 0
     events = list(read_log(log))

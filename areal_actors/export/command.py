@@ -18,7 +18,7 @@ from areal_actors.export.defaults import LEAST_REWARD
 from areal_actors.export.examples import demonstration_rows, preference_row
 from areal_actors.export.judged import edit_rows, preferred_rows
 from areal_actors.export.selection import Selection, groups_of, reward_of, select_best, select_pairs
-from areal_actors.reader.feedback import JudgedSessions, judge_sessions
+from areal_actors.reader.feedback import JudgedSessions, judge_sessions, read_ledger
 from areal_actors.reader.run import Run, open_run
 from areal_actors.recipe.recipe import recorded_recipe
 from areal_actors.sequences.credit import Credit
@@ -56,7 +56,7 @@ def export(
     opened = open_run(run, folder=folder)
     if kind == "atif":
         return _write_trajectories(opened, destination)
-    judged = judge_sessions(opened.records.ended.values(), opened.history)
+    judged = judge_sessions(opened.records.ended.values(), *read_ledger(opened.history))
     ended = judged.ended()
     if kind == "sft":
         selection = select_best(ended, best=best, least_reward=least_reward)

@@ -21,6 +21,7 @@ from areal_actors.display.sentences import count_of
 from areal_actors.messages.episode_ends import describe_party
 from areal_actors.reader.attempt_rows import episode_row, interaction_rows
 from areal_actors.reader.described_spans import describe_spans
+from areal_actors.reader.feedback import describe_feedback
 from areal_actors.reader.listing import output
 from areal_actors.reader.missing_texts import describe_gaps, reason_without_texts
 from areal_actors.reader.records import EndedEpisode, describe_outcome
@@ -151,7 +152,7 @@ def _page(run: Run, ended: EndedEpisode, *, tokens: bool) -> RenderableType:
     calls = interaction_rows(ended, run.text)
     parts: list[RenderableType] = [
         Rule(f"{run.name} · episode {ended.episode} · attempt {ended.attempt}"),
-        _facts(ended),
+        _facts(run, ended),
     ]
     before = ""
     for number, call in enumerate(calls, start=1):
@@ -179,7 +180,7 @@ def _spans(run: Run, ended: EndedEpisode, name: str) -> str:
     return describe_spans(call.spans, lambda start, end: run.text(ids[start:end]) or "")
 
 
-def _facts(ended: EndedEpisode) -> RenderableType:
+def _facts(run: Run, ended: EndedEpisode) -> RenderableType:
     table = ScreenTable.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -191,6 +192,7 @@ def _facts(ended: EndedEpisode) -> RenderableType:
         ),
         "outcome": ended.describe() + detail,
         "reward": "" if ended.reward is None else f"{ended.reward:g}",
+        "feedback": "\n".join(describe_feedback(run.history, ended.episode, ended.attempt)),
         "ended by": describe_party(ended.event),
         "ended": (
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended.time))

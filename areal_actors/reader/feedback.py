@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 
 import msgspec
@@ -58,9 +58,10 @@ def read_ledger(history: History) -> tuple[FeedbackLedger, dict[tuple[str, int],
     return ledger, sessions
 
 
-def judge_sessions(ended: Iterable[EndedEpisode], history: History) -> JudgedSessions:
-    """Returns the ended attempts of a log with the feedback on their sessions."""
-    ledger, sessions = read_ledger(history)
+def judge_sessions(
+    ended: Iterable[EndedEpisode], ledger: FeedbackLedger, sessions: Mapping[tuple[str, int], str]
+) -> JudgedSessions:
+    """Returns the ended attempts of a log with the feedback on their sessions, as `read_ledger` returns it."""
     judged = JudgedSessions()
     for attempt in ended:
         feedback = ledger.sessions.get(sessions.get((attempt.episode, attempt.attempt), ""))
@@ -71,6 +72,28 @@ def judge_sessions(ended: Iterable[EndedEpisode], history: History) -> JudgedSes
         else:
             judged.sessions.append(JudgedSession(_with_feedback(attempt, feedback), feedback))
     return judged
+
+
+def describe_feedback(history: History, episode: str, attempt: int) -> list[str]:
+    """Returns a line for each judgement of a session that counts, oldest first, or the reason why none does."""
+    ledger, sessions = read_ledger(history)
+    feedback = ledger.sessions.get(sessions.get((episode, attempt), ""))
+    if feedback is None:
+        return []
+    if not feedback.is_usable():
+        return ["erased on request" if feedback.is_erased else "its user has not consented: nothing is learned from it"]
+    return [_describe_judgement(given) for given in feedback.given]
+
+
+def _describe_judgement(given: FeedbackGiven) -> str:
+    judgement = {
+        "reward": f"{given.name or 'reward'} {given.reward or 0.0:g}{f' ({given.label})' if given.label else ''}",
+        "edit": f"edited to {given.text!r:.60}",
+        "preference": f"better than {given.worse}",
+    }[given.kind]
+    place = given.interaction or "the session"
+    by, late = f" by {given.user}" if given.user else "", ", after its end" if given.is_late else ""
+    return f"{place}: {judgement}{by}{late}{f': {given.comment}' if given.comment else ''}"
 
 
 def _with_feedback(ended: EndedEpisode, feedback: SessionFeedback) -> EndedEpisode:

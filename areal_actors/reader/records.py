@@ -137,11 +137,13 @@ class RecordedBatch(msgspec.Struct, frozen=True):
 def describe_outcome(outcome: str, reason: str, step: int | None) -> str:
     """Returns what became of an ended attempt, as text.
 
-    It is `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `waiting` or another. `reason` is that of an
-    abandoned attempt, or of a dropped trajectory; `step` has trained it.
+    It is `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `unrewarded`, `waiting` or another. `reason` is
+    that of an abandoned attempt, or of a dropped trajectory; `step` has trained it.
     """
     if outcome == "abandoned":
         return f"abandoned: {reason}"
+    if outcome == SURPLUS and reason:
+        return reason
     if outcome != "exported":
         return outcome
     if step:
