@@ -103,6 +103,36 @@ async def test_the_last_judgement_of_a_user_counts_and_users_are_averaged(harnes
     assert harness.manager.ledger.sessions[session].metrics() == {"polite": 1.0}
 
 
+async def test_a_user_who_thinks_better_of_it_twice_is_where_the_first_judgement_was(harness):
+    session, _ = await begun(harness)
+    states = [
+        (await give(harness, session_id=session, label=label))[1]["status"] for label in ("up", "up", "down", "up")
+    ]
+    assert states == ["recorded", "repeated", "replaced", "replaced"]
+    assert rewards(harness, session) == (1.0, {})
+    assert len({event.id for event in harness.log(FeedbackGiven)}) == 3
+
+
+async def test_a_reward_after_the_end_of_a_served_session_is_feedback(harness):
+    session, key = await begun(harness)
+    await harness.post("/rl/end_session", key=key)
+    assert await harness.post("/rl/set_reward", {"reward": 0.5}, key) == (200, {"status": "ok"})
+    assert rewards(harness, session) == (0.5, {})
+    await harness.post("/rl/erase", {"session_id": session})
+    assert (await harness.post("/rl/set_reward", {"reward": 1}, key))[0] == 410
+
+
+async def test_a_reward_after_the_end_of_a_session_that_is_trained_is_refused():
+    async with sessions_harness(**options(slots=0)) as harness:
+        await harness.grant(1)
+        session, key = await begun(harness)
+        await harness.post("/rl/set_reward", {"reward": 1}, key)
+        await harness.post("/rl/end_session", key=key)
+        assert (await harness.post("/rl/set_reward", {"reward": 0}, key))[0] == 410
+        assert (await give(harness, session_id=session, reward=0))[0] == 200
+        assert [exported.trajectory.reward for exported in harness.log(TrajectoryExported)] == [1.0]
+
+
 async def test_feedback_that_is_sent_again_counts_once(harness):
     session, _ = await begun(harness)
     first = await give(harness, session_id=session, reward=1, id="click-1")

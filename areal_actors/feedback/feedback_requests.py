@@ -39,7 +39,7 @@ class FeedbackRequest(RequestStruct):
     user: ShortText | None = None
     """Person or program that gives it."""
     id: ShortText | None = None
-    """Id of the judgement, so that it can be sent again safely; without it, equal content counts once."""
+    """Id of the judgement, so that it can be sent again safely, whatever was sent in between."""
     comment: LongText | None = None
 
     def to_feedback(self, settings: FeedbackSettings) -> FeedbackGiven:

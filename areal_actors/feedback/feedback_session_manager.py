@@ -14,6 +14,7 @@ import msgspec
 from areal_actors.feedback.ledger import FeedbackLedger, LedgerState
 from areal_actors.gateway.gateway_state import GatewayState
 from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.gateway.sessions.table import CLOSED_STATES
 from areal_actors.gateway.sharing import unavailable
 from areal_actors.messages import (
     EraseSessions,
@@ -22,10 +23,11 @@ from areal_actors.messages import (
     FeedbackRecorded,
     GiveFeedback,
     Refusal,
+    RewardSet,
     SessionsErased,
     SessionStarted,
+    SetReward,
 )
-from areal_actors.messages.feedback import content_id
 from areal_actors.runtime.actor import Context, on
 
 
@@ -67,12 +69,8 @@ class FeedbackSessionManager(SessionManager):
         """Record a judgement, once."""
         feedback = request.feedback
         session = feedback.session or self.ledger.session_of_call(feedback.interaction)
-        feedback = msgspec.structs.replace(feedback, session=session)
-        feedback = msgspec.structs.replace(
-            feedback,
-            id=feedback.id or content_id(feedback),
-            is_late=self.registry.find(session) is None,
-        )
+        feedback = self.ledger.with_id(msgspec.structs.replace(feedback, session=session))
+        feedback = msgspec.structs.replace(feedback, is_late=self.registry.find(session) is None)
         if refused := self._not_yet() or self.ledger.refusal(feedback, context.now, self.config.feedback.max_days):
             yield FeedbackRecorded(refused=refused)
         elif self.ledger.is_repeated(feedback):
@@ -82,6 +80,26 @@ class FeedbackSessionManager(SessionManager):
             yield feedback
             self.ledger.fold(feedback, context.now)
             yield FeedbackRecorded(id=feedback.id, state="replaced" if replaced else "recorded")
+
+    @on
+    def set_reward(  # type: ignore[override]
+        self, request: SetReward, context: Context
+    ) -> Iterator[FeedbackGiven | RewardSet]:
+        """Set a reward; after the end of a session of a served model it is feedback, and takes no spans."""
+        live = self.registry.find(request.session)
+        if request.spans or not self.external.is_served() or (live is not None and live.state not in CLOSED_STATES):
+            yield from super().set_reward(request, context)
+            return
+        reward = FeedbackGiven(
+            id="", session=request.session, kind="reward", interaction=request.interaction, reward=request.reward
+        )
+        for message in self.give_feedback(GiveFeedback(feedback=reward), context):
+            if isinstance(message, FeedbackGiven):
+                yield message
+            elif message.refused is not None:
+                yield RewardSet(error=message.refused.reason, error_status=message.refused.status)
+            else:
+                yield RewardSet()
 
     @on
     def erase_sessions(self, request: EraseSessions, context: Context) -> Iterator[SessionsErased | ErasureRecorded]:

@@ -111,6 +111,19 @@ class FeedbackLedger:
                     if (erased := self.sessions.get(name)) is not None:
                         self.sessions[name] = msgspec.structs.replace(erased, is_erased=True, given=())
 
+    def with_id(self, feedback: FeedbackGiven) -> FeedbackGiven:
+        """Returns feedback with an id: its own, that of the same judgement if it still counts, or a new one.
+
+        So a user who comes back to an earlier judgement without an id changes it again.
+        """
+        if feedback.id:
+            return feedback
+        content, session = content_id(feedback), self.sessions.get(feedback.session)
+        same = [given.id for given in session.given if content_id(given) == content] if session is not None else []
+        names = (f"{content}-{number}" if number else content for number in range(len(self.contents) + 1))
+        name = same[0] if same else next(name for name in names if name not in self.contents)
+        return msgspec.structs.replace(feedback, id=name)
+
     def is_repeated(self, feedback: FeedbackGiven) -> bool:
         """Returns True if this feedback is recorded already."""
         return self.contents.get(feedback.id) == content_id(feedback)
