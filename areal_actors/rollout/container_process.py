@@ -32,6 +32,9 @@ from areal_actors.rollout.agent_process import (
     close_writer,
 )
 
+TURNS_OF_A_CONNECTION = 10
+"""Turns of the event loop in which a connection that was just accepted can be closed; more than it needs."""
+
 logger = structlog.get_logger(__name__)
 
 WORKSPACE, HOST_INSIDE, SOCKETS_INSIDE = "/workspace", "/areal/agent_host", "/areal/sockets"
@@ -114,7 +117,7 @@ class ContainerProcess(AgentProcess):
                 connected.set_result((reader, writer))
 
         server = await asyncio.start_unix_server(accept, path)
-        self._resources.callback(server.close)
+        self._resources.push_async_callback(_close_listening, server)
         await asyncio.to_thread(path.chmod, 0o666)
         return connected
 
@@ -161,6 +164,16 @@ class ContainerProcess(AgentProcess):
             return _describe_status(await asyncio.wait_for(self._child.wait(), END_SECONDS))
         except TimeoutError:
             return await super()._end()
+
+
+async def _close_listening(server: asyncio.Server) -> None:
+    """Stop listening; connections that came just before are closed, too.
+
+    Such a connection gets its transport, its handler, which closes it, and its end in later turns of the loop.
+    """
+    server.close()
+    for _ in range(TURNS_OF_A_CONNECTION):
+        await asyncio.sleep(0)
 
 
 def _describe_status(status: int | None) -> str:

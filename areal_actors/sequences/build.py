@@ -61,7 +61,8 @@ def sequences_of(
     rewards = call_rewards(trajectory, credit)
     uncredited = calls_without_credit(trajectory, credit)
     named = named_call_rewards(trajectory, credit, last_trained(trajectory.interactions).id) if rewards else {}
-    shares, spans = span_shares(trajectory, credit), {call.id: call.spans for call in by_id.values() if call.spans}
+    spans = {call.id: call.spans for call in by_id.values() if call.spans}
+    shares = span_shares(trajectory, credit) if spans else {}
     sequences: list[TrainingSequence] = []
     done = {call.id for call in trajectory.interactions if not call.trained}
     for end in sequence_ends(trajectory.interactions, credit.style):

@@ -19,8 +19,8 @@ def span_columns(
     sequences: Sequence[TrainingSequence],
     calls: Sequence[Sequence[SequenceCall]],
     column: Callable[[NDArray[Any]], Any],
-) -> SpanColumns | None:
-    """Returns the spans of a step; None if there are none.
+) -> SpanColumns:
+    """Returns the spans of a step that has some.
 
     Args:
         sequences: of the step.
@@ -30,8 +30,6 @@ def span_columns(
     Raises:
         EngineError: a reward is not finite, or a span is outside of its call.
     """
-    if not any(call.spans for of_sequence in calls for call in of_sequence):
-        return None
     numbers: dict[tuple[Any, str], int] = {}
     comparisons: dict[tuple[int, str], int] = {}
     names: list[str] = []

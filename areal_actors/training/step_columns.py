@@ -140,7 +140,7 @@ def step_columns(
         weight_version=weight_version,
         named_rewards=tuple(_named_columns([call for calls in own for call in calls], column)),
         baselines=_baseline_column([call for calls in own for call in calls], column),
-        spans=span_columns(sequences, own, column),
+        spans=span_columns(sequences, own, column) if any(call.spans for calls in own for call in calls) else None,
     )
 
 

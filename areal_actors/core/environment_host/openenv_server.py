@@ -77,10 +77,11 @@ def _serve(folder: str, application: str) -> None:
     answer: dict[str, Any] = {}
     try:
         import uvicorn  # noqa: PLC0415 - the process that plays needs no server
+        from uvicorn.importer import import_from_string  # noqa: PLC0415
 
         sys.path.insert(0, folder)
-        config = uvicorn.Config(application, log_level="warning")
-        config.load()  # an import that fails is reported, not printed
+        config = uvicorn.Config(import_from_string(application), log_level="warning")
+        config.load()
         listening = socket.create_server((LOOPBACK, 0))
         answer["port"] = listening.getsockname()[1]
     except BaseException as error:  # noqa: BLE001 - the environment is the user's code and may raise anything

@@ -62,7 +62,8 @@ def outcome(
     calls, by_id = session.interactions(), {**session.rewards, **scored.rewards}
     try:
         if calls and session.work.purpose == "train":  # rewards of parts are only trained
-            by_id = {**session.rewards, **rewards_by_id(scored.places, calls), **scored.rewards}
+            placed = rewards_by_id(scored.places, calls) if scored.places else {}
+            by_id = {**session.rewards, **placed, **scored.rewards}
             if chat is not None and (session.spans or scored.spans):
                 calls = list(apply_spans(apply_spans(calls, session.spans, chat), scored.spans, chat, scored.output))
     except RewardError as error:

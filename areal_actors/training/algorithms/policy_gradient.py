@@ -126,7 +126,8 @@ class PolicyGradient(Algorithm):
 
         With the credits of spans, normalized on request, then masked.
         """
-        advantages = self.spans.credit(step, advantages, self.compare)
+        spanned = step.spans is not None
+        advantages = self.spans.credit(step, advantages, self.compare) if spanned else advantages
         over_step = self.normalize_advantages or self.reward_normalization == "separate"
         tokens = whiten(advantages, step.samples[step.calls]) if over_step else advantages
         if self.reward_normalization == "separate":  # not the rounding of the mean: a group without signal has 0
@@ -136,7 +137,7 @@ class PolicyGradient(Algorithm):
         return Advantages(
             tokens=tokens.to(step.behaviour.dtype),
             kept=kept,
-            metrics={**self.kl.metrics(step), **self.spans.metrics(step), **masked},
+            metrics={**self.kl.metrics(step), **(self.spans.metrics(step) if spanned else {}), **masked},
         )
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
