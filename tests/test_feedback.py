@@ -9,6 +9,7 @@ from support.sessions_harness import ADMIN, SECRET, SessionsHarness, sessions_ha
 
 from areal_actors.core.conversation_settings import ConversationSettings
 from areal_actors.core.feedback_settings import FeedbackSettings
+from areal_actors.core.values import WeightsLocation
 from areal_actors.feedback.feedback_routes import FeedbackRoutes
 from areal_actors.feedback.feedback_session_manager import FeedbackSessionManager
 from areal_actors.feedback.ledger import FeedbackLedger
@@ -20,8 +21,10 @@ from areal_actors.messages import (
     SessionsErased,
     SessionStarted,
     TrajectoryExported,
+    WeightsPublished,
 )
 from areal_actors.messages.episode_ends import is_failure
+from areal_bus import Stamp
 
 FEEDBACK = feedback_key(SECRET)
 DAY = 86_400.0
@@ -264,6 +267,28 @@ async def test_a_restarted_gateway_has_the_feedback_of_its_log():
             assert rewards(restarted, session) == (0.75, {f"{session}-1": 1.0})
         finally:
             await restarted.stop()
+
+
+async def test_a_gateway_of_a_served_model_loads_the_newest_alone(tmp_path):
+    async with sessions_harness(**options()) as harness:
+        await publish(harness, 0, tmp_path / "gone")
+        await harness.stop()
+        await publish(harness, 1, tmp_path)
+        restarted = SessionsHarness(**options(bus=harness.bus))
+        restarted.now = harness.now + 1
+        await restarted.start()
+        try:
+            await restarted.until(lambda: restarted.manager.calls.served is not None)
+            assert restarted.manager.model == str(tmp_path)
+            assert restarted.manager.published.newest == 1
+        finally:
+            await restarted.stop()
+
+
+async def publish(harness, version, folder):
+    location = WeightsLocation(folder=str(folder), checksum="", model=str(folder))
+    stamp = Stamp(id=f"weights-{version}", sender="test", time=harness.now)
+    await harness.bus.publish(WeightsPublished(weight_version=version, location=location), stamp)
 
 
 # ---------------------------------------------------------------- clients of Langfuse

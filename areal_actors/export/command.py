@@ -66,7 +66,10 @@ def export(
     else:
         selection = select_pairs(ended, margin=margin)
         rows = [preference_row(better, worse, opened.text) for better, worse in selection.pairs]
-        rows += [row for session in judged.sessions for row in preferred_rows(session, opened.text)]
+        preferred = [row for session in judged.sessions for row in preferred_rows(session, opened.text)]
+        preferences = sum(len(session.feedback.judgements("preference")) for session in judged.sessions)
+        selection.left_out["a preferred call whose prompt is not that of the other"] += preferences - len(preferred)
+        rows += preferred
         if not rows:
             raise SetupError(f"run '{opened.name}' has no pair: its groups have {_counts(selection.left_out)}")
     selection.left_out += judged.left_out

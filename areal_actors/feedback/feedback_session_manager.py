@@ -6,7 +6,7 @@ own id, or is about an unknown or erased session is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
@@ -17,6 +17,8 @@ from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.table import CLOSED_STATES
 from areal_actors.gateway.sharing import unavailable
 from areal_actors.messages import (
+    ActorStarted,
+    EpisodeAbandoned,
     EraseSessions,
     ErasureRecorded,
     FeedbackGiven,
@@ -27,8 +29,10 @@ from areal_actors.messages import (
     SessionsErased,
     SessionStarted,
     SetReward,
+    ToolsRefused,
+    WeightsPublished,
 )
-from areal_actors.runtime.actor import Context, on
+from areal_actors.runtime.actor import Context, Emits, on
 
 
 class FeedbackGatewayState(GatewayState):
@@ -46,6 +50,7 @@ class FeedbackSessionManager(SessionManager):
         """`arguments` and `options` are those of every session manager."""
         super().__init__(*arguments, **options)
         self.ledger = FeedbackLedger()
+        self.newest: WeightsPublished | None = None
 
     @classmethod
     def kind(cls) -> str:
@@ -128,6 +133,32 @@ class FeedbackSessionManager(SessionManager):
         return None if self.external.caught_up else unavailable("the gateway is reading the run's log")
 
     # ---------------------------------------------------------------- events of the log
+
+    @on
+    async def weights_published(self, event: WeightsPublished) -> Emits[ToolsRefused]:
+        """A served model may be another one than on earlier days: only the newest is loaded."""
+        self.newest = event
+        if self.external.is_served() and not self.external.caught_up:
+            return
+        async for refused in self._load_newest():
+            yield refused
+
+    @on
+    async def actor_started(self, event: ActorStarted, context: Context) -> Emits[EpisodeAbandoned | ToolsRefused]:  # type: ignore[override]
+        """The log is folded: what was lost is abandoned, and the served model is loaded."""
+        was_caught_up = self.external.caught_up
+        async for lost in super().actor_started(event, context):
+            yield lost
+        if self.external.caught_up and not was_caught_up and self.external.is_served():
+            async for refused in self._load_newest():
+                yield refused
+
+    async def _load_newest(self) -> AsyncIterator[ToolsRefused]:
+        if self.newest is not None:
+            if self.newest.location.model != self.model:
+                self.calls.served = None
+            async for refused in super().weights_published(self.newest):
+                yield refused
 
     @on
     async def session_started(self, event: SessionStarted, context: Context) -> None:

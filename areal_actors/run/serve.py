@@ -140,11 +140,12 @@ class _Serving(Launch):
         """Serve; returns the error that ended it, empty if interrupted."""
         span = await self.bus.span()
         self.earlier = span.last
+        served = await next_version(self.bus, self.recipe.run, location)
         async with self.supervise(self._show_when_ready()):
             await self.publish(opening)
-            if (version := await next_version(self.bus, location)) is not None:
-                await self.publish(WeightsPublished(weight_version=version, location=location))
-                await keep_version(self.bus, version, location)
+            if served is not None:
+                await self.publish(WeightsPublished(weight_version=served.version, location=location))
+                await keep_version(self.bus, served)
             await self.supervisor.start(self.supervisor.startable())
             error = await self.first_end() or ""
             if self.bus_answers():

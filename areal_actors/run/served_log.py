@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 
 import msgspec
 
@@ -15,6 +17,7 @@ from areal_actors.recipe.recipe import Recipe, redact_recipe
 from areal_actors.recovery.log_recovery import recover_log
 from areal_actors.run.preflight import fresh_folder, holding_weights, report_clean_up
 from areal_actors.supervision.disk_watch import refuse_full_disk
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_bus.base import Bus
 
 SERVED_WEIGHTS = "served.weights"
@@ -26,6 +29,8 @@ class ServedWeights(Value):
 
     version: int
     location: WeightsLocation
+    vocabulary: str = ""
+    """Digest of the tokens of the model's tokenizer and their ids."""
 
 
 def has_served_log(folder: RunFolder) -> bool:
@@ -69,15 +74,32 @@ async def continued_log(recipe: Recipe, folder: RunFolder, place: str) -> RunRes
     return RunResumed(recipe=redact_recipe(recipe), reason=recovery.problem, folder=place)
 
 
-async def next_version(bus: Bus, location: WeightsLocation) -> int | None:
-    """Returns the number of the version of these weights; None if they are those that the log has as published last."""
-    kept = await bus.get(SERVED_WEIGHTS)
+async def next_version(bus: Bus, run: str, location: WeightsLocation) -> ServedWeights | None:
+    """Returns the version of these weights; None if they are those that the log has as published last.
+
+    Raises:
+        SetupError: the log is of a model with another tokenizer, so that its sessions have other tokens.
+    """
+    kept, vocabulary = await bus.get(SERVED_WEIGHTS), await asyncio.to_thread(vocabulary_digest, location.model)
     if kept is None:
-        return 0
+        return ServedWeights(version=0, location=location, vocabulary=vocabulary)
     last = msgspec.json.decode(kept, type=ServedWeights)
-    return None if last.location == location else last.version + 1
+    if last.vocabulary and last.vocabulary != vocabulary:
+        raise SetupError(
+            f"run: the log of '{run}' has sessions of {last.location.model}, whose tokenizer is not that of"
+            f" {location.model}; run=NAME begins another log"
+        )
+    if last.location == location:
+        return None
+    return ServedWeights(version=last.version + 1, location=location, vocabulary=vocabulary)
 
 
-async def keep_version(bus: Bus, version: int, location: WeightsLocation) -> None:
+async def keep_version(bus: Bus, served: ServedWeights) -> None:
     """Keep the version that has been published."""
-    await bus.put(SERVED_WEIGHTS, msgspec.json.encode(ServedWeights(version=version, location=location)))
+    await bus.put(SERVED_WEIGHTS, msgspec.json.encode(served))
+
+
+def vocabulary_digest(folder: str) -> str:
+    """Returns a digest of the tokens of a model's tokenizer with their ids, which a saved copy has, too."""
+    vocabulary = ChatTokenizer.load(folder).tokenizer.get_vocab(with_added_tokens=True)
+    return blake2b(msgspec.json.encode(sorted(vocabulary.items())), digest_size=16).hexdigest()
