@@ -59,8 +59,13 @@ def served_folder(recipe: Recipe, folder: RunFolder, check: Callable[[Recipe], R
         refuse_full_disk(chosen.disk, folder.path)
         folder.check_writable()
         with holding_weights(chosen, folder):
+            earlier = folder.recipe()
             folder.keep(chosen)
-            yield chosen
+            try:
+                yield chosen
+            except SetupError:  # nothing was served by it
+                folder.keep(earlier)
+                raise
 
 
 async def continued_log(recipe: Recipe, folder: RunFolder, place: str) -> RunResumed:
