@@ -25,12 +25,11 @@ from areal_actors.messages import (
     RunResumed,
     RunStarted,
     WeightsLoaded,
-    WeightsPublished,
 )
 from areal_actors.recipe.needed_extras import check_extras
 from areal_actors.recipe.recipe import Recipe, redact_recipe
 from areal_actors.run.preflight import check_chat_template, check_devices, check_inference_server
-from areal_actors.run.served_log import continued_log, has_served_log, keep_version, next_version, served_folder
+from areal_actors.run.served_log import continued_log, has_served_log, next_weights, served_folder
 from areal_actors.supervision.nats_server import RunServer, with_port
 from areal_actors.supervision.run_session import Launch, on_interrupt, open_bus
 from areal_bus.nats import NatsBus
@@ -140,12 +139,11 @@ class _Serving(Launch):
         """Serve; returns the error that ended it, empty if interrupted."""
         span = await self.bus.span()
         self.earlier = span.last
-        served = await next_version(self.bus, self.recipe.run, location)
+        published = await next_weights(self.bus, self.recipe.run, location)
         async with self.supervise(self._show_when_ready()):
             await self.publish(opening)
-            if served is not None:
-                await self.publish(WeightsPublished(weight_version=served.version, location=location))
-                await keep_version(self.bus, served)
+            if published is not None:
+                await self.publish(published)
             await self.supervisor.start(self.supervisor.startable())
             error = await self.first_end() or ""
             if self.bus_answers():

@@ -10,9 +10,9 @@ from hashlib import blake2b
 import msgspec
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.values import Value, WeightsLocation
+from areal_actors.core.values import WeightsLocation
 from areal_actors.folder.run_folder import RunFolder
-from areal_actors.messages import RunResumed
+from areal_actors.messages import RunResumed, WeightsPublished
 from areal_actors.recipe.recipe import Recipe, redact_recipe
 from areal_actors.recovery.log_recovery import recover_log
 from areal_actors.run.preflight import fresh_folder, holding_weights, report_clean_up
@@ -20,17 +20,8 @@ from areal_actors.supervision.disk_watch import refuse_full_disk
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_bus.base import Bus
 
-SERVED_WEIGHTS = "served.weights"
-"""Key of the weights that the log has as published last."""
-
-
-class ServedWeights(Value):
-    """Weights that a served model has published."""
-
-    version: int
-    location: WeightsLocation
-    vocabulary: str = ""
-    """Digest of the tokens of the model's tokenizer and their ids."""
+VOCABULARY = "served.vocabulary"
+"""Key of the digest of the tokenizer of the models that the log has."""
 
 
 def has_served_log(folder: RunFolder) -> bool:
@@ -79,29 +70,30 @@ async def continued_log(recipe: Recipe, folder: RunFolder, place: str) -> RunRes
     return RunResumed(recipe=redact_recipe(recipe), reason=recovery.problem, folder=place)
 
 
-async def next_version(bus: Bus, run: str, location: WeightsLocation) -> ServedWeights | None:
-    """Returns the version of these weights; None if they are those that the log has as published last.
+async def next_weights(bus: Bus, run: str, location: WeightsLocation) -> WeightsPublished | None:
+    """Returns the event of these weights; None if they are those that the log has as published last.
 
     Raises:
         SetupError: the log is of a model with another tokenizer, so that its sessions have other tokens.
     """
-    kept, vocabulary = await bus.get(SERVED_WEIGHTS), await asyncio.to_thread(vocabulary_digest, location.model)
-    if kept is None:
-        return ServedWeights(version=0, location=location, vocabulary=vocabulary)
-    last = msgspec.json.decode(kept, type=ServedWeights)
-    if last.vocabulary and last.vocabulary != vocabulary:
+    last: WeightsPublished | None = None
+    async for envelope in bus.log():  # a training loop may have joined the model, and published weights of its own
+        if envelope.subject == WeightsPublished.subject:
+            last = envelope.open(WeightsPublished)
+    vocabulary = (await asyncio.to_thread(vocabulary_digest, location.model)).encode()
+    if last is not None and await bus.get(VOCABULARY) not in {None, vocabulary}:
         raise SetupError(
             f"run: the log of '{run}' has sessions of {last.location.model}, whose tokenizer is not that of"
             f" {location.model}; run=NAME begins another log"
         )
-    if last.location == location:
-        return None
-    return ServedWeights(version=last.version + 1, location=location, vocabulary=vocabulary)
-
-
-async def keep_version(bus: Bus, served: ServedWeights) -> None:
-    """Keep the version that has been published."""
-    await bus.put(SERVED_WEIGHTS, msgspec.json.encode(served))
+    await bus.put(VOCABULARY, vocabulary)
+    if last is None:
+        return WeightsPublished(weight_version=0, location=location)
+    return (
+        None
+        if last.location == location
+        else WeightsPublished(weight_version=last.weight_version + 1, location=location)
+    )
 
 
 def vocabulary_digest(folder: str) -> str:
