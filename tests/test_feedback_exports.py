@@ -89,6 +89,15 @@ def test_feedback_on_a_call_is_the_reward_of_that_call_alone():
     assert ended.reward == 0.25
 
 
+def test_feedback_on_a_call_leaves_the_rewards_of_the_others():
+    calls = (CALLS[0], msgspec.structs.replace(CALLS[1], reward=1.0))
+    trajectory = Trajectory(episode="0.0", group="0", attempt=1, task="chat", reward=1.0, interactions=calls)
+    ended = msgspec.structs.replace(rewarded(0, 1.0), event=TrajectoryExported(trajectory=trajectory))
+    (judged_episode,) = judged([ended], feedback("s0", interaction="s-1", reward=0.25)).ended()
+    assert [call.reward for call in judged_episode.trajectory.interactions] == [0.25, 1.0]
+    assert judged_episode.reward == 1.0
+
+
 def test_feedback_counts_in_place_of_the_reward_at_the_end():
     (ended,) = judged([rewarded(0, 1.0)], feedback("s0", reward=0.0), feedback("s0", reward=1.0, name="polite")).ended()
     assert (ended.reward, ended.trajectory.metrics) == (0.0, {"polite": 1.0, REWARD_AT_END: 1.0})

@@ -101,17 +101,13 @@ def _with_feedback(ended: EndedEpisode, feedback: SessionFeedback) -> EndedEpiso
     whole, by_call = feedback.reward(), feedback.rewards_by_call()
     if not calls or (whole is None and not by_call) or (ended.conversation and ended.conversation.omitted_calls):
         return ended
-    rewarded = apply_rewards([_without_reward(call) for call in calls] if whole is None else calls, whole, by_call)
+    rewarded = apply_rewards(calls, whole, by_call)  # calls that were not judged keep theirs
     reward = next((call.reward for call in reversed(rewarded) if call.reward is not None), None)
     if reward is None:
         return ended
     return msgspec.structs.replace(
         ended, event=TrajectoryExported(trajectory=_trajectory(ended, rewarded, reward, feedback))
     )
-
-
-def _without_reward(call: Interaction) -> Interaction:
-    return msgspec.structs.replace(call, reward=None)
 
 
 def _trajectory(
