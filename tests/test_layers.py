@@ -45,6 +45,7 @@ ORDER = (
         "export",
         "imports",
         "stages",
+        "learn",
         "web",
         "run",
         "contracts",
@@ -86,7 +87,7 @@ WINGS = {
     "policies",
     "feedback",
     "reader",
-} | {*("replay", "track", "export", "imports", "stages", "web")}
+} | {*("replay", "track", "export", "imports", "stages", "learn", "web")}
 """Beside the path: these import stations, no station imports them."""
 
 PURE = (

@@ -14,6 +14,7 @@ from areal_actors.cli.export_arguments import add_export, add_import
 from areal_actors.cli.gateway_arguments import add_gateway_command
 from areal_actors.cli.installed import DO as INSTALLED
 from areal_actors.cli.installed import add_installed_commands
+from areal_actors.cli.learn_arguments import add_learn
 from areal_actors.cli.model_arguments import add_model_commands
 from areal_actors.cli.other_names import no_command
 from areal_actors.cli.reader_arguments import (
@@ -142,6 +143,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
     _begins(command)
     add_run_commands(command)
+    add_learn(command)
     _joins(command)
     add_launch(command)
     _serves_tinker(command)

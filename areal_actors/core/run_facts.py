@@ -21,7 +21,7 @@ class RunFacts(NamedTuple):
     """Episodes of a group."""
     is_served: bool
     """It has no trainer."""
-    examples: Literal["demonstrations", "pairs"]
+    examples: Literal["demonstrations", "pairs", "sessions"]
     """Kind of the examples, if it learns from examples."""
 
     def has_episodes(self) -> bool:

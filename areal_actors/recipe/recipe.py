@@ -6,7 +6,7 @@ A table is defined in the module that uses it, and decodes into the object used 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -36,6 +36,7 @@ from areal_actors.recipe.run_actors import (
 from areal_actors.recipe.run_settings import DiskSettings, LogSettings, SupervisorSettings, TrackSettings
 from areal_actors.staleness.ledger import StalenessGateConfig
 from areal_actors.training.algorithms import AnyAlgorithm, Grpo
+from areal_actors.training.algorithms.base import ExampleKind
 from areal_actors.training.checkpointer import CheckpointConfig
 from areal_actors.training.settings import TrainerSettings
 from areal_bus.users import without_credentials
@@ -128,9 +129,9 @@ class Recipe(Config):
         """Returns True if it has no episodes, and so neither agents nor a gateway."""
         return self.algorithm.learns_from == "examples"
 
-    def examples(self) -> Literal["demonstrations", "pairs"]:
-        """Returns the kind of its examples: losses over whole groups learn from pairs."""
-        return "pairs" if self.algorithm.whole_groups else "demonstrations"
+    def examples(self) -> ExampleKind:
+        """Returns the kind of its examples."""
+        return self.algorithm.example_kind
 
     def absent(self) -> frozenset[str]:
         """Returns the actors that such a run does not have."""

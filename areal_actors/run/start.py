@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvloop
@@ -13,6 +14,7 @@ import uvloop
 from areal_actors.core.command import COMMAND
 from areal_actors.core.durable_files import explain_os_error, storage_error
 from areal_actors.core.errors import SetupError
+from areal_actors.core.lazy import LazyModule
 from areal_actors.folder.process_logs import log_to_terminal
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import RunResumed, RunStarted
@@ -33,6 +35,8 @@ from areal_actors.track.run_trackers import track_run
 from areal_actors.weights.folders import remove_all
 from areal_bus.descriptors import is_out_of_descriptors
 from areal_bus.errors import BusError
+
+ERASURES: Any = LazyModule("areal_actors.learn.erasures")
 
 
 def run(recipe: Recipe, *, profile: str, reason: str) -> int:
@@ -89,6 +93,8 @@ def resume(name: str, overrides: Sequence[str], *, folder: Path, checkpoint: str
 
 def _prepare_recipe(recipe: Recipe) -> Recipe:
     check_extras(recipe)
+    if recipe.learns_from_examples() and recipe.examples() == "sessions":
+        ERASURES.refuse_erased(recipe)
     for notice in check_parts(recipe):
         sys.stderr.write(f"{notice}\n")
     return with_port(recipe)

@@ -18,6 +18,7 @@ from areal_actors.core.model_config import context_of
 from areal_actors.core.values import PROMPT_VERSION, TrainingSequence
 from areal_actors.messages import ExamplesDropped
 from areal_actors.supervised.examples import Example, ExampleConversation, Examples, LengthLimit
+from areal_actors.supervised.recorded_session import RecordedRow, check_tokens
 from areal_actors.supervised.tokenized_conversation import TokenizedConversation
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
@@ -134,6 +135,10 @@ def sequences_of_example(
     """
     sequences: list[TrainingSequence] = []
     for number, conversation in enumerate(example.conversations):
+        if isinstance(conversation, RecordedRow):
+            check_tokens(conversation, tokenizer, example.place)
+            sequences += conversation.sequences(group)
+            continue
         if isinstance(conversation, TokenizedConversation):
             reward = CHOSEN if number == 0 else REJECTED
             sequences.append(_sequence_of_tokens(conversation, group, tokenizer, example.place, reward, scored=scored))
@@ -219,9 +224,13 @@ def _is_short(example: Example, limit: int, tokenizer: ChatTokenizer) -> bool:
         return False
 
 
-def _most_tokens(conversation: ExampleConversation | TokenizedConversation, tokenizer: ChatTokenizer) -> int:
+def _most_tokens(
+    conversation: ExampleConversation | TokenizedConversation | RecordedRow, tokenizer: ChatTokenizer
+) -> int:
     if isinstance(conversation, TokenizedConversation):
         return len(conversation.ids)
+    if isinstance(conversation, RecordedRow):
+        return conversation.longest
     rendered = tokenizer.render(conversation.messages, conversation.tools, add_generation_prompt=False)
     return len(rendered.encode()) + len(msgspec.json.encode(conversation.messages))
 

@@ -6,6 +6,7 @@
     {"prompt": ..., "chosen": ..., "rejected": ...}       a pair
     {"chosen": [...], "rejected": [...]}                  a pair of conversations; answers begin where they diverge
     {"input_ids": [...], "completion_mask": [...]}        tokens of an episode (`tokenized_conversation.py`)
+    {"log": "...", "session": "...", ...}                 tokens of a recorded session (`recorded_session.py`)
 
 `prompt`, `completion`, `chosen` and `rejected` are a text or a list of chat messages; `tools` is optional; further
 fields are ignored.
@@ -16,11 +17,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.supervised.recorded_session import RecordedRow, read_recorded_row
 from areal_actors.supervised.tokenized_conversation import (
     PAIR,
     SEQUENCE,
@@ -32,6 +34,7 @@ from areal_actors.tasks.arithmetic import Calculation, Split, WordProblem, probl
 from areal_actors.tasks.datasets import ARITHMETIC, ARITHMETIC_ROWS, HELD_OUT_SEED, choose_held_out
 from areal_actors.tasks.rows import DatasetRows, field_names
 from areal_actors.tasks.sources import open_source
+from areal_actors.training.algorithms.base import ExampleKind
 
 
 class LengthLimit(msgspec.Struct, frozen=True):
@@ -45,7 +48,7 @@ class LengthLimit(msgspec.Struct, frozen=True):
     """Minimum number of examples left after dropping."""
 
 
-Kind = Literal["demonstrations", "pairs"]
+Kind = ExampleKind
 Message = dict[str, Any]
 
 DIRECT_SHARE = 0.5
@@ -54,6 +57,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 FORMS: dict[Kind, tuple[tuple[str, ...], ...]] = {
     "demonstrations": (SEQUENCE, ("messages",), ("prompt", "completion"), ("question", "answer")),
     "pairs": (PAIR, ("chosen", "rejected")),
+    "sessions": (("log", "session"),),
 }
 
 
@@ -71,8 +75,8 @@ class ExampleConversation(msgspec.Struct, frozen=True):
 class Example(msgspec.Struct, frozen=True):
     """A demonstration, or a preference pair."""
 
-    conversations: tuple[ExampleConversation | TokenizedConversation, ...]
-    """The demonstration; or the chosen and the rejected conversation."""
+    conversations: tuple[ExampleConversation | TokenizedConversation | RecordedRow, ...]
+    """The demonstration; or the chosen and the rejected conversation; or what was recorded of a session."""
     place: str
     """Location of the example, for error messages."""
 
@@ -215,6 +219,8 @@ def _example(row: dict[str, Any], kind: Kind, place: str) -> Example:
     form = next((form for form in FORMS[kind] if all(name in row for name in form)), None)
     if form is None:
         raise SetupError(f"{place}: expected {_forms(kind)}; the row has {field_names(row)}")
+    if kind == "sessions":
+        return Example((read_recorded_row(row, place),), place)
     if form == SEQUENCE:
         return Example((read_sequence(row, place),), place)
     if form == PAIR:
@@ -315,7 +321,7 @@ def _messages(value: Any, role: str, place: str) -> tuple[Message, ...]:
 
 def _prompt(example: Example) -> bytes:
     conversation = example.conversations[0]
-    if isinstance(conversation, TokenizedConversation):
+    if not isinstance(conversation, ExampleConversation):
         return msgspec.json.encode(conversation.prompt)
     return msgspec.json.encode(conversation.messages[: conversation.first])
 

@@ -209,7 +209,7 @@ class TorchTrainer:
 
     def _off_policy_metrics(self, tokens: StepTokens, start: TokenColumn) -> dict[str, float]:
         """Metrics of the step's importance weights; none for sequences that no policy sampled."""
-        if self._algorithm.learns_from != "episodes":
+        if not self._algorithm.learns_from_samples:
             return {}
         proximal = start.gather(self._ranks, len(tokens.sequences))
         rescored = tokens.rescored

@@ -20,6 +20,7 @@ WITH_TORCH = (
         "training",
         "weights",
         "calibration.measure",
+        "learn.support",
         "models.convert",
         "rewards.reward_model",
         "vision.embedding",

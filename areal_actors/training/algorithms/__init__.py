@@ -26,6 +26,7 @@ from areal_actors.training.algorithms.gspo import Gspo
 from areal_actors.training.algorithms.gspo_token import GspoToken
 from areal_actors.training.algorithms.lite_ppo import LitePpo
 from areal_actors.training.algorithms.m2po import M2po
+from areal_actors.training.algorithms.offline import Offline
 from areal_actors.training.algorithms.ppo import Ppo
 from areal_actors.training.algorithms.rae import Rae
 from areal_actors.training.algorithms.reinforce_plus_plus import ReinforcePlusPlus
@@ -37,7 +38,7 @@ from areal_actors.training.algorithms.sft import Sft
 AnyAlgorithm = (
     (Grpo | DrGrpo | Dapo | Gspo | GspoToken | Gmpo | Rloo | ReinforcePlusPlus | LitePpo | Sapo | M2po | Cispo)
     | (Rae | Ppo | Distillation)
-    | (Sft | Dpo | RewardModel)
+    | (Sft | Dpo | RewardModel | Offline)
     | CustomAlgorithm
 )
 """Type of `[algorithm]`: the union of all algorithms, tagged by `name`."""
@@ -61,6 +62,7 @@ __all__ = [
     "LitePpo",
     "M2po",
     "Need",
+    "Offline",
     "Ppo",
     "Rae",
     "ReinforcePlusPlus",

@@ -22,6 +22,7 @@ Need = Literal["proximal", "reference", "values", "last_values", "teacher", "res
 """A column that costs an extra forward pass before advantages are computed."""
 
 FrozenModel = Literal["reference", "teacher"]
+ExampleKind = Literal["demonstrations", "pairs", "sessions"]
 Problem = tuple[tuple[str, ...], str]
 """A contradiction in a table: the key, and a message of what was found and what to write."""
 
@@ -241,6 +242,8 @@ class Algorithm(Config, tag_field="name"):
     whole_groups: ClassVar[bool] = False
     """True if the loss compares the sequences of a group, so that they must be in one micro-batch."""
     learns_from: ClassVar[Literal["episodes", "examples"]] = "episodes"
+    example_kind: ClassVar[ExampleKind] = "demonstrations"
+    """Kind of examples that it learns from, if it learns from examples."""
 
     group_size: PositiveInt = 8
     """Episodes per task, which form a group."""
@@ -254,12 +257,17 @@ class Algorithm(Config, tag_field="name"):
 
     @property
     def recomputes_proximal(self) -> bool:
-        """True if `loss` uses `Batch.proximal`; examples have none.
+        """True if `loss` uses `Batch.proximal`; examples that no policy sampled have none.
 
         If False, the trainer skips the forward pass that several updates per step would cost, and fills the column
         arbitrarily.
         """
-        return self.learns_from == "episodes"
+        return self.learns_from_samples
+
+    @property
+    def learns_from_samples(self) -> bool:
+        """True if its sequences were sampled, with log-probabilities and versions: episodes, or recorded sessions."""
+        return self.learns_from == "episodes" or self.example_kind == "sessions"
 
     @property
     def rewards_entropy(self) -> bool:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from areal_actors.core.config import PositiveInt
 from areal_actors.core.errors import EngineError
-from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, Problem, StepTokens, TokenLosses
+from areal_actors.training.algorithms.base import (
+    Advantages,
+    Algorithm,
+    Batch,
+    ExampleKind,
+    Problem,
+    StepTokens,
+    TokenLosses,
+)
 from areal_actors.training.algorithms.groups import sample_values, sum_by
 from areal_actors.training.algorithms.pieces import call_shares
 
@@ -30,6 +38,7 @@ class PairAlgorithm(Algorithm):
     """Base of algorithms that learn from preference pairs."""
 
     learns_from: ClassVar[Literal["episodes", "examples"]] = "examples"
+    example_kind: ClassVar[ExampleKind] = "pairs"
     whole_groups: ClassVar[bool] = True
 
     group_size: PositiveInt = PAIR

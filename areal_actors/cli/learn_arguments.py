@@ -1,0 +1,49 @@
+"""Arguments of the command learn."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from areal_actors.cli.reader_arguments import positive_count, takes_folder
+from areal_actors.core.command import COMMAND
+
+
+def add_learn(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add learn."""
+    about = (
+        "Learn from recorded sessions, without sampling: the rewards, edited answers and preferences in the logs of"
+        " served models\nand of runs. Tokens are those that were sampled, with their recorded log-probabilities;"
+        " baselines are fitted to other\nsessions, since there are no groups. Sessions without consent, or erased on"
+        " request, are left out."
+    )
+    epilog = (
+        "KEY=VALUE changes the recipe that it writes, as in\n\n"
+        f"    {COMMAND} learn online-serve --since 24h trainer.optimizer.lr=1e-6\n\n"
+        f"An interrupted run goes on with `{COMMAND} resume`."
+    )
+    learning = command("learn", "learn:learn", "learn from recorded sessions and their feedback", about, epilog)
+    learning.add_argument(
+        "words",
+        nargs="*",
+        metavar="RUN|KEY=VALUE",
+        help="runs whose logs have the sessions (default: the latest), the one whose model learns last; settings",
+    )
+    learning.add_argument(
+        "--since", default="", metavar="TIME", help="only sessions that ended or were judged in this time, as 24h or 7d"
+    )
+    learning.add_argument(
+        "--passes", type=float, default=4.0, metavar="N", help="passes over all rows (default: %(default)g)"
+    )
+    learning.add_argument(
+        "--tokens", type=positive_count, default=0, metavar="N", help="train at most so many tokens (default: any)"
+    )
+    learning.add_argument(
+        "--least-effective",
+        type=float,
+        default=0.1,
+        metavar="SHARE",
+        help="refuse a log with a smaller effective sample size (default: %(default)g)",
+    )
+    learning.add_argument("--dry-run", action="store_true", help="write rows and recipe, print both, and train nothing")
+    takes_folder(learning)

@@ -1,0 +1,193 @@
+"""What `learn` learns from, and the recipe with which it does: rows and settings, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from areal_actors.core.command import COMMAND
+from areal_actors.core.durable_files import atomic_write
+from areal_actors.core.errors import SetupError
+from areal_actors.core.problems import toml_value
+from areal_actors.embedded.settings import EMBEDDED
+from areal_actors.learn.baselines import Baseline, choose_baseline
+from areal_actors.learn.recorded_calls import RecordedSessions, read_sessions
+from areal_actors.reader.run import Run, open_run
+from areal_actors.recipe.recipe import Recipe, recorded_recipe
+from areal_actors.stages.run_stages import newest_checkpoint
+from areal_actors.supervised.recorded_session import RecordedRow
+from areal_actors.training.settings import TrainerSettings
+
+FOLDER = "learn"
+"""Folder for rows and recipes in that of the run that recorded them."""
+BATCH_ROWS = 128
+PASSES = 4.0
+LEAST_ROWS = 16
+HELD_OUT_SHARE = 0.1
+MOST_HELD_OUT = 256
+NOT_LEARNT_WITH = {"batch_size", "logprob_check_sequences", "ranks_address", "weights_folder"}
+"""Settings of `[trainer]` that are those of the run that recorded the sessions, and not of the learning."""
+
+
+class LearningPlan(msgspec.Struct, frozen=True):
+    """Rows, and the recipe that learns from them."""
+
+    rows: Path
+    recipe: Path
+    run: str
+    folder: Path
+    """Folder of the runs."""
+    model: str
+    lines: tuple[str, ...]
+    """Sentences for people."""
+
+
+def plan_learning(names: Sequence[str], *, since: float, passes: float, tokens: int, folder: Path) -> LearningPlan:
+    """Write the rows of runs, with baselines, and the recipe that learns from them.
+
+    Args:
+        names: names or folders of runs, the newest last; the model of the last one learns.
+        since: seconds since the epoch; older sessions are left out.
+        passes: passes over all rows.
+        tokens: largest number of tokens that are trained, over all passes; 0 for any.
+        folder: where runs are written.
+
+    Raises:
+        SetupError: a run does not exist, or there is too little to learn from; the message names the remedy.
+    """
+    runs = [open_run(name, folder=folder) for name in names]
+    read = _read_all(runs, since)
+    if len(read.rows) < LEAST_ROWS:
+        raise SetupError(
+            f"found {len(read.rows)} judged sessions, expected at least {LEAST_ROWS}{_left_out(read)};"
+            " send more feedback to `/rl/feedback`, or name a longer time with --since"
+        )
+    baseline = choose_baseline(read.calls) if read.calls else None
+    rows = _with_baselines(read, baseline)
+    source = runs[-1]
+    assert source.folder is not None
+    recipe = recorded_recipe(source.recipe)
+    run = _free_name(recipe.run, folder)
+    place = source.folder / FOLDER
+    place.mkdir(exist_ok=True)
+    path = place / f"{run}.jsonl"
+    atomic_write(path, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    model = _model_of(recipe, source.folder)
+    settings = dict(_settings(recipe, run, path.absolute(), model, rows, passes, tokens, folder))
+    written = place / f"{run}.toml"
+    header = f"# Learns from {len(rows)} recorded rows of {', '.join(run.name for run in runs)}.\n"
+    atomic_write(
+        written, (header + "".join(f"{key} = {toml_value(value)}\n" for key, value in settings.items())).encode()
+    )
+    return LearningPlan(
+        rows=path,
+        recipe=written,
+        run=run,
+        folder=folder,
+        model=model,
+        lines=(*_describe(read, baseline), f"rows: {path}; recipe: {written}"),
+    )
+
+
+def _read_all(runs: Sequence[Run], since: float) -> RecordedSessions:
+    read = RecordedSessions()
+    for run in runs:
+        sessions = read_sessions(run, since=since)
+        first = len(read.rows)
+        read.calls += [msgspec.structs.replace(call, row=call.row + first) for call in sessions.calls]
+        read.rows += sessions.rows
+        read.left_out += sessions.left_out
+    return read
+
+
+def _with_baselines(read: RecordedSessions, baseline: Baseline | None) -> list[RecordedRow]:
+    rows = list(read.rows)
+    for call, value in zip(read.calls, baseline.values if baseline else (), strict=True):
+        row = rows[call.row]
+        calls = list(row.calls)
+        calls[call.call] = msgspec.structs.replace(calls[call.call], baseline=value)
+        rows[call.row] = msgspec.structs.replace(row, calls=calls)
+    return rows
+
+
+def _describe(read: RecordedSessions, baseline: Baseline | None) -> Iterator[str]:
+    counts = ", ".join(f"{count} {kind}" for kind, count in read.counts().items() if count)
+    yield f"learns from {len(read.rows)} rows: {counts}{_left_out(read)}"
+    if baseline is None:
+        return
+    rewards = [call.reward for call in read.calls]
+    yield f"rewards: mean {sum(rewards) / len(rewards):.4f} of {len(rewards)} calls"
+    variances = ", ".join(f"{name} {variance:.4g}" for name, variance in baseline.variances.items())
+    yield f"baseline: {baseline.name}, by the mean square of what it leaves: {variances}"
+
+
+def _left_out(read: RecordedSessions) -> str:
+    left = ", ".join(f"{count} with {reason}" for reason, count in read.left_out.items() if count)
+    return f"; left out: {left}" if left else ""
+
+
+def _free_name(name: str, folder: Path) -> str:
+    candidates = (f"{name}-learn{f'-{number}' if number > 1 else ''}" for number in range(1, 10_000))
+    return next(candidate for candidate in candidates if not (folder / candidate).exists())
+
+
+def _model_of(recipe: Recipe, folder: Path) -> str:
+    """Returns the model that the run served last, or has trained."""
+    if not recipe.is_served():
+        return str(newest_checkpoint(folder))
+    own = folder / "model"
+    return str(own.absolute()) if recipe.model == EMBEDDED and own.is_dir() else recipe.model
+
+
+def _settings(
+    recipe: Recipe,
+    run: str,
+    path: Path,
+    model: str,
+    rows: Sequence[RecordedRow],
+    passes: float,
+    tokens: int,
+    folder: Path,
+) -> Iterator[tuple[str, Any]]:
+    held_out = min(MOST_HELD_OUT, int(len(rows) * HELD_OUT_SHARE))
+    trained = len(rows) - held_out
+    batch = max(1, min(BATCH_ROWS, trained // 4))
+    steps = max(1, round(passes * trained / batch))
+    if tokens:
+        mean = sum(row.longest for row in rows) / len(rows)
+        steps = max(1, min(steps, int(tokens / (mean * batch))))
+    yield "run", run
+    yield "folder", str(folder)
+    yield "seed", recipe.seed
+    yield "steps", steps
+    yield "model", model
+    yield "task.dataset", str(path)
+    yield "task.held_out", held_out
+    yield "algorithm.name", "offline"
+    yield "evaluation.tasks", held_out
+    yield "trainer.batch_size", batch
+    yield "trainer.optimizer.lr", recipe.trainer.optimizer.lr
+    usual = _flat(msgspec.to_builtins(TrainerSettings()))
+    for key, value in _flat(msgspec.to_builtins(recipe.trainer)).items():
+        if key.split(".")[0] not in NOT_LEARNT_WITH and key != "optimizer.lr" and value != usual.get(key):
+            yield f"trainer.{key}", value
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns settings by dotted name; without those that are None."""
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def shown_command(plan: LearningPlan) -> str:
+    """Returns the command that learns with the plan, for people."""
+    return f"{COMMAND} run {json.dumps(str(plan.recipe)) if ' ' in str(plan.recipe) else plan.recipe}"

@@ -1,0 +1,102 @@
+"""Support of a log for the model that is to learn from it: importance weights of its sessions before the first step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from areal_actors.core.errors import SetupError
+from areal_actors.core.values import PROMPT_VERSION, TrainingSequence
+from areal_actors.supervised.recorded_session import RecordedRow
+from areal_actors.training.algorithms.offline import Offline
+from areal_actors.training.settings import TrainerSettings
+from areal_actors.training.torch_trainer import TorchTrainer
+
+MOST_ROWS = 256
+"""Rows that are scored; with more, as many chosen at random."""
+LOG_RATIO_LIMIT = 20.0
+
+
+class Support(msgspec.Struct, frozen=True):
+    """Importance weights of a log under the model that is to learn from it."""
+
+    rows: int
+    """Rows that were scored."""
+    effective: float
+    """Effective sample size of the sequences, (Σw)² / (n Σw²), w the product of the weights of their tokens."""
+    within_clip: float
+    """Share of the sampled tokens whose ratio is within the bounds of the clip."""
+    kl: float
+    """Divergence of the sampling weights from the model, in nats a token (k3)."""
+
+    def describe(self) -> str:
+        """Returns the sentence for people."""
+        return (
+            f"support: effective sample size {self.effective:.2f} of {self.rows} sequences,"
+            f" {self.within_clip:.1%} of their tokens within the clip, divergence {self.kl:.4f} nats a token"
+        )
+
+
+def measure_support(
+    rows: Sequence[RecordedRow], model: str, algorithm: Offline, trainer: TrainerSettings, *, seed: int
+) -> Support | None:
+    """Returns the support of a log; None if no row was sampled.
+
+    Args:
+        rows: rows of the log.
+        model: folder of the model that is to learn.
+        algorithm: its clip counts.
+        trainer: device and precision.
+        seed: of the choice of rows.
+
+    Raises:
+        EngineError: the model cannot be loaded.
+    """
+    sampled = [row for row in rows if row.calls]
+    if not sampled:
+        return None
+    chosen = sampled if len(sampled) <= MOST_ROWS else random.Random(f"support {seed}").sample(sampled, MOST_ROWS)
+    sequences = [sequence for number, row in enumerate(chosen) for sequence in row.sequences(number)]
+    settings = msgspec.structs.replace(trainer, logprob_check_sequences=0)
+    engine = TorchTrainer(model, algorithm, settings, total_steps=1, temperature=1.0, max_staleness=0, seed=seed)
+    return support_of(sequences, engine.logp(sequences).double().numpy(), algorithm)
+
+
+def support_of(
+    sequences: Sequence[TrainingSequence], logp: np.ndarray[tuple[int], np.dtype[np.float64]], algorithm: Offline
+) -> Support:
+    """Returns the support of sequences, given log-probabilities of their trained tokens: float64 `[tokens]`."""
+    recorded = [sequence.logprobs[1:][sequence.loss_mask[1:]] for sequence in sequences]
+    assert all((sequence.versions[sequence.loss_mask] != PROMPT_VERSION).all() for sequence in sequences)
+    differences = (logp - np.concatenate(recorded)).clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    owners = np.repeat(np.arange(len(sequences)), [len(own) for own in recorded])
+    weights = np.exp(np.bincount(owners, differences).clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    ratios = np.exp(differences)
+    above = algorithm.clip if algorithm.clip_higher is None else algorithm.clip_higher
+    return Support(
+        rows=len(sequences),
+        effective=float(weights.sum() ** 2 / (len(weights) * np.square(weights).sum())),
+        within_clip=float(((ratios >= 1.0 - algorithm.clip) & (ratios <= 1.0 + above)).mean()),
+        kl=float((ratios - 1.0 - differences).mean()),
+    )
+
+
+def refuse_weak_support(support: Support, least: float) -> None:
+    """Refuse a log that says too little about the model.
+
+    Args:
+        support: what was measured.
+        least: smallest effective sample size, as a share.
+
+    Raises:
+        SetupError: it is smaller.
+    """
+    if support.effective < least:
+        raise SetupError(
+            f"the effective sample size of the log is {support.effective:.3f} of its sequences, less than"
+            f" {least:g} (--least-effective): the model is not the one that was served, or has moved far from it;"
+            " learn with `model=` of the weights that were served, or from newer sessions with --since"
+        )
