@@ -11,13 +11,13 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.values import Interaction, TrainingSequence, unpack_ids
 from areal_actors.export.judged import prompt_ids
 from areal_actors.history.run_events import notice_events
-from areal_actors.messages import FeedbackGiven
-from areal_actors.reader.feedback import JudgedSession, judge_sessions, read_ledger
+from areal_actors.messages import FeedbackGiven, TrajectoryExported
+from areal_actors.reader.feedback import REWARD_AT_END, JudgedSession, judge_sessions, read_ledger
 from areal_actors.reader.records import EndedEpisode
 from areal_actors.reader.run import Run
 from areal_actors.recipe.recipe import recorded_recipe
 from areal_actors.sequences.build import sequences_of
-from areal_actors.sequences.credit import Credit
+from areal_actors.sequences.credit import Credit, calls_without_credit
 from areal_actors.supervised.recorded_session import CallColumns, RecordedRow
 
 Encode = Callable[[str], list[int]]
@@ -78,7 +78,13 @@ def read_sessions(run: Run, *, since: float) -> RecordedSessions:
         judged_at[given.session] = time
     read = RecordedSessions(left_out=judged.left_out)
     recipe = recorded_recipe(run.recipe)
-    writer = _RowWriter(read, str(run.folder.absolute()), Credit.of(recipe.task), recipe.sampling.temperature, run)
+    writer = RowWriter(
+        read,
+        str(run.folder.absolute()),
+        Credit.of(recipe.task),
+        recipe.sampling.temperature,
+        run.tokenizer.encode if run.tokenizer is not None else None,
+    )
     for session in judged.sessions:
         name = sessions[session.ended.episode, session.ended.attempt]
         if max(session.ended.time, judged_at.get(name, 0.0)) < since:
@@ -91,27 +97,40 @@ def read_sessions(run: Run, *, since: float) -> RecordedSessions:
     return read
 
 
-class _RowWriter:
+class RowWriter:
     """Appends the rows of sessions."""
 
-    def __init__(self, read: RecordedSessions, log: str, credit: Credit, temperature: float, run: Run) -> None:
+    def __init__(
+        self, read: RecordedSessions, log: str, credit: Credit, temperature: float, encode: Encode | None
+    ) -> None:
+        """Set what all rows share.
+
+        Args:
+            read: gets the rows.
+            log: folder of the run.
+            credit: of rewards to calls.
+            temperature: of the log-probabilities of calls that do not say.
+            encode: of edited answers, which are left out without it.
+        """
         self.read = read
         self.log = log
         self.credit = credit
         self.temperature = temperature
-        self.run = run
+        self.encode = encode
 
     def write_session(self, session: JudgedSession, name: str) -> None:
+        """Append what was judged of a session."""
         before = len(self.read.rows)
         calls = {call.id: call for call in session.ended.interactions}
         self.read.rows += self._edits(session, name, calls)
         self.read.rows += self._preferences(session, name, calls)
         if session.ended.trajectory is not None:
-            self.write_rewarded(session.ended, name, session.feedback.user)
+            self.write_rewarded(_judged_calls_only(session, self.credit), name, session.feedback.user)
         if len(self.read.rows) == before:
             self.read.left_out["no judgement"] += 1
 
     def write_rewarded(self, ended: EndedEpisode, name: str, user: str) -> None:
+        """Append a row for each sequence of a rewarded episode."""
         assert ended.trajectory is not None
         sequences = sequences_of(ended.trajectory, 0, ANY_AGE, self.credit)
         usable = [sequence for sequence in sequences if sequence.loss_mask.any() and not sequence.images]
@@ -151,11 +170,11 @@ class _RowWriter:
     def _edits(self, session: JudgedSession, name: str, calls: dict[str, Interaction]) -> Iterator[RecordedRow]:
         """Yields a demonstration for each edited answer; the token that ended the model's own answer ends it."""
         for given in session.feedback.judgements("edit"):
-            call, tokenizer = calls.get(given.interaction), self.run.tokenizer
-            if call is None or tokenizer is None:
+            call = calls.get(given.interaction)
+            if call is None or self.encode is None:
                 continue
             end = call.completion.ids_array().tolist()[-1:] if call.finish_reason == "stop" else []
-            prompt, answer = prompt_ids(call, calls), [*tokenizer.encode(given.text), *end]
+            prompt, answer = prompt_ids(call, calls), [*self.encode(given.text), *end]
             yield RecordedRow(
                 log=self.log,
                 session=name,
@@ -183,3 +202,18 @@ class _RowWriter:
                 versions=[int(side.versions_array()[0]) for side in sides],
                 temperature=self.temperature if better.temperature is None else better.temperature,
             )
+
+
+def _judged_calls_only(session: JudgedSession, credit: Credit) -> EndedEpisode:
+    """Returns the session with calls as context that no judgement reaches, if calls were judged and not the session."""
+    ended, trajectory = session.ended, session.ended.trajectory
+    assert trajectory is not None
+    if session.feedback.reward() is not None or REWARD_AT_END in trajectory.metrics or not session.feedback.given:
+        return ended
+    reached = msgspec.structs.replace(credit, discount=1.0)  # by a call's own reward, or that of one that continues it
+    missing = calls_without_credit(trajectory, reached)
+    calls = tuple(
+        msgspec.structs.replace(call, trained=False) if call.id in missing else call for call in trajectory.interactions
+    )
+    judged = msgspec.structs.replace(trajectory, interactions=calls)
+    return msgspec.structs.replace(ended, event=TrajectoryExported(trajectory=judged))

@@ -7,8 +7,9 @@ the tokens were sampled, and p of the current weights,
     A = (R - b) / rms(R - b over the step)
     L = max(-A u, -A clip(u, 1 - clip, 1 + clip)),   u = exp(log p - log q)
 
-which is PPO's clipped surrogate (arXiv:1707.06347, equation 7) with the policy that was served as the old one: the log
-stays its own trust region, however many passes are made over it. Tokens whose ratio is beyond it have no gradient.
+which is PPO's clipped surrogate (arXiv:1707.06347, equation 7) with the policy that was served as the old one: an
+importance-weighted policy gradient whose weights are truncated, however many passes are made over the log. The bounds
+are wider than those of a run that samples again after each step.
 
 Beside the rewards a step may have
 
@@ -57,6 +58,11 @@ class Offline(ClippedPolicy, tag="offline"):
 
     group_size: PositiveInt = 1
     """Must be 1: recorded sessions have one answer to a prompt."""
+    clip: PositiveFloat = 0.9
+    """Lower bound of a token's ratio to its recorded probability is 1 - clip; 0.1 by default."""
+    clip_higher: PositiveFloat | None = 4.0
+    """Upper bound of the ratio, minus 1: a token that is already five times as likely as when it was sampled has no
+    gradient from a good reward; `clip` if not set."""
     correction: Correction = Correction(decoupled=False)
     edit_weight: NonNegativeFloat = 1.0
     """Weight of an edited answer, in multiples of a reward; 0 leaves edits out."""
