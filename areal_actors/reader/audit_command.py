@@ -32,6 +32,7 @@ from areal_actors.folder.connections import open_log
 from areal_actors.folder.run_folder import RunFolder, find_run
 from areal_actors.messages import RunResumed, RunStarted, StepCompleted
 from areal_actors.messages.run import IMPORTED
+from areal_actors.reader.erased_sessions import find_erased
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.sequences.credit import Credit
 from areal_bus.base import Envelope
@@ -121,7 +122,12 @@ def audit(run: str, *, folder: Path, recompute: bool = False, console: Console |
         require_extra(TRAIN, "--recompute")
     screen = console or SafeConsole()
     audited = asyncio.run(audit_run(run, folder=folder, recompute=recompute, console=screen))
+    erased = None if Path(run).is_file() else find_erased(run, folder, audited.setting)
+    for name in erased.before if erased is not None else ():
+        audited.fault(0, "erased", f"session {name} was erased before this run began, and has rows in its data")
     screen.print(report(audited), highlight=False, markup=False, soft_wrap=True)
+    if erased is not None:
+        screen.print(erased.describe(), highlight=False, markup=False, soft_wrap=True)
     return FAULTY if audited.all_faults() else SOUND
 
 

@@ -36,7 +36,7 @@ from areal_actors.weights.folders import remove_all
 from areal_bus.descriptors import is_out_of_descriptors
 from areal_bus.errors import BusError
 
-ERASURES: Any = LazyModule("areal_actors.learn.erasures")
+ERASED: Any = LazyModule("areal_actors.reader.erased_sessions")
 
 
 def run(recipe: Recipe, *, profile: str, reason: str) -> int:
@@ -94,7 +94,7 @@ def resume(name: str, overrides: Sequence[str], *, folder: Path, checkpoint: str
 def _prepare_recipe(recipe: Recipe) -> Recipe:
     check_extras(recipe)
     if recipe.learns_from_examples() and recipe.examples() == "sessions":
-        ERASURES.refuse_erased(recipe)
+        ERASED.refuse_erased(recipe)
     for notice in check_parts(recipe):
         sys.stderr.write(f"{notice}\n")
     return with_port(recipe)
