@@ -13,9 +13,10 @@ from areal_actors.core.command import COMMAND
 from areal_actors.core.durable_files import atomic_write
 from areal_actors.core.errors import SetupError
 from areal_actors.core.problems import toml_value
-from areal_actors.embedded.settings import EMBEDDED
+from areal_actors.history.run_events import run_events
 from areal_actors.learn.baselines import Baseline, choose_baseline
 from areal_actors.learn.recorded_calls import RecordedSessions, read_sessions
+from areal_actors.messages import WeightsPublished
 from areal_actors.reader.run import Run, open_run
 from areal_actors.recipe.recipe import Recipe, recorded_recipe
 from areal_actors.stages.run_stages import newest_checkpoint
@@ -76,7 +77,7 @@ def plan_learning(names: Sequence[str], *, since: float, passes: float, tokens: 
     place.mkdir(exist_ok=True)
     path = place / f"{run}.jsonl"
     atomic_write(path, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-    model = _model_of(recipe, source.folder)
+    model = _model_of(source, recipe)
     settings = dict(_settings(recipe, run, path.absolute(), model, rows, passes, tokens, folder))
     written = place / f"{run}.toml"
     header = f"# Learns from {len(rows)} recorded rows of {', '.join(run.name for run in runs)}.\n"
@@ -135,12 +136,15 @@ def _free_name(name: str, folder: Path) -> str:
     return next(candidate for candidate in candidates if not (folder / candidate).exists())
 
 
-def _model_of(recipe: Recipe, folder: Path) -> str:
-    """Returns the model that the run served last, or has trained."""
+def _model_of(run: Run, recipe: Recipe) -> str:
+    """Returns the model that a run served last, or has trained."""
+    assert run.folder is not None
     if not recipe.is_served():
-        return str(newest_checkpoint(folder))
-    own = folder / "model"
-    return str(own.absolute()) if recipe.model == EMBEDDED and own.is_dir() else recipe.model
+        return str(newest_checkpoint(run.folder))
+    published = [event.location for _, _, event in run_events(run.history) if isinstance(event, WeightsPublished)]
+    if published and any((model := run.folder / published[-1].model).glob("*.safetensors")):
+        return str(model.absolute())
+    return recipe.model
 
 
 def _settings(
@@ -153,7 +157,9 @@ def _settings(
     tokens: int,
     folder: Path,
 ) -> Iterator[tuple[str, Any]]:
-    held_out = min(MOST_HELD_OUT, int(len(rows) * HELD_OUT_SHARE))
+    # with a held-out row all others of its prompt are left out
+    has_own_prompts = 2 * len({tuple(row.prompt) for row in rows}) > len(rows)
+    held_out = min(MOST_HELD_OUT, int(len(rows) * HELD_OUT_SHARE)) if has_own_prompts else 0
     trained = len(rows) - held_out
     batch = max(1, min(BATCH_ROWS, trained // 4))
     steps = max(1, round(passes * trained / batch))
