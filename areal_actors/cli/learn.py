@@ -38,6 +38,7 @@ def learn(options: Options) -> int:
         since=since,
         passes=options.passes,
         tokens=options.tokens,
+        reward=options.reward,
         folder=options.folder,
     )
     resolved = resolve(parse_command_line(["run", str(plan.recipe), *settings]), measures=True)

@@ -33,6 +33,12 @@ def add_learn(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--since", default="", metavar="TIME", help="only sessions that ended or were judged in this time, as 24h or 7d"
     )
     learning.add_argument(
+        "--reward",
+        default="",
+        metavar="FILE.py:FUNCTION",
+        help="function of feedback, prompt and answer that returns the reward, or None for none (default: feedback)",
+    )
+    learning.add_argument(
         "--passes", type=float, default=4.0, metavar="N", help="passes over all rows (default: %(default)g)"
     )
     learning.add_argument(

@@ -16,6 +16,7 @@ from areal_actors.core.problems import toml_value
 from areal_actors.history.run_events import run_events
 from areal_actors.learn.baselines import Baseline, choose_baseline
 from areal_actors.learn.recorded_calls import RecordedSessions, read_sessions
+from areal_actors.learn.reward_rule import apply_rule, drop_empty, load_rule
 from areal_actors.messages import WeightsPublished
 from areal_actors.reader.run import Run, open_run
 from areal_actors.recipe.recipe import Recipe, recorded_recipe
@@ -47,7 +48,9 @@ class LearningPlan(msgspec.Struct, frozen=True):
     """Sentences for people."""
 
 
-def plan_learning(names: Sequence[str], *, since: float, passes: float, tokens: int, folder: Path) -> LearningPlan:
+def plan_learning(
+    names: Sequence[str], *, since: float, passes: float, tokens: int, reward: str, folder: Path
+) -> LearningPlan:
     """Write the rows of runs, with baselines, and the recipe that learns from them.
 
     Args:
@@ -55,13 +58,21 @@ def plan_learning(names: Sequence[str], *, since: float, passes: float, tokens: 
         since: seconds since the epoch; older sessions are left out.
         passes: passes over all rows.
         tokens: largest number of tokens that are trained, over all passes; 0 for any.
+        reward: `FILE.py:FUNCTION` of a rule that turns feedback into rewards; empty for the feedback itself.
         folder: where runs are written.
 
     Raises:
         SetupError: a run does not exist, or there is too little to learn from; the message names the remedy.
     """
     runs = [open_run(name, folder=folder) for name in names]
-    read = _read_all(runs, since)
+    rule = load_rule(reward) if reward else None
+    read, sentences = RecordedSessions(), list[str]()
+    for recorded in runs:
+        sessions = read_sessions(recorded, since=since)
+        if rule is not None:
+            sentences.append(apply_rule(sessions, rule, reward, recorded))
+            drop_empty(sessions)
+        read.add(sessions)
     if len(read.rows) < LEAST_ROWS:
         raise SetupError(
             f"found {len(read.rows)} judged sessions, expected at least {LEAST_ROWS}{_left_out(read)};"
@@ -90,19 +101,8 @@ def plan_learning(names: Sequence[str], *, since: float, passes: float, tokens: 
         run=run,
         folder=folder,
         model=model,
-        lines=(*_describe(read, baseline), f"rows: {path}; recipe: {written}"),
+        lines=(*_describe(read, baseline), *sentences, f"rows: {path}; recipe: {written}"),
     )
-
-
-def _read_all(runs: Sequence[Run], since: float) -> RecordedSessions:
-    read = RecordedSessions()
-    for run in runs:
-        sessions = read_sessions(run, since=since)
-        first = len(read.rows)
-        read.calls += [msgspec.structs.replace(call, row=call.row + first) for call in sessions.calls]
-        read.rows += sessions.rows
-        read.left_out += sessions.left_out
-    return read
 
 
 def _with_baselines(read: RecordedSessions, baseline: Baseline | None) -> list[RecordedRow]:

@@ -48,6 +48,13 @@ class RecordedSessions(msgspec.Struct):
     calls: list[RecordedCall] = []
     left_out: Counter[str] = msgspec.field(default_factory=Counter)
 
+    def add(self, other: RecordedSessions) -> None:
+        """Append the rows and calls of another run."""
+        first = len(self.rows)
+        self.calls += [msgspec.structs.replace(call, row=call.row + first) for call in other.calls]
+        self.rows += other.rows
+        self.left_out += other.left_out
+
     def counts(self) -> dict[str, int]:
         """Returns the number of rows of each kind."""
         preferences = sum(row.is_preference() for row in self.rows)

@@ -21,9 +21,13 @@ def check_stages(stages: StageFile, root: Path) -> int:
     """
     cuda = detect_cuda()
     for number, stage in enumerate(stages.stage, start=1):
+        title = f"stage {number} of {len(stages.stage)}, {stage.name}"
+        if stage.command == "learn":
+            print_line(f"{title}: learns from the sessions of {stage.sessions_of}")
+            continue
         recipe, *settings = stages.words(stage, root)
         try:
-            resolved = load([Path(recipe)], settings, cuda)
+            resolved = load([Path(recipe)], settings, cuda, serving=stage.command == "serve")
         except RecipeError as error:
             raise RecipeError(f"stage `{stage.name}`: {error}") from error
         origin = ", ".join(
@@ -31,14 +35,14 @@ def check_stages(stages: StageFile, root: Path) -> int:
             for name, text in (
                 (stage.model_of, f"model of {stage.model_of}"),
                 (stage.episodes_of, f"episodes of {stage.episodes_of} as {stage.episodes_as}"),
+                (stage.candidate_of, f"beside the model of {stage.candidate_of}"),
+                (stage.users, f"for {stage.users}"),
             )
             if name
         )
-        facts = f"{resolved.recipe.algorithm.resolve().__struct_config__.tag}, {resolved.recipe.steps} steps"
-        print_line(
-            f"stage {number} of {len(stages.stage)}, {stage.name}: run '{resolved.recipe.run}', {facts}"
-            + (f"; {origin}" if origin else "")
-        )
+        steps = f"{resolved.recipe.algorithm.resolve().__struct_config__.tag}, {resolved.recipe.steps} steps"
+        facts = "served" if stage.command == "serve" else steps
+        print_line(f"{title}: run '{resolved.recipe.run}', {facts}" + (f"; {origin}" if origin else ""))
     return 0
 
 

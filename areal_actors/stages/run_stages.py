@@ -15,9 +15,12 @@ from areal_actors.export.command import export
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.reader.run_files import read_run_files
 from areal_actors.stages.check_stages import check_stages, print_line
+from areal_actors.stages.serve_users import serve_users
 from areal_actors.stages.stage_file import Stage, StageFile
 
 FINISHED = "finished"
+SERVED = " served"
+"""After the name of a stage in the record of stages: its users have come and gone."""
 
 
 def run_stages(stages: StageFile, root: Path) -> int:
@@ -42,6 +45,8 @@ def run_stages(stages: StageFile, root: Path) -> int:
     for number, stage in enumerate(stages.stage, start=1):
         run = RunFolder(folder / stages.run_of(stage.name))
         status = read_run_files(run).status() if (run.path / "recipe.json").is_file() else ""
+        if stage.command == "serve" and status:
+            status = FINISHED if f"{stage.name}{SERVED}" in words_before else ""
         words = stages.words(stage, root)
         title = f"stage {number} of {len(stages.stage)}, {stage.name}: run '{run.path.name}'"
         if is_fresh or not status or words_before.get(stage.name) != words:
@@ -50,7 +55,7 @@ def run_stages(stages: StageFile, root: Path) -> int:
             words_before[stage.name] = words
             folder.mkdir(parents=True, exist_ok=True)
             record.write_bytes(msgspec.json.encode(words_before))
-            code = start_command(["run", *words, *_inputs(stages, stage)])
+            code = _start_stage(stages, stage, words, root)
         elif status == FINISHED:
             print_line(f"{title} has finished already")
             continue
@@ -58,10 +63,27 @@ def run_stages(stages: StageFile, root: Path) -> int:
             is_fresh = True
             print_line(f"{title} is resumed")
             code = start_command(["resume", run.path.name, "--folder", stages.folder])
+        if not code and stage.command == "serve":
+            words_before[f"{stage.name}{SERVED}"] = []
+            record.write_bytes(msgspec.json.encode(words_before))
         if code:
             print_line(f"{title} ended with exit status {code}; the same command goes on from here")
             return code
     return 0
+
+
+def _start_stage(stages: StageFile, stage: Stage, words: list[str], root: Path) -> int:
+    """Run a stage that is not resumed; returns its exit status."""
+    match stage.command:
+        case "run":
+            return start_command(["run", *words, *_inputs(stages, stage)])
+        case "learn":
+            return start_command(["learn", *words])
+        case "serve":
+            program = [str((root / stage.users).absolute()), *stage.user_arguments]
+            return serve_users(
+                [*words, *_inputs(stages, stage)], Path(stages.folder) / stages.run_of(stage.name), program
+            )
 
 
 def start_command(words: list[str]) -> int:
@@ -89,6 +111,8 @@ def _inputs(stages: StageFile, stage: Stage) -> list[str]:
     folder, settings = Path(stages.folder), list[str]()
     if stage.model_of:
         settings.append(f"model={newest_checkpoint(folder / stages.run_of(stage.model_of))}")
+    if stage.candidate_of:
+        settings.append(f"gateway.candidate.model={newest_checkpoint(folder / stages.run_of(stage.candidate_of))}")
     if stage.episodes_of:
         run = stages.run_of(stage.episodes_of)
         path = (folder / run / f"{stage.episodes_as}-for-{stage.name}.jsonl").absolute()

@@ -36,8 +36,11 @@ class Stage(Config):
 
     name: RunName
     """Name of the stage; its run is called `<run>-<name>`."""
-    recipe: str
-    """Recipe file, relative to this file."""
+    command: Literal["run", "serve", "learn"] = "run"
+    """`run` trains with the recipe; `serve` serves its model to a program of users, until that ends; `learn` learns
+    from the sessions that an earlier stage served."""
+    recipe: str = ""
+    """Recipe file, relative to this file; none for `learn`."""
     settings: dict[str, Any] = {}
     """Settings of the recipe that differ, as a table."""
     model_of: str = ""
@@ -52,6 +55,17 @@ class Stage(Config):
     """Smallest reward of a demonstration."""
     margin: float = 0.0
     """Smallest difference of the two rewards of a pair; 0 for any."""
+    users: str = ""
+    """`serve`: Python file of the users, relative to this file. It gets the gateway's address, the admin key and the
+    feedback key as words."""
+    user_arguments: list[str] = []
+    """Further words for it."""
+    candidate_of: str = ""
+    """`serve`: earlier stage whose checkpoint is compared with the served model (docs/canary.md)."""
+    sessions_of: str = ""
+    """`learn`: earlier stage whose sessions are learned from."""
+    reward: str = ""
+    """`learn`: `FILE.py:FUNCTION` of its rewards, relative to this file; empty for the feedback itself."""
 
 
 class StageFile(Config):
@@ -65,12 +79,17 @@ class StageFile(Config):
 
     def words(self, stage: Stage, root: Path) -> list[str]:
         """Returns the recipe and the settings of a stage as words of the command line; without model and data set."""
-        fixed = {"run": self.run_of(stage.name), "folder": self.folder}
-        return [str((root / stage.recipe).absolute()), *map("=".join, _flatten({**stage.settings, **fixed}))]
+        fixed = {"run": f"{self.run}-{stage.name}", "folder": self.folder}
+        settings = map("=".join, _flatten({**stage.settings, **fixed}))
+        if stage.command != "learn":
+            return [str((root / stage.recipe).absolute()), *settings]
+        rule = ["--reward", str((root / stage.reward).absolute())] if stage.reward else []
+        return [str(Path(self.folder) / self.run_of(stage.sessions_of)), "--folder", self.folder, *rule, *settings]
 
     def run_of(self, name: str) -> str:
         """Returns the name of a stage's run."""
-        return f"{self.run}-{name}"
+        is_served = any(stage.command == "serve" for stage in self.stage if stage.name == name)
+        return f"{self.run}-{name}{'-serve' if is_served else ''}"
 
 
 def has_stages(path: Path) -> bool:
@@ -117,13 +136,20 @@ def _override(stages: StageFile, override: str) -> None:
 def _check(stage: Stage, earlier: list[str], path: Path) -> None:
     if stage.name in earlier:
         raise RecipeError(f"{path}: two stages are called `{stage.name}`; give one another name")
-    for field in ("model_of", "episodes_of"):
+    for field in ("model_of", "episodes_of", "candidate_of", "sessions_of"):
         name = getattr(stage, field)
         if name and name not in earlier:
             known = ", ".join(f"`{other}`" for other in earlier) or "none"
             raise RecipeError(f"{path}: stage `{stage.name}`: `{field}` names `{name}`; stages before it: {known}")
-    if not (path.parent / stage.recipe).is_file():
-        raise RecipeError(f"{path}: stage `{stage.name}`: there is no recipe {stage.recipe} beside this file")
+    needed = {"run": ("recipe",), "serve": ("recipe", "users"), "learn": ("sessions_of",)}[stage.command]
+    for field in needed:
+        if not getattr(stage, field):
+            raise RecipeError(
+                f'{path}: stage `{stage.name}`: `{field}` is missing, which command = "{stage.command}" needs'
+            )
+    for field in ("recipe", "users"):
+        if (file := getattr(stage, field)) and not (path.parent / file).is_file():
+            raise RecipeError(f"{path}: stage `{stage.name}`: there is no {field} {file} beside this file")
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
