@@ -42,7 +42,7 @@ def add_learn(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--passes", type=float, default=4.0, metavar="N", help="passes over all rows (default: %(default)g)"
     )
     learning.add_argument(
-        "--tokens", type=positive_count, default=0, metavar="N", help="train at most so many tokens (default: any)"
+        "--tokens", type=positive_count, default=0, metavar="N", help="largest number of trained tokens (default: any)"
     )
     learning.add_argument(
         "--least-effective",

@@ -122,7 +122,7 @@ def prompt_features(prompts: Sequence[Sequence[int]]) -> Floats:
                 bucket = buckets[gram] = zlib.crc32(array("q", gram).tobytes()) % FEATURES
             features[row, bucket] += 1.0
     features = np.log1p(features)
-    centred = features - features.mean(axis=0)  # what all prompts share says nothing
+    centred = features - features.mean(axis=0)  # nothing is predicted by what all prompts share
     return centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-6)
 
 

@@ -1,4 +1,4 @@
-"""What `learn` learns from, and the recipe with which it does: rows and settings, before anything is trained."""
+"""The rows that `learn` learns from, and the recipe with which it does, before anything is trained."""
 
 from __future__ import annotations
 

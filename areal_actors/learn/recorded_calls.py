@@ -116,7 +116,7 @@ class RowWriter:
             read: gets the rows.
             log: folder of the run.
             credit: of rewards to calls.
-            temperature: of the log-probabilities of calls that do not say.
+            temperature: of the log-probabilities of calls without one of their own.
             encode: of edited answers, which are left out without it.
         """
         self.read = read

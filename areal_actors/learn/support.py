@@ -85,7 +85,7 @@ def support_of(
 
 
 def refuse_weak_support(support: Support, least: float) -> None:
-    """Refuse a log that says too little about the model.
+    """Refuse a log that is too far from the model.
 
     Args:
         support: what was measured.

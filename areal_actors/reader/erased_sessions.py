@@ -18,7 +18,7 @@ from areal_actors.recipe.recipe import Recipe
 
 
 class _Source(msgspec.Struct, frozen=True):
-    """The columns of a row that say where it is from."""
+    """The columns of a row with its origin."""
 
     log: str
     session: str

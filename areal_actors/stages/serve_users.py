@@ -27,9 +27,7 @@ def serve_users(words: Sequence[str], place: Path, program: Sequence[str]) -> in
     """
     port = find_free_ports(1, "127.0.0.1")
     address = f"http://127.0.0.1:{port}"
-    serving = subprocess.Popen(
-        [sys.executable, "-m", "areal_actors", "serve", *words, f"gateway.port={port}"]
-    )
+    serving = subprocess.Popen([sys.executable, "-m", "areal_actors", "serve", *words, f"gateway.port={port}"])
     try:
         if not _is_ready(serving, address):
             return serving.poll() or 1

@@ -44,7 +44,7 @@ class CallColumns(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecordedRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A row of recorded tokens; which fields it has says what was judged."""
+    """A row of recorded tokens; its fields show what was judged."""
 
     log: str
     """Folder of the run that recorded it."""
