@@ -63,7 +63,7 @@ class CandidateTrial:
         """Version of every session since the candidate was published."""
         self.open: dict[str, str] = {}
         """Sessions that have not ended, by episode."""
-        self.counted: dict[str, set[str]] = {REWARD: set(), "guards": set()}
+        self.counted: dict[str, dict[str, None]] = {REWARD: {}, "guards": {}}
         """Sessions that the comparisons have, or may not have."""
         self.comparisons: dict[str, MetricComparison] = {}
         if state is not None:
@@ -127,7 +127,7 @@ class CandidateTrial:
         if before is not None and msgspec.structs.replace(before, share=event.share) == event:
             return
         self.decided = None
-        self.versions, self.counted = {}, {REWARD: set(), "guards": set()}
+        self.versions, self.counted = {}, {REWARD: {}, "guards": {}}
         self.comparisons = _comparisons_of(event)
 
     def _decide(self, event: CandidateDecided) -> None:
@@ -146,7 +146,7 @@ class CandidateTrial:
 
     def _leave_out(self, session: str) -> None:
         for counted in self.counted.values():
-            counted.add(session)
+            counted[session] = None
 
     def _end(self, episode: str, reward: float, calls: Sequence[Interaction]) -> None:
         if (session := self.open.pop(episode, None)) is not None:
@@ -163,13 +163,13 @@ class CandidateTrial:
 
     def _reward(self, session: str, reward: float) -> None:
         if (side := self._side(session, REWARD)) is not None and self.published is not None:
-            self.counted[REWARD].add(session)
+            self.counted[REWARD][session] = None
             self.comparisons[REWARD].add(reward, is_candidate=side, blocks=block_sizes(self.published.share))
 
     def _measure(self, session: str, calls: Sequence[Interaction]) -> None:
         if not calls or (side := self._side(session, "guards")) is None or self.published is None:
             return
-        self.counted["guards"].add(session)
+        self.counted["guards"][session] = None
         at, blocks = self.published, block_sizes(self.published.share)
         answers = [(len(call.completion), call.finish_reason == "length", bool(call.call_problem)) for call in calls]
         for name, total in zip(GUARDS, map(sum, zip(*answers, strict=True)), strict=True):
@@ -212,7 +212,7 @@ class CandidateTrial:
     def _restore(self, state: TrialState) -> None:
         self.serving, self.published, self.decided = state.serving, state.published, state.decided
         self.versions, self.open = dict(state.versions), dict(state.open)
-        self.counted |= {kind: set(sessions) for kind, sessions in state.counted.items()}
+        self.counted |= {kind: dict.fromkeys(sessions) for kind, sessions in state.counted.items()}
         self.comparisons = _comparisons_of(state.published) if state.published is not None else {}
         for name, comparison in self.comparisons.items():
             comparison.restore(state.comparisons[name])

@@ -24,7 +24,7 @@ def judge_candidate(trial: CandidateTrial) -> Verdict:
     assert at is not None
     metrics = {metric.name: metric for metric in trial.metrics()}
     for name, limit in at.limits.items():
-        if metrics[name].low > limit:
+        if metrics[name].low >= limit:
             return Verdict("rolled back", f"{_describe(metrics[name])}, above its limit of {limit:+g}")
     if at.mode == "shadow":
         return Verdict(None, "users judge no answers of a shadow: serve it as a canary to compare rewards")
@@ -35,7 +35,7 @@ def judge_candidate(trial: CandidateTrial) -> Verdict:
 
 def _judge_rewards(trial: CandidateTrial, at: CandidatePublished, metrics: dict[str, ComparedMetric]) -> Verdict:
     reward = metrics[REWARD]
-    if reward.high < 0:
+    if reward.high <= 0:
         return Verdict("rolled back", f"{_describe(reward)}: it is worse")
     if unshown := [name for name, limit in at.limits.items() if metrics[name].high > limit]:
         names = ", ".join(f"{_describe(metrics[name])}, limit {at.limits[name]:+g}" for name in unshown)
