@@ -1,6 +1,6 @@
 """The sequential test of a candidate: sessions until it decides, and false decisions, over simulated trials.
 
-    python benchmarks/canary.py [--trials 1000] [--longest 120000] [--seed 0]
+    python benchmarks/canary.py [--trials 1000] [--longest 80000] [--seed 0]
 
 Each trial has independent sessions of two versions with rewards between 0 and 1: `binary` (0 or 1, mean 0.5) or
 `graded` (mean 0.5, standard deviation 0.2). The candidate's mean differs by a planted amount, -0.03, 0 or +0.03, or by
@@ -86,7 +86,7 @@ def main() -> None:
     """Print the table, and append it to the history."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=1000)
-    parser.add_argument("--longest", type=int, default=120_000, help="sessions of a trial")
+    parser.add_argument("--longest", type=int, default=80_000, help="sessions of a trial")
     parser.add_argument("--seed", type=int, default=0)
     options = parse_arguments(parser, QUICK)
     began = time.perf_counter()

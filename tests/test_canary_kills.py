@@ -124,7 +124,8 @@ def test_no_session_has_tokens_of_two_versions_whatever_is_killed_and_decided(tm
     (decided,) = read_events(tmp_path, CandidateDecided)
     assert (decided.decision, decided.by) == ("promoted", "test")
     assert main(["promote", "talks-serve", "--folder", str(tmp_path)]) == 0
-    print(f"{len(sampled)} sessions, {dict(killed)}, {Counter(starts[name] for name in sampled)}")
+    counts = Counter(starts[name] for name in sampled)
+    (tmp_path / "counts.txt").write_text(f"{len(sampled)} sessions by version {dict(counts)}; killed {dict(killed)}")
 
 
 @pytest.mark.long

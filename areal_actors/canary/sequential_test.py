@@ -54,7 +54,8 @@ class DifferenceTest:
         excess = ((added[..., None] + 1.0) / 2.0 - self.values)[..., None] * BETS
         self.wealth[0] += np.log1p(excess)
         self.wealth[1] += np.log1p(-excess)
-        capital = np.logaddexp.reduce(self.wealth, axis=-1) - math.log(len(BETS))
+        richest = self.wealth.max(axis=-1)
+        capital = richest + np.log(np.exp(self.wealth - richest[..., None]).mean(axis=-1))
         np.maximum(self.highest, capital, out=self.highest)
 
     def lower(self) -> Floats:

@@ -41,6 +41,12 @@ class CandidatePublished(Event):
     max_tokens: int = 1
     """Length of an answer, in tokens, that counts as 1 in the metric `length`."""
 
+    def sentence(self) -> str:
+        """Returns how the candidate is compared."""
+        beside = "answers beside" if self.mode == "shadow" else "answers"
+        place = f"version {self.weight_version} ({self.location.folder})"
+        return f"{self.mode}: {place} {beside} {self.share:.0%} of the new sessions, against {self.serving_version}"
+
 
 class ComparedMetric(Value):
     """A mean of the candidate's sessions minus that of the served ones, with limits that hold at all times."""
