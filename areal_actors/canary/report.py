@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from areal_actors.canary.trial import CandidateTrial
-from areal_actors.canary.verdict import Verdict
+from areal_actors.canary.verdict import CandidateVerdict
 from areal_actors.messages import ComparedMetric
 
 HEAD = ("", "candidate", "serving", "difference", "lower", "upper", "pairs")
 
 
-def describe_comparison(trial: CandidateTrial, verdict: Verdict, *, as_json: bool = False) -> str:
+def describe_comparison(trial: CandidateTrial, verdict: CandidateVerdict, *, as_json: bool = False) -> str:
     """Returns the figures of both versions with their limits, and the verdict."""
     at = trial.published
     assert at is not None
@@ -58,7 +58,7 @@ def _row(metric: ComparedMetric) -> tuple[str, ...]:
     return (metric.name, f"{metric.candidate:.3f}", f"{metric.serving:.3f}", *figures, str(metric.pairs))
 
 
-def _describe_verdict(verdict: Verdict) -> str:
+def _describe_verdict(verdict: CandidateVerdict) -> str:
     if verdict.decision is not None:
         return f"{verdict.decision}: {verdict.reason}"
     missing = "more sessions" if verdict.needed is None else f"about {verdict.needed:,} more sessions"

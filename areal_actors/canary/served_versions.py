@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from areal_actors.core.values import WeightsLocation
 from areal_actors.messages import CandidateDecided, CandidatePublished, WeightsPublished
-from areal_bus.base import Envelope
 
 VersionEvent = WeightsPublished | CandidatePublished | CandidateDecided
 KINDS: dict[str, type[VersionEvent]] = {
@@ -13,7 +12,7 @@ KINDS: dict[str, type[VersionEvent]] = {
 
 
 class ServedVersions:
-    """Feed it every envelope of a log in order."""
+    """Fold every event of `KINDS` in the order of the log."""
 
     def __init__(self) -> None:
         self.newest = -1
@@ -26,11 +25,6 @@ class ServedVersions:
         """Model that was asked for when weights were published last, in whose place a candidate may have come."""
         self.candidate: CandidatePublished | None = None
         self.decided: CandidateDecided | None = None
-
-    def receive(self, envelope: Envelope) -> None:
-        """Fold the next event."""
-        if (kind := KINDS.get(envelope.subject)) is not None:
-            self.fold(envelope.open(kind))
 
     def fold(self, event: VersionEvent) -> None:
         """Fold an event."""

@@ -1,4 +1,4 @@
-"""What the comparison of a candidate shows: promotion, rollback, or how many more sessions it takes."""
+"""The verdict on a candidate by its comparison: promotion, rollback, or how many more sessions it takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from areal_actors.canary.trial import REWARD, CandidateTrial
 from areal_actors.messages import CandidateDecided, CandidatePublished, ComparedMetric, Decision
 
 
-class Verdict(NamedTuple):
+class CandidateVerdict(NamedTuple):
     """A decision that the figures show, or what is missing for one."""
 
     decision: Decision | None
@@ -18,38 +18,42 @@ class Verdict(NamedTuple):
     """Further sessions, of both versions together, that a decision is expected to take; None if that is unknown."""
 
 
-def judge_candidate(trial: CandidateTrial) -> Verdict:
+def judge_candidate(trial: CandidateTrial) -> CandidateVerdict:
     """Returns what the sessions so far show of a candidate that is not decided."""
     at = trial.published
     assert at is not None
     metrics = {metric.name: metric for metric in trial.metrics()}
     for name, limit in at.limits.items():
         if metrics[name].low >= limit:
-            return Verdict("rolled back", f"{_describe(metrics[name])}, above its limit of {limit:+g}")
+            return CandidateVerdict("rolled back", f"{_describe(metrics[name])}, above its limit of {limit:+g}")
     if at.mode == "shadow":
-        return Verdict(None, "users judge no answers of a shadow: serve it as a canary to compare rewards")
+        return CandidateVerdict(None, "users judge no answers of a shadow: serve it as a canary to compare rewards")
     if min(trial.rewarded()) < at.least_sessions:
         return _too_few(trial, at)
     return _judge_rewards(trial, at, metrics)
 
 
-def _judge_rewards(trial: CandidateTrial, at: CandidatePublished, metrics: dict[str, ComparedMetric]) -> Verdict:
+def _judge_rewards(
+    trial: CandidateTrial, at: CandidatePublished, metrics: dict[str, ComparedMetric]
+) -> CandidateVerdict:
     reward = metrics[REWARD]
     if reward.high <= 0:
-        return Verdict("rolled back", f"{_describe(reward)}: it is worse")
+        return CandidateVerdict("rolled back", f"{_describe(reward)}: it is worse")
     if unshown := [name for name, limit in at.limits.items() if metrics[name].high > limit]:
         names = ", ".join(f"{_describe(metrics[name])}, limit {at.limits[name]:+g}" for name in unshown)
-        return Verdict(None, f"it is not shown that these stay below their limits: {names}", _needed(trial, unshown))
+        return CandidateVerdict(
+            None, f"it is not shown that these stay below their limits: {names}", _needed(trial, unshown)
+        )
     if reward.low >= at.least_difference:
-        return Verdict("promoted", f"{_describe(reward)}: more than {at.least_difference:+g}")
-    return Verdict(None, _undecided(reward, at), _needed(trial, []))
+        return CandidateVerdict("promoted", f"{_describe(reward)}: more than {at.least_difference:+g}")
+    return CandidateVerdict(None, _undecided(reward, at), _needed(trial, []))
 
 
-def _too_few(trial: CandidateTrial, at: CandidatePublished) -> Verdict:
+def _too_few(trial: CandidateTrial, at: CandidatePublished) -> CandidateVerdict:
     fewest = min(trial.rewarded())
     served, own = block_sizes(at.share)
     reason = f"{fewest} sessions of one version have a reward; at least {at.least_sessions} of each are needed"
-    return Verdict(None, reason, -(-(at.least_sessions - fewest) // min(served, own)) * (served + own))
+    return CandidateVerdict(None, reason, -(-(at.least_sessions - fewest) // min(served, own)) * (served + own))
 
 
 def decide(trial: CandidateTrial) -> CandidateDecided | None:

@@ -14,7 +14,7 @@ import msgspec
 
 from areal_actors.canary.report import describe_comparison
 from areal_actors.canary.trial import EVENTS, CandidateTrial
-from areal_actors.canary.verdict import Verdict, decided_event, judge_candidate
+from areal_actors.canary.verdict import CandidateVerdict, decided_event, judge_candidate
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.folder.connections import connect_to_run, open_log, open_store
@@ -74,15 +74,15 @@ async def _read_trial(recipe: Recipe, place: RunFolder) -> CandidateTrial:
     return trial
 
 
-def _verdict(trial: CandidateTrial, run: str, *, is_rollback: bool) -> Verdict:
+def _verdict(trial: CandidateTrial, run: str, *, is_rollback: bool) -> CandidateVerdict:
     if trial.published is None:
         remedy = "serve it with gateway.candidate.model=FOLDER and actors.inference_worker.count=2"
         raise SetupError(f"'{run}' has no candidate; {remedy}")
     if is_rollback:
-        return Verdict("rolled back", "rolled back by the operator")
+        return CandidateVerdict("rolled back", "rolled back by the operator")
     if trial.decided is not None:
         decision = trial.decided.decision
-        return Verdict(decision, trial.decided.reason)
+        return CandidateVerdict(decision, trial.decided.reason)
     return judge_candidate(trial)
 
 

@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from areal_actors.canary.served_versions import ServedVersions
+from areal_actors.canary.served_versions import KINDS, ServedVersions
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import WeightsLocation
 from areal_actors.folder.run_folder import RunFolder
@@ -81,7 +81,8 @@ async def next_weights(bus: Bus, run: str, location: WeightsLocation) -> tuple[W
     """
     versions = ServedVersions()
     async for envelope in bus.log():  # a training loop may have joined the model, and published weights of its own
-        versions.receive(envelope)
+        if (kind := KINDS.get(envelope.subject)) is not None:
+            versions.fold(envelope.open(kind))
     vocabulary = (await asyncio.to_thread(vocabulary_digest, location.model)).encode()
     if versions.published is not None and await bus.get(VOCABULARY) not in {None, vocabulary}:
         raise SetupError(
