@@ -333,6 +333,19 @@ def test_a_promoted_candidate_is_served_in_place_of_the_model_that_is_asked_for(
     assert versions.locate(asked) == WeightsPublished(weight_version=version, location=location)
 
 
+def test_a_rollback_after_all_workers_have_loaded_it_publishes_the_model_again():
+    versions = ServedVersions()
+    for event in (
+        WeightsPublished(weight_version=0, location=SERVED),
+        published(),
+        decided("promoted"),
+        WeightsPublished(weight_version=1, location=CANDIDATE),
+        decided("rolled back"),
+    ):
+        versions.fold(event)
+    assert versions.locate(SERVED) == WeightsPublished(weight_version=2, location=SERVED)
+
+
 def test_a_model_that_is_asked_for_later_is_served_after_a_promotion_was_published():
     other = msgspec.structs.replace(SERVED, folder="/models/c", checksum="c")
     versions = ServedVersions()

@@ -20,7 +20,8 @@ class ServedVersions:
         self.published: WeightsPublished | None = None
         """Weights that were published last for all sessions."""
         self.served: WeightsPublished | None = None
-        """Weights of new sessions: those published last, or a candidate promoted since."""
+        """Weights of new sessions: those published last, or a candidate promoted since; None if these are rolled back,
+        so that the model that is asked for is published again, as another version."""
         self.asked: WeightsLocation | None = None
         """Model that was asked for when weights were published last, in whose place a candidate may have come."""
         self.candidate: CandidatePublished | None = None
@@ -46,8 +47,9 @@ class ServedVersions:
             return
         if event.decision == "promoted":
             self.served = WeightsPublished(weight_version=at.weight_version, location=at.location)
-        elif self.decided is not None and self.published is not None:
-            self.served = self.published
+        elif self.decided is not None and self.published is not None:  # a promoted one is rolled back
+            is_loaded = self.published.weight_version == at.weight_version
+            self.served = None if is_loaded else self.published
         self.decided = event
 
     def locate(self, asked: WeightsLocation) -> WeightsPublished:

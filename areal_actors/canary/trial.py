@@ -110,7 +110,7 @@ class CandidateTrial:
             case TrajectoryExported():
                 self._end(event.trajectory.episode, event.trajectory.reward, event.trajectory.interactions)
             case EpisodeAbandoned():
-                self.open.pop(event.work.episode, None)
+                self._forget(self.open.pop(event.work.episode, ""))
             case ConversationKept():
                 self._measure(event.session, event.interactions)
             case FeedbackGiven(kind="reward", name="", reward=float() | int() as reward):
@@ -152,6 +152,12 @@ class CandidateTrial:
         if (session := self.open.pop(episode, None)) is not None:
             self._reward(session, reward)
             self._measure(session, calls)
+            self._forget(session)
+
+    def _forget(self, session: str) -> None:
+        """Drop the version of an ended session that nothing is compared with any more."""
+        if self.decided is not None:
+            self.versions.pop(session, None)
 
     def _side(self, session: str, kind: str) -> bool | None:
         """Returns True for a session of the candidate, False for one of the served version, None for one to skip."""

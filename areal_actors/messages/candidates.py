@@ -8,7 +8,7 @@ import msgspec
 
 from areal_actors.core.candidate_settings import CandidateMode
 from areal_actors.core.values import Interaction, Value, WeightsLocation
-from areal_bus.message import Event, MonitorEvent, Reply, Request
+from areal_bus.message import Event, Reply, Request
 
 Decision = Literal["promoted", "rolled back", "withdrawn"]
 """`promoted`: new sessions have its weights; `rolled back`: none has; `withdrawn`: the recipe has another, or none."""
@@ -91,7 +91,7 @@ class CandidateDecided(Event):
         return f"candidate version {self.weight_version} is {self.decision}: {self.reason}"
 
 
-class ShadowAnswered(MonitorEvent):
+class ShadowAnswered(Event):
     """The candidate has answered a call of a session beside the served version; no user saw it."""
 
     subject: ClassVar[str] = "shadow.answered"

@@ -49,7 +49,7 @@ def promote(run: str, *, folder: Path, is_rollback: bool, is_dry_run: bool, as_j
     decided = msgspec.structs.replace(decided_event(trial, verdict.decision, verdict.reason), by="operator")
     asyncio.run(_publish(place, recipe, decided))
     if not as_json:
-        sys.stdout.write(_describe_effect(place, decided))
+        sys.stdout.write(_describe_effect(place, trial, decided))
     return DONE if verdict.decision == "promoted" or is_rollback else REFUSED
 
 
@@ -78,12 +78,9 @@ def _verdict(trial: CandidateTrial, run: str, *, is_rollback: bool) -> Candidate
     if trial.published is None:
         remedy = "serve it with gateway.candidate.model=FOLDER and actors.inference_worker.count=2"
         raise SetupError(f"'{run}' has no candidate; {remedy}")
-    if is_rollback:
-        return CandidateVerdict("rolled back", "rolled back by the operator")
-    if trial.decided is not None:
-        decision = trial.decided.decision
-        return CandidateVerdict(decision, trial.decided.reason)
-    return judge_candidate(trial)
+    if trial.decided is not None and _is_decided(trial, is_rollback=is_rollback):
+        return CandidateVerdict(trial.decided.decision, trial.decided.reason)
+    return CandidateVerdict("rolled back", "by the operator") if is_rollback else judge_candidate(trial)
 
 
 def _is_decided(trial: CandidateTrial, *, is_rollback: bool) -> bool:
@@ -110,7 +107,11 @@ async def _writable_bus(place: RunFolder, recipe: Recipe) -> AsyncIterator[Bus]:
             yield bus
 
 
-def _describe_effect(place: RunFolder, event: CandidateDecided) -> str:
+def _describe_effect(place: RunFolder, trial: CandidateTrial, event: CandidateDecided) -> str:
+    is_live = bool(place.live_supervisor())
+    if event.decision == "rolled back" and trial.serving == event.weight_version:
+        again = "end it, and serve it again" if is_live else f"use `{COMMAND} serve`"
+        return f"rolled back: all workers have version {event.weight_version}; {again} to have the recipe's model\n"
     which = event.weight_version if event.decision == "promoted" else event.serving_version
-    when = "new sessions have" if place.live_supervisor() else f"`{COMMAND} serve` starts with"
+    when = "new sessions have" if is_live else f"`{COMMAND} serve` starts with"
     return f"{event.decision}: {when} version {which} from now on; open sessions keep theirs\n"

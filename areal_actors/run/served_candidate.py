@@ -86,8 +86,10 @@ async def refuse_other_tokens(serving: WeightsLocation, candidate: WeightsLocati
     """Check that one tokenizer and one chat template serve both.
 
     Raises:
-        SetupError: they differ, so that the prompts of the candidate would not be its own.
+        SetupError: they differ, so that the prompts of the candidate would not be its own; or both are one model.
     """
+    if candidate == serving:
+        raise SetupError(f"gateway.candidate.model: {candidate.folder} is the served model itself; name another")
     ours, its = [await asyncio.to_thread(ChatTokenizer.load, location.model) for location in (serving, candidate)]
     vocabularies = [chat.tokenizer.get_vocab(with_added_tokens=True) for chat in (ours, its)]
     what = "tokenizer" if vocabularies[0] != vocabularies[1] else ""

@@ -18,7 +18,8 @@ from areal_actors.core.free_ports import find_free_ports
 
 SMALL = ("profile=embedded", "warm_start.steps=40", "warm_start.tail_steps=10")
 """A model that is made in seconds."""
-KINDS = ("session_manager", "inference_worker", "nats-server")
+KINDS = ("gateway", "inference_worker", "nats-server")
+"""Processes that are killed by themselves."""
 
 
 class ServedRun:
@@ -75,7 +76,7 @@ class ServedRun:
     def kill(self, randomness):
         """Kill the gateway, an engine or the nats-server, or everything; returns which."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        by_kind = {kind: [child for child in children if kind in " ".join(child.cmdline())] for kind in KINDS}
+        by_kind = {kind: [child for child in children if is_of_kind(child, kind)] for kind in KINDS}
         kind = randomness.choice([*(kind for kind in KINDS if by_kind[kind]), "all"])
         if kind != "all":
             randomness.choice(by_kind[kind]).send_signal(signal.SIGKILL)
@@ -95,3 +96,9 @@ class ServedRun:
             if self.process.poll() is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait()
+
+
+def is_of_kind(process, kind):
+    """True for a process of the run that is named so, or numbered; its name is its last argument."""
+    words = process.cmdline()
+    return bool(words) and (kind in words[0] or words[-1] == kind or words[-1].startswith(f"{kind}-"))
