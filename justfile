@@ -56,6 +56,12 @@ launch *recipes_and_settings: setup
 gateway *args: setup
     @cd {{ quote(invocation_directory()) }} && {{ python }} -m areal_actors gateway "$@"
 
+# compare the candidate of a served model with the served version, and promote it: `just promote online-serve`
+[group("daily")]
+[no-exit-message]
+promote *args: setup
+    @cd {{ quote(invocation_directory()) }} && {{ python }} -m areal_actors promote "$@"
+
 # serve the Tinker API on this machine: `just tinker`, `just tinker --model FOLDER --port 0`
 [group("daily")]
 [no-exit-message]

@@ -1,7 +1,8 @@
 """One process of the gateway under measurement.
 
 Everything is real except the engine, which waits and returns a prepared text.
-Started by `gateway/server.py` as `python benchmarks/gateway_process.py RUN_FOLDER NAME DELAY_SECONDS CORPUS`.
+Started by `gateway_system.py` as `python benchmarks/gateway_process.py RUN_FOLDER NAME DELAY_SECONDS CORPUS KIND`; with
+the kind `plain` the gateway of a served model records neither conversations nor feedback, and has no candidate.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from gateway_floor import TOKEN_SECONDS
 from gateway_tokenizer import VOCABULARY, Texts, tokenizer_folder
 
 from areal_actors.core.values import SamplingParams, TokenColumns
+from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.generation.engine import EngineCounters, TokenChunk
-from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.scripted.engine import ScriptedEngine
+from areal_actors.processes.candidate_workers import worker_class
 from areal_actors.processes.cpu_actors import CPU_ACTORS
 from areal_actors.processes.fold_actors import BuildContext
 from areal_actors.processes.process import serve_actors
 from areal_actors.runtime.actor import Actor
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 ANSWER_TOKENS = 64
 ANSWERS = 1024
@@ -71,10 +75,25 @@ class DelayedEngine(ScriptedEngine):
 def _inference_worker(context: BuildContext) -> Actor:
     corpus = Path(sys.argv[4]) if sys.argv[4] else None
     engine = DelayedEngine(tokenizer_folder(corpus), float(sys.argv[3]), corpus)
-    return InferenceWorker(
+    return worker_class(context.recipe, context.instance)(
         lambda _: engine, name=context.instance, concurrency=context.recipe.actors.inference_worker.concurrency
     )
 
 
+def _plain_session_manager(context: BuildContext) -> Actor:
+    recipe = context.recipe
+    return SessionManager(
+        recipe.gateway,
+        ChatTokenizer.load,
+        secret=context.folder.secret(),
+        max_model_len=recipe.generation.max_model_len,
+        concurrency=recipe.actors.session_manager.concurrency,
+        capacity=ExternalCapacity(1, slots=recipe.actors.session_manager.concurrency),
+        sampling=recipe.sampling,
+        run_folder=context.folder.path,
+    )
+
+
 if __name__ == "__main__":
-    serve_actors({**CPU_ACTORS, "inference_worker": _inference_worker}, sys.argv[1:3])
+    plain = {"session_manager": _plain_session_manager} if sys.argv[5:6] == ["plain"] else {}
+    serve_actors({**CPU_ACTORS, "inference_worker": _inference_worker, **plain}, sys.argv[1:3])

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ import psutil
 from gateway_load import Endpoint
 from history import ROOT
 
+from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.values import SamplingParams, Task, Trajectory, WeightsLocation
 from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.messages import (
@@ -155,10 +156,13 @@ class GatewaySystem:
 
 @asynccontextmanager
 async def gateway_system(
-    folder: Path, model: Path, corpus: Path | None, delay_seconds: float
+    folder: Path, model: Path, corpus: Path | None, delay_seconds: float, plan: Recipe | None = None, kind: str = ""
 ) -> AsyncIterator[GatewaySystem]:
-    """Start a gateway whose engine answers after this delay."""
-    plan, run_folder = recipe(folder), RunFolder(folder / RUN)
+    """Start a gateway whose engine answers after this delay.
+
+    `plan` is another recipe than that of the benchmark `gateway.py`, and `kind` that of its session manager.
+    """
+    plan, run_folder = plan or recipe(folder), RunFolder(folder / RUN)
     run_folder.create(plan)
     server = await EmbeddedServer.start(run_folder.nats)
     try:
@@ -166,28 +170,21 @@ async def gateway_system(
             server.url, RUN, name="benchmark", token=server.token, kinds=KINDS, blobs=run_folder.blobs
         )
         run_folder.announce(ServerAddress(url=server.url, token=server.token, run=RUN, pid=os.getpid()))
-        arguments = [str(delay_seconds), str(corpus or "")]
+        arguments = [str(delay_seconds), str(corpus or ""), kind]
         address = run_folder.server()
-        with (
-            process_of(
-                "gateway_process.py", str(run_folder.path), "gateway", *arguments, core=SERVER_CORE, address=address
-            ) as gateway,
-            process_of(
-                "gateway_process.py",
-                str(run_folder.path),
-                "inference_worker",
-                *arguments,
-                core=REST_CORE,
-                address=address,
-            ) as engine,
-        ):
-            made = GatewaySystem(
-                bus, {"gateway": gateway.pid, "inference_worker": engine.pid, "nats-server": server.pid}
-            )
+        names = ["gateway", *processes_of(plan.actors.inference_worker)]
+        with ExitStack() as stack:
+            pids = {"nats-server": server.pid}
+            for name in names:
+                words = (str(run_folder.path), name, *arguments)
+                core = SERVER_CORE if name == "gateway" else REST_CORE
+                process = process_of("gateway_process.py", *words, core=core, address=address)
+                pids[name] = stack.enter_context(process).pid
+            made = GatewaySystem(bus, pids)
             try:
                 await made.serve(model)
             except TimeoutError:
-                failures = [run_folder.failure_of(name) for name in ("gateway", "inference_worker")]
+                failures = [run_folder.failure_of(name) for name in names]
                 details = "; ".join(file.read_text() for file in failures if file.is_file())
                 raise RuntimeError(
                     f"gateway and engine did not start within {START_SECONDS:g} s:"

@@ -26,7 +26,7 @@ ORDER = (
         "evaluation",
         "metrics",
     ),
-    *("audit", "supervised", "embedded", "calibration", "chaos", "history", "policies", "feedback"),
+    *("audit", "supervised", "embedded", "calibration", "chaos", "history", "policies", "feedback", "canary"),
     *(
         "recipe",
         "lint",
@@ -86,6 +86,7 @@ WINGS = {
     "history",
     "policies",
     "feedback",
+    "canary",
     "reader",
 } | {*("replay", "track", "export", "imports", "stages", "learn", "web")}
 """Beside the path: these import stations, no station imports them."""
@@ -97,6 +98,12 @@ PURE = (
         "audit.groups",
         "audit.sequences",
         "batching.assembler",
+        "canary.assignment",
+        "canary.comparison",
+        "canary.sequential_test",
+        "canary.served_versions",
+        "canary.trial",
+        "canary.verdict",
         "core.column_check",
         "core.values",
         "gateway.conversations",

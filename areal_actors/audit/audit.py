@@ -14,19 +14,23 @@ import msgspec
 from areal_actors.audit.fault import AuditFault
 from areal_actors.audit.groups import ExportedTrajectory, Finding, GroupLedger, format_numbers
 from areal_actors.audit.recomputation import RecomputeProgress
+from areal_actors.audit.session_versions import SessionVersions
 from areal_actors.audit.source_ledger import SourceLedger
 from areal_actors.messages import (
     KINDS,
     BatchFormed,
+    CandidatePublished,
     CapacityGranted,
     CheckpointCommitted,
     CheckpointStaged,
+    ConversationKept,
     EpisodeAbandoned,
     ExamplesDrawn,
     FaultInjected,
     RunFinished,
     RunResumed,
     RunStarted,
+    SessionStarted,
     SourcesChanged,
     StepCompleted,
     TrajectoryDropped,
@@ -89,6 +93,7 @@ class Audit(msgspec.Struct):
     faults: list[AuditFault] = []
     more_faults: int = 0
     sources: SourceLedger = msgspec.field(default_factory=SourceLedger)
+    sessions: SessionVersions = msgspec.field(default_factory=SessionVersions)
 
     # ------------------------------------------------------------ the fold
 
@@ -137,8 +142,10 @@ class Audit(msgspec.Struct):
                 yield from self._examples(message)
             case StepCompleted():
                 yield from self._step(message)
-            case WeightsPublished():
+            case WeightsPublished() | CandidatePublished():
                 yield from self._check_published_version(message)
+            case SessionStarted() | ConversationKept():
+                yield from self.sessions.receive(message)
             case WeightsLoaded():
                 yield from self._check_loaded_version(message)
             case CheckpointStaged() | CheckpointCommitted():
@@ -160,6 +167,7 @@ class Audit(msgspec.Struct):
 
     def _check_export(self, message: TrajectoryExported) -> Iterator[Finding]:
         trajectory = message.trajectory
+        yield from self.sessions.receive(message)
         spans = [span.weight_version for turn in trajectory.interactions for span in turn.completion.versions]
         if unknown := {version for version in spans if version not in self.versions}:
             yield (
@@ -218,7 +226,7 @@ class Audit(msgspec.Struct):
         self.steps = max(self.steps, message.step)
         self.groups.trained_step(message.step - 1)
 
-    def _check_published_version(self, message: WeightsPublished) -> Iterator[Finding]:
+    def _check_published_version(self, message: WeightsPublished | CandidatePublished) -> Iterator[Finding]:
         version, checksum = message.weight_version, message.location.checksum
         if (earlier := self.versions.get(version)) is not None:
             earlier.published += 1

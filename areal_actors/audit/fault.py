@@ -17,7 +17,8 @@ CHECKS: Mapping[str, str] = {
     "count": "the counts of the batcher equal those of the log",
     "step": "each step is completed once, in order, after its batch",
     "sequences": "the sequences trained are those of the batch",
-    "version": "each weight version is published after its step, and no token has an unpublished version",
+    "version": "each weight version is published after its step, and no token has an unpublished version, or another"
+    " one than its session",
     "checksum": "a version has the same checksum wherever it was published, loaded or recomputed",
     "checkpoint": "a checkpoint names its step and the event of its last batch",
     "end": "the last event of the run has the step count of the log",

@@ -25,6 +25,8 @@ def _counts(audit: Audit) -> Iterator[str]:
     )
     yield f"log           {audit.sequence:,} events of {launches}{injected}; {ended}"
     yield f"steps         {audit.steps} completed, each once and in order" + _sequences(audit)
+    if (sessions := audit.sessions).checked + sessions.mixed:
+        yield f"sessions      {sessions.checked:,} with the one version of their start, {sessions.mixed:,} with others"
     if audit.learns_from_examples() or audit.is_served():
         return
     groups = audit.groups

@@ -17,6 +17,7 @@ from areal_actors.cli.installed import add_installed_commands
 from areal_actors.cli.learn_arguments import add_learn
 from areal_actors.cli.model_arguments import add_model_commands
 from areal_actors.cli.other_names import no_command
+from areal_actors.cli.promote_arguments import add_promote
 from areal_actors.cli.reader_arguments import (
     add_explanations,
     add_readers,
@@ -144,6 +145,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     _begins(command)
     add_run_commands(command)
     add_learn(command)
+    add_promote(command)
     _joins(command)
     add_launch(command)
     _serves_tinker(command)

@@ -10,6 +10,8 @@ from areal_actors.messages import (
     BatchRefused,
     BestCheckpointChosen,
     BusRestarted,
+    CandidateDecided,
+    CandidatePublished,
     CheckpointCommitted,
     CheckpointDamaged,
     CompletionRefused,
@@ -341,6 +343,8 @@ LINES: Mapping[type[Message], Sentence] = {
         f"log trimmed: it now begins at event {it.first:,}; the run can be resumed from step {it.step} or later"
     ),
     ConversationsLimited: lambda it: it.sentence(),
+    CandidatePublished: lambda it: it.sentence(),
+    CandidateDecided: lambda it: it.sentence(),
     SnapshotRefused: lambda it: (
         f"snapshot of {it.fold} refused, restored after event {it.restored:,} instead: {it.reason}"
     ),

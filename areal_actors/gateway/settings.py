@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from areal_actors.core.candidate_settings import CandidateSettings
 from areal_actors.core.config import Config, NonNegativeInt, Port, PositiveFloat, PositiveInt
 from areal_actors.core.feedback_settings import FeedbackSettings
 
@@ -113,6 +114,7 @@ class GatewaySettings(Config):
     MiB."""
     images: ImageSettings = ImageSettings()
     feedback: FeedbackSettings = FeedbackSettings()
+    candidate: CandidateSettings = CandidateSettings()
 
     def with_number(self, number: int) -> GatewaySettings:
         """Returns the settings of one of several gateways: each has its own port."""

@@ -11,6 +11,15 @@ An episode is named `<group>.<member>` and keeps its name when it is retried. Re
 from __future__ import annotations
 
 from areal_actors.core.product import PRODUCT
+from areal_actors.messages.candidates import (
+    AnswerInShadow,
+    CandidateDecided,
+    CandidatePublished,
+    ComparedMetric,
+    Decision,
+    ShadowAnswered,
+    ShadowEnded,
+)
 from areal_actors.messages.conversations import ConversationKept, ConversationsLimited
 from areal_actors.messages.draws import PoolsMeasured, SourcesChanged
 from areal_actors.messages.engines import (

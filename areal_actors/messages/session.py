@@ -25,6 +25,8 @@ class SessionStarted(Event):
     """User whom the session serves, as its client names it; empty if it names none."""
     consent: bool = True
     """False if nothing may be learned from the session: its conversation is not kept."""
+    weight_version: int = -1
+    """Version of the weights that answer all of its calls; -1 if it may change, as while weights are trained."""
 
 
 class Refusal(Value):

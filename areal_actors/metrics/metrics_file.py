@@ -45,6 +45,8 @@ class Metrics(Actor):
             | messages.CompletionRefused
             | messages.ToolsRefused
             | messages.ConversationsLimited
+            | messages.CandidatePublished
+            | messages.CandidateDecided
             | messages.BatchRefused
             | messages.TrainingHalted
             | messages.ActorFailed

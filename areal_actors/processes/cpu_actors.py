@@ -14,9 +14,9 @@ from areal_actors.core.lazy import LazyModule
 from areal_actors.core.task_settings import TaskSettings
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.generation.engines import describe_engine
-from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.metrics.episode_log import EpisodeLog
 from areal_actors.metrics.metrics_file import Metrics
+from areal_actors.processes.candidate_workers import worker_class
 from areal_actors.processes.engine_place import engine_place
 from areal_actors.processes.fold_actors import FOLDS, BuildContext, Builder
 from areal_actors.processes.remote_environment import gateway_files, pullers_of
@@ -198,7 +198,7 @@ def _inference_worker(context: BuildContext) -> Actor:
     locate, pull_images = pullers_of(context.folder, context.instance)
     make = named.engine_factory(recipe.engine_settings(), Path.cwd(), place)
     is_server = describe_engine(recipe.generation.engine).is_server
-    return InferenceWorker(
+    return worker_class(recipe, context.instance)(
         (
             (lambda model: corruption.SpoilingEngine(make(model), run_folder, context.instance))
             if recipe.chaos.injects("bad_completion")

@@ -121,6 +121,10 @@ class Recipe(Config):
         """Returns True if its gateway takes feedback on sessions, which external agents start."""
         return (self.is_served() or self.is_online()) and self.policy is None and not self.policies
 
+    def has_candidate(self) -> bool:
+        """Returns True if a second set of weights answers a share of the sessions of its served model."""
+        return bool(self.gateway.candidate.model) and self.is_served() and self.takes_feedback()
+
     def plays_environment(self) -> bool:
         """Returns True if an environment brings the tasks, the agents and the rewards."""
         return bool(self.task.environment) and not self.learns_from_examples()

@@ -29,6 +29,7 @@ from areal_actors.messages import (
 from areal_actors.recipe.needed_extras import check_extras
 from areal_actors.recipe.recipe import Recipe, redact_recipe
 from areal_actors.run.preflight import check_chat_template, check_devices, check_inference_server
+from areal_actors.run.served_candidate import candidate_events, refuse_other_tokens
 from areal_actors.run.served_log import continued_log, has_served_log, next_weights, served_folder
 from areal_actors.supervision.nats_server import RunServer, with_port
 from areal_actors.supervision.run_session import Launch, on_interrupt, open_bus
@@ -87,22 +88,29 @@ async def _serve(recipe: Recipe, folder: RunFolder, started: RunStarted, *, goes
     on_interrupt(interrupted, lambda name: sys.stderr.write(f"{name}: the sessions and processes are ended\n"))
     if (location := await locate_served_model(folder, interrupted)) is None:
         return ENDED
+    candidate: WeightsLocation | None = None
+    if model := recipe.gateway.candidate.model:
+        if (candidate := await locate_served_model(folder, interrupted, model)) is None:
+            return ENDED
+        await refuse_other_tokens(location, candidate)
     opening = await continued_log(recipe, folder, started.folder) if goes_on else started
     async with open_bus(recipe, folder, fresh=not goes_on) as (bus, server):
-        error = await _Serving(recipe, folder, bus, server, interrupted).run(opening, location)
+        error = await _Serving(recipe, folder, bus, server, interrupted).run(opening, location, candidate)
     if error:
         sys.stderr.write(f"'{recipe.run}' ended early: {error}\n")
     return FAILED if error else ENDED
 
 
-async def locate_served_model(folder: RunFolder, interrupted: asyncio.Event) -> WeightsLocation | None:
-    """Make or find the model's weights in a process of their own; returns their location, None when interrupted.
+async def locate_served_model(folder: RunFolder, interrupted: asyncio.Event, model: str = "") -> WeightsLocation | None:
+    """Make or find the weights of the recipe's model, or of another, in a process of their own.
+
+    Returns their location, None when interrupted.
 
     Raises:
         SetupError: the model could not be made or found.
     """
     process = await asyncio.create_subprocess_exec(
-        *module_command("areal_actors.run.served_model", str(folder.path)),
+        *module_command("areal_actors.run.served_model", str(folder.path), *filter(None, (model,))),
         stdin=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
@@ -134,16 +142,23 @@ class _Serving(Launch):
         self.interrupted = interrupted
         self.earlier = 0
         """Position of the last event of the log as it was found."""
+        self.model = recipe.model
+        """Model that is served: a promoted candidate may be in the place of the recipe's."""
 
-    async def run(self, opening: RunStarted | RunResumed, location: WeightsLocation) -> str:
+    async def run(
+        self, opening: RunStarted | RunResumed, location: WeightsLocation, candidate: WeightsLocation | None
+    ) -> str:
         """Serve; returns the error that ended it, empty if interrupted."""
         span = await self.bus.span()
         self.earlier = span.last
-        published = await next_weights(self.bus, self.recipe.run, location)
+        serving, versions = await next_weights(self.bus, self.recipe.run, location)
+        self.model = serving.location.folder if serving.location != location else self.recipe.model
         async with self.supervise(self._show_when_ready()):
             await self.publish(opening)
-            if published is not None:
-                await self.publish(published)
+            if versions.published is None or versions.published.weight_version != serving.weight_version:
+                await self.publish(serving)
+            for event in candidate_events(self.recipe, versions, serving, candidate):
+                await self.publish(event)
             await self.supervisor.start(self.supervisor.startable())
             error = await self.first_end() or ""
             if self.bus_answers():
@@ -168,7 +183,7 @@ class _Serving(Launch):
         recipe, gateways = self.recipe, self.recipe.actors.session_manager.count
         sys.stdout.write(
             BANNER.format(
-                model=recipe.model,
+                model=self.model,
                 addresses=recipe.gateway.urls(gateways),
                 root=recipe.gateway.url(recipe.gateway.port),
                 sessions=recipe.concurrent_groups() * recipe.algorithm.group_size,

@@ -9,6 +9,7 @@ from hashlib import blake2b
 
 import msgspec
 
+from areal_actors.canary.served_versions import KINDS, ServedVersions
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import WeightsLocation
 from areal_actors.folder.run_folder import RunFolder
@@ -70,30 +71,26 @@ async def continued_log(recipe: Recipe, folder: RunFolder, place: str) -> RunRes
     return RunResumed(recipe=redact_recipe(recipe), reason=recovery.problem, folder=place)
 
 
-async def next_weights(bus: Bus, run: str, location: WeightsLocation) -> WeightsPublished | None:
-    """Returns the event of these weights; None if they are those that the log has as published last.
+async def next_weights(bus: Bus, run: str, location: WeightsLocation) -> tuple[WeightsPublished, ServedVersions]:
+    """Returns the weights to serve for a recipe's model, and those that the log has.
+
+    They are the log's own if it has this model as published last, or a candidate that was promoted in its place.
 
     Raises:
         SetupError: the log is of a model with another tokenizer, so that its sessions have other tokens.
     """
-    last: WeightsPublished | None = None
+    versions = ServedVersions()
     async for envelope in bus.log():  # a training loop may have joined the model, and published weights of its own
-        if envelope.subject == WeightsPublished.subject:
-            last = envelope.open(WeightsPublished)
+        if (kind := KINDS.get(envelope.subject)) is not None:
+            versions.fold(envelope.open(kind))
     vocabulary = (await asyncio.to_thread(vocabulary_digest, location.model)).encode()
-    if last is not None and await bus.get(VOCABULARY) not in {None, vocabulary}:
+    if versions.published is not None and await bus.get(VOCABULARY) not in {None, vocabulary}:
         raise SetupError(
-            f"run: the log of '{run}' has sessions of {last.location.model}, whose tokenizer is not that of"
-            f" {location.model}; run=NAME begins another log"
+            f"run: the log of '{run}' has sessions of {versions.published.location.model}, whose tokenizer is not that"
+            f" of {location.model}; run=NAME begins another log"
         )
     await bus.put(VOCABULARY, vocabulary)
-    if last is None:
-        return WeightsPublished(weight_version=0, location=location)
-    return (
-        None
-        if last.location == location
-        else WeightsPublished(weight_version=last.weight_version + 1, location=location)
-    )
+    return versions.locate(location), versions
 
 
 def vocabulary_digest(folder: str) -> str:

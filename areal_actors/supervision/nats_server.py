@@ -15,6 +15,8 @@ from contextlib import asynccontextmanager, contextmanager
 import msgspec
 
 from areal_actors.batching.batcher import Batcher
+from areal_actors.canary.candidate_session_manager import CandidateSessionManager
+from areal_actors.canary.candidate_worker import CandidateWorker
 from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.errors import SetupError
 from areal_actors.core.free_ports import bind_ports, find_free_ports
@@ -316,7 +318,9 @@ def _declared_by(recipe: Recipe, kind: str) -> type[Actor]:
     if kind == SessionManager.kind() and recipe.policy is not None:
         return PolicySessionManager
     if kind == SessionManager.kind() and recipe.takes_feedback():
-        return FeedbackSessionManager
+        return CandidateSessionManager if recipe.has_candidate() else FeedbackSessionManager
+    if kind == InferenceWorker.kind() and recipe.has_candidate():
+        return CandidateWorker
     if kind == RewardWorker.kind() and any(
         asks_engines(source.task.reward, source.task.reward_options) for source in source_recipes(recipe).values()
     ):
