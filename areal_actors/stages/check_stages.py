@@ -26,6 +26,8 @@ def check_stages(stages: StageFile, root: Path) -> int:
             print_line(f"{title}: learns from the sessions of {stage.sessions_of}")
             continue
         recipe, *settings = stages.words(stage, root)
+        if stage.candidate_of:
+            settings.append(f"gateway.candidate.model={stages.run_of(stage.candidate_of)}")  # its checkpoint is not yet
         try:
             resolved = load([Path(recipe)], settings, cuda, serving=stage.command == "serve")
         except RecipeError as error:
