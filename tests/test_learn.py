@@ -15,6 +15,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.values import SequenceCall, TrainingSequence
 from areal_actors.learn.baselines import LEAST_CALLS, _candidates, _numbered, choose_baseline
 from areal_actors.learn.recorded_calls import RecordedCall, RecordedSessions, RowWriter
+from areal_actors.learn.reward_rule import apply_rule, drop_empty
 from areal_actors.learn.support import refuse_weak_support, support_of
 from areal_actors.sequences.credit import Credit
 from areal_actors.supervised.recorded_session import read_recorded_row
@@ -88,6 +89,38 @@ def test_a_row_is_read_as_it_was_written_and_a_broken_one_is_refused_by_name():
     ):
         with pytest.raises(SetupError, match=name):
             read_recorded_row(data | change, "row 1")
+
+
+class Texts:
+    """The tokenizer of a run whose tokens are letters."""
+
+    def text(self, ids):
+        return "".join(map(chr, ids))
+
+
+def test_a_rule_changes_rewards_and_leaves_calls_out():
+    read = rows_of(feedback("s0", interaction="s-1", reward=1.0), feedback("s0", interaction="s-3", reward=1.0))
+    seen = []
+
+    def rule(given, prompt, answer):
+        seen.append((given, prompt, answer))
+        return None if answer == "xw" else given - 0.5
+
+    sentence = apply_rule(read, rule, "mine.py:rule", Texts())
+    drop_empty(read)
+    assert sentence == "reward: mine.py:rule changed 2 of 2 rewards, and left 1 calls out"
+    assert seen == [(1.0, "?", "xy"), (1.0, "?", "xw")]
+    (row,) = read.rows
+    assert [call.reward for call in row.calls] == [0.5]
+    assert [(call.row, call.reward) for call in read.calls] == [(0, 0.5)]
+    assert read.left_out == {"no reward by the rule": 1}
+
+
+@pytest.mark.parametrize(("rule", "message"), [(lambda *_: 1 / 0, "raised"), (lambda *_: math.nan, "nan")])
+def test_a_rule_that_fails_is_named_with_its_session(rule, message):
+    read = rows_of(feedback("s0", reward=1.0))
+    with pytest.raises(SetupError, match=f"{message}.*session s0"):
+        apply_rule(read, rule, "mine.py:rule", Texts())
 
 
 # ---------------------------------------------------------------- baselines

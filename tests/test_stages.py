@@ -77,6 +77,69 @@ def test_a_wrong_file_is_refused_before_anything_starts(tmp_path, change, messag
         read_stages(path, [])
 
 
+SERVED = """
+run = "day"
+
+[[stage]]
+name = "seed"
+recipe = "a.toml"
+
+[[stage]]
+name = "day"
+command = "serve"
+recipe = "b.toml"
+model_of = "seed"
+users = "users.py"
+user_arguments = ["9"]
+
+[[stage]]
+name = "night"
+command = "learn"
+sessions_of = "day"
+reward = "rule.py:reward"
+settings = { steps = 3 }
+"""
+
+
+def test_a_stage_serves_users_and_another_learns_from_their_sessions(tmp_path):
+    (tmp_path / "users.py").touch()
+    write_stages(tmp_path, SERVED)
+    stages = read_stages(tmp_path / "stages.toml", ["folder=kept"])
+    seed, day, night = stages.stage
+    assert stages.run_of("day") == "day-day-serve"
+    assert stages.words(day, tmp_path) == [str(tmp_path / "b.toml"), "run=day-day", "folder=kept"]
+    assert stages.words(night, tmp_path) == [
+        "kept/day-day-serve",
+        "--folder",
+        "kept",
+        "--reward",
+        str(tmp_path / "rule.py:reward"),
+        "steps=3",
+        "run=day-night",
+        "folder=kept",
+    ]
+    assert stages.run_of(seed.name) == "day-seed"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('users = "users.py"', ""), "stage `day`: `users` is missing"),
+        (('users = "users.py"', 'users = "none.py"'), "there is no users none.py"),
+        (('sessions_of = "day"', ""), "stage `night`: `sessions_of` is missing"),
+        (
+            ('sessions_of = "day"', 'sessions_of = "dusk"'),
+            "`sessions_of` names `dusk`; stages before it: `seed`, `day`",
+        ),
+    ],
+)
+def test_a_stage_of_users_without_what_it_needs_is_refused(tmp_path, change, message):
+    (tmp_path / "users.py").touch()
+    write_stages(tmp_path, SERVED.replace(*change))
+    with pytest.raises(RecipeError, match=message):
+        read_stages(tmp_path / "stages.toml", [])
+
+
 def test_a_setting_without_its_stage_is_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"begins with its name: `sample\.`, `imitate\.`"):
         read_stages(write_stages(tmp_path), ["steps=3"])
