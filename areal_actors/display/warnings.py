@@ -142,10 +142,13 @@ def _staleness(state: RunState) -> Iterator[str]:
             " raise it, or lower staleness_gate.max_concurrent"
         )
     if effective is not None and effective < EFFECTIVE:
-        yield (
-            f"the weights have moved away from those that sampled (effective sample size {effective:.2f}): lower "
-            f"staleness_gate.max_staleness = {bound} or trainer.optimizer.lr"
+        is_recorded = state.learns_from_examples()
+        remedy = (
+            "take fewer steps, lower trainer.optimizer.lr, or learn from newer sessions"
+            if is_recorded
+            else f"lower staleness_gate.max_staleness = {bound} or trainer.optimizer.lr"
         )
+        yield f"the weights have moved away from those that sampled (effective sample size {effective:.2f}): {remedy}"
 
 
 def _skipped_steps(state: RunState) -> Iterator[str]:
