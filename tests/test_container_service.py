@@ -113,7 +113,7 @@ async def output_of(folder, service, runner="inline"):
     ("overrides", "words"),
     [
         (["task.runner=container"], 'service`: found "mine.py:Mine", but an agent in a container reaches its gateway'),
-        (["task.agent="], 'service`: found "mine.py:Mine", but only the class or function of an agent is told of it'),
+        (["task.agent="], 'service`: found "mine.py:Mine", but only the class or function of an agent gets it'),
         (["task.agent=mine.py:Plain"], "but mine.py:Plain does not take `container`; give its `__init__`"),
         (["task.agent_options.container=1"], "task.agent_options.container is stated, too"),
         (["task.container.image="], "`task.container.image`: found none; name an image that the service has"),

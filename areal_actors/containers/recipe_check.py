@@ -57,7 +57,7 @@ def _service(task: TaskSettings) -> Problems:
         yield SERVICE, f'{fault} {reach}; leave it out, or write task.runner = "inline" for tools in containers alone'
         return
     if not task.agent or task.is_script():
-        yield SERVICE, f"{fault} only the class or function of an agent is told of it; name one in task.agent"
+        yield SERVICE, f"{fault} only the class or function of an agent gets it; name one in task.agent"
     if CONTAINER in task.agent_options:
         yield SERVICE, f"{fault} task.agent_options.container is stated, too; leave one of them out"
     if settings.mounts:
