@@ -20,7 +20,9 @@ OVER_MAIN = {
 reads."""
 OF_ONE_MODEL = "smollm2"
 """A recipe for one model on any machine; its profiles are chosen by name."""
-ALONE = sorted(RECIPES.keys() - set(OVER_TOOLS) - OVER_MAIN - {OF_ONE_MODEL})
+OF_A_MADE_MODEL = "vision"
+"""A recipe whose model a program beside it makes; tests/test_vision_recipe.py reads it."""
+ALONE = sorted(RECIPES.keys() - set(OVER_TOOLS) - OVER_MAIN - {OF_ONE_MODEL, OF_A_MADE_MODEL})
 
 
 def loaded(names, devices, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from support.samples import abandoned, batch, interaction, trajectory, work
 
 from areal_actors.core.task_settings import TaskSettings
-from areal_actors.core.values import SamplingParams, Task
+from areal_actors.core.values import ImageRef, SamplingParams, Task
 from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.lint.first_episodes import FirstEpisodes
 from areal_actors.lint.rules import findings
@@ -152,6 +152,29 @@ def with_tasks(events):
     ]
 
 
+def with_images(events):
+    """The same events, with a picture of its own in the prompts of each group."""
+    return [
+        (
+            TrajectoryExported(
+                trajectory=msgspec.structs.replace(
+                    event.trajectory,
+                    interactions=tuple(
+                        msgspec.structs.replace(
+                            call,
+                            images=(ImageRef(digest=f"{event.trajectory.group}", start=0, grid=(1, 2, 2), tokens=1),),
+                        )
+                        for call in event.trajectory.interactions
+                    ),
+                )
+            )
+            if isinstance(event, TrajectoryExported)
+            else event
+        )
+        for event in events
+    ]
+
+
 def unscored(number, answer):
     """An attempt at whose task the reward failed."""
     event = abandoned(f"{number}.0", reason="reward")
@@ -221,6 +244,7 @@ HEALTHY = {
     "some groups have equal rewards": (episodes(reward=lambda group, member: float(group % 2 or member % 2)), {}),
     "some answers are empty": (episodes(text=lambda group, member: "abcd"[member] * (member + 1) + str(group)), {}),
     "one task in many groups": (episodes(), {}),
+    "one question about many pictures": (with_images(with_tasks(episodes())), {}),
     "a reward that demands more than the result": (
         episodes(reward=lambda group, member: float(member == 3 or group == 0), output="42"),
         {},

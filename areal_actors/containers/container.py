@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import msgspec
 
 from areal_actors.containers.podman_service import SHELL, PodmanService
 from areal_actors.containers.runtime import Mount
-from areal_actors.containers.service import LONGEST_OUTPUT, CommandResult, SandboxLimits, SandboxService, load_service
+from areal_actors.containers.service import (
+    LONGEST_OUTPUT,
+    RUNTIMES,
+    CommandResult,
+    SandboxLimits,
+    SandboxService,
+    is_host,
+    load_service,
+)
 from areal_actors.core.container_settings import ContainerSettings
 
 
@@ -22,7 +32,7 @@ class Container:
     def __init__(
         self,
         image: str,
-        settings: ContainerSettings | None = None,
+        settings: ContainerSettings | Mapping[str, Any] | None = None,
         *,
         memory_mb: int = 2048,
         mounts: Sequence[Mount] = (),
@@ -32,20 +42,26 @@ class Container:
 
         Args:
             image: name, best by digest; it is on this machine, or at the service.
-            settings: network (`none` if there are no settings), processor time, processes, user and runtime.
+            settings: network (`none` if there are no settings), processor time, processes, user and runtime; also as a
+                mapping.
             memory_mb: memory of all its processes, in MiB.
             mounts: files and folders of this machine, for a container on it.
-            service: another sandbox service, or the name of its class, `module:Class`.
+            service: another sandbox service, or its name, as in `task.container.service`.
 
         Raises:
             RecipeError: there is no such class.
         """
-        settings = settings or ContainerSettings()
+        if not isinstance(settings, ContainerSettings):
+            settings = msgspec.convert(settings or {}, ContainerSettings)
         self.image = image
-        chosen = load_service(service) if isinstance(service, str) and service else service
-        self.service: SandboxService = (
-            PodmanService(settings=settings, mounts=mounts) if isinstance(chosen, str) else chosen
-        )
+        if not isinstance(service, str):
+            self.service = service
+        elif service in ("", *RUNTIMES):
+            self.service = PodmanService(service, settings=settings, mounts=mounts)
+        elif is_host(service) and settings.runtime:
+            self.service = load_service(service, runtime=settings.runtime)
+        else:
+            self.service = load_service(service)
         self.limits = SandboxLimits(
             memory_mb=memory_mb,
             cpus=settings.cpus,

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import psutil
 
+from areal_actors.containers.service import RUNTIMES
 from areal_actors.core.container_settings import ContainerSettings
 from areal_actors.core.errors import SetupError
 
-RUNTIMES = ("podman", "docker")
 ANSWER_SECONDS = 60.0
 """Time limit of a question to the runtime, whose service may have to start."""
 MOST_FILES = 4096
@@ -70,9 +70,10 @@ class ContainerRuntime(NamedTuple):
         answer = _ask(words)
         if answer.returncode:
             reason = _last_line(answer.stderr)
+            place = f"on {self.transport[-1]}" if self.transport else "on this machine"
             raise SetupError(
-                f"task.container.image: there is no image {image} on this machine ({reason}); run"
-                f" `{Path(self.program).name} pull {image}`, or fix the name"
+                f"task.container.image: there is no image {image} {place} ({reason}); run"
+                f" `{Path(self.program).name} pull {image}`{' there' if self.transport else ''}, or fix the name"
             )
         facts = json.loads(answer.stdout)[0]
         return ContainerImage(id=facts["Id"], digest=next(iter(facts.get("RepoDigests") or ()), ""))

@@ -6,9 +6,10 @@ A service is a class without arguments, or with keyword arguments of its own, wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -16,6 +17,12 @@ from areal_actors.core.errors import RecipeError
 from areal_actors.core.loading import load_named
 
 LONGEST_OUTPUT = 64 * 1024
+RUNTIMES = ("podman", "docker")
+SSH = "ssh:"
+HOST = re.compile(r"ssh:[\w.][\w.@:\-\[\]]*")
+"""Never an option of ssh."""
+THIS_MACHINE = "areal_actors.containers.podman_service:PodmanService"
+OTHER_HOST = "areal_actors.containers.ssh_service:SshService"
 
 
 class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,12 +94,28 @@ class SandboxService(Protocol):
         ...
 
 
-def load_service(name: str, root: Path | None = None, **options: object) -> SandboxService:
-    """Returns the service that a recipe or an agent names as `module:Class` or `path.py:Class`.
+def is_host(name: str) -> bool:
+    """Returns True for `ssh:HOST`."""
+    return name.startswith(SSH)
+
+
+def load_service(name: str, root: Path | None = None, **options: Any) -> SandboxService:
+    """Returns the service that a recipe or an agent names as `podman`, `docker`, `ssh:HOST`, or by its class.
+
+    A class is named as `module:Class` or `path.py:Class`, relative to `root`.
 
     Raises:
         RecipeError: there is no such class, it does not take these options, or it lacks a method.
     """
+    is_class = re.search("[.:]", name) and not is_host(name)
+    if not is_class and name not in RUNTIMES and not HOST.fullmatch(name):
+        raise RecipeError(
+            f"sandbox service `{name}`: write `podman`, `docker`, `ssh:HOST`, or a class, `path.py:Class`"
+        )
+    if name in RUNTIMES:
+        return load_service(THIS_MACHINE, None, **{"runtime": name, **options})
+    if is_host(name):
+        return load_service(OTHER_HOST, None, host=name.removeprefix(SSH), **options)
     kind = load_named(name, root or Path())
     if not callable(kind):
         raise RecipeError(f"sandbox service `{name}`: found {type(kind).__name__}; name a class")

@@ -14,6 +14,9 @@ from areal_actors.core.mix_settings import REPLACED, MixSource, stated_settings
 WEIGHTED = "weighted"
 """Reward that is a sum of the rewards of `[task.reward_options]`; a list of rewards is its short form."""
 
+CONTAINER = "container"
+"""Argument of an agent whose tools run commands at `task.container.service`."""
+
 
 class TaskSettings(Config):
     """`[task]`: dataset, agent and reward."""
@@ -47,7 +50,7 @@ class TaskSettings(Config):
     """System message of the built-in agent, which sends the task's `messages`, or its `question`, in one call and has
     the answer scored."""
     agent_options: dict[str, Any] = {}
-    """Keyword arguments of the agent's class or function."""
+    """Keyword arguments of the agent's class or function. `container` is added with `task.container.service`."""
     runner: Literal["inline", "subprocess", "container"] = "inline"
     """`inline` runs agents in the rollout worker's process, all episodes concurrently; `subprocess` in separate
     processes, which can be killed; `container` in a container for each of these, see docs/containers.md."""
@@ -127,6 +130,11 @@ class TaskSettings(Config):
     that `[task]` describes. See docs/data.md."""
     curriculum: CurriculumSettings | None = None
     """Draws by measured difficulty; unset, every task is drawn once in each epoch."""
+
+    def agent_arguments(self) -> dict[str, Any]:
+        """Returns the keyword arguments of the agent's class or function."""
+        added = {CONTAINER: self.container.tool_arguments()} if self.container.service else {}
+        return {**added, **self.agent_options}
 
     def has_processes(self) -> bool:
         """Returns True if agents run in processes of their own."""

@@ -41,7 +41,7 @@ class Episode:
     sampled: int
     """Hash of all sampled token ids; 0 if the log has none, as an imported one."""
     prompts: int
-    """Hash of the new tokens of all prompts."""
+    """Hash of the new tokens and the images of all prompts."""
     calls: int
     """Number of its calls."""
     is_empty: bool
@@ -132,7 +132,9 @@ def _episode(trajectory: Trajectory, credit: Credit) -> Episode:
         sampled=hash(tuple(call.completion.token_ids for call in trajectory.interactions))
         if trajectory.sampled_tokens()
         else 0,
-        prompts=hash(tuple(call.prompt_suffix for call in trajectory.interactions)),
+        prompts=hash(
+            tuple((call.prompt_suffix, *(image.digest for image in call.images)) for call in trajectory.interactions)
+        ),
         calls=len(trajectory.interactions),
         is_empty=last.finish_reason == "stop" and len(last.completion) <= 1,
         truncated=last.finish_reason == "length",

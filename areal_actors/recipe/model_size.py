@@ -13,8 +13,8 @@ from areal_actors.weights.weight_files import parameter_count, stored_tensors
 BYTES = {"float32": 4, "bfloat16": 2}
 OPTIMIZER_BYTES = {"adamw": 8, "adam": 8, "sgd": 0, "adafactor": 0, "muon": 4}
 """State of each optimizer in bytes per trained parameter, at least."""
-PACKED_BYTES = 0.516
-"""Bytes of a value in 4 bits, with a byte for the scale of each 64 of them and four for each 256 scales."""
+PACKED_BYTES = {"bitsandbytes": 0.516, "torchao": 0.516, "float8": 1.0}
+"""Bytes of a packed value; in 4 bits with a byte for the scale of each 64 of them and four for each 256 scales."""
 SMALL_MODEL = 10_000_000
 """Parameters below which a model is taken for one of the embedded kind."""
 
@@ -30,7 +30,7 @@ def parameters(recipe: Recipe) -> int:
 
 
 def weight_bytes(recipe: Recipe) -> float:
-    """Returns bytes of the trained model's weights: float32, or the matrices of a frozen base in 4 bits."""
+    """Returns bytes of the trained model's weights: float32, or the matrices of a frozen base packed."""
     count, lora = parameters(recipe), recipe.trainer.lora
     if not count or lora is None or lora.quantize_base == "off":
         return count * 4.0
@@ -40,7 +40,7 @@ def weight_bytes(recipe: Recipe) -> float:
     packed = sum(
         rows * columns for rows, columns in (shape for shape in shapes if len(shape) == 2) if rows != vocabulary
     )
-    return packed * PACKED_BYTES + (count - packed) * 4.0
+    return packed * PACKED_BYTES[lora.quantize_base] + (count - packed) * 4.0
 
 
 def rank_bytes(recipe: Recipe) -> float:

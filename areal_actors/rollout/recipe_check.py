@@ -169,14 +169,20 @@ def _options(task: TaskSettings, init: ast.FunctionDef | ast.AsyncFunctionDef | 
         if default is None
     ]
     parameter_names = [*positional, *(argument.arg for argument in arguments.kwonlyargs)]
-    if missing := [name for name in required if name not in task.agent_options]:
+    given = task.agent_arguments()
+    if missing := [name for name in required if name not in given]:
         names = ", ".join(f"`{name}`" for name in missing)
         yield (
             ("task", "agent_options"),
             f"found no {names}, which {task.agent} requires; write `{missing[0]} = …` there",
         )
-    for option in task.agent_options:
-        if option not in parameter_names and arguments.kwarg is None:
+    for option in given:
+        if option in parameter_names or arguments.kwarg is not None:
+            continue
+        if option not in task.agent_options:
+            fault = f"found {toml_value(task.container.service)}, but {task.agent} does not take `{option}`"
+            yield ("task", "container", "service"), f"{fault}; give its `__init__` this argument (docs/containers.md)"
+        else:
             hint = nearest(option, parameter_names) if parameter_names else "it takes none"
             yield ("task", "agent_options", option), f"found an option that {task.agent} does not take; {hint}"
 

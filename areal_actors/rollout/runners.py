@@ -35,7 +35,7 @@ def runner_of(task: TaskSettings, root: Path, *, group_size: int) -> AgentRunner
             processes=task.processes,
             episodes_per_process=task.episodes_per_process or int(task.runner == "container"),
         )
-    agent = load_agent(task.agent, root, task.agent_options)
+    agent = load_agent(task.agent, root, task.agent_arguments())
     if runs_groups(agent):
         if not callable(getattr(agent, "arun_episode", None)):
             raise AgentError(
@@ -58,7 +58,7 @@ def program_of(task: TaskSettings, root: Path) -> AgentProgram:
         command=task.command or script,
         root=str(root),
         python="" if script or task.command else python,
-        options=task.agent_options,
+        options=task.agent_arguments(),
         memory_mb=task.memory_mb,
         model_errors=task.model_errors,
     )

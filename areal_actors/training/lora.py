@@ -54,11 +54,11 @@ class Lora:
             model_folder: its Hugging Face folder.
             settings: the recipe's `[trainer.lora]`.
             seed: of A.
-            device: holds the base, if it is rounded to 4 bits; the caller moves the rest of the model to it.
+            device: holds the base, if it is rounded to fewer bits; the caller moves the rest of the model to it.
             published_dtype: dtype in which a rounded base is published.
 
         Raises:
-            SetupError: the model has no layer of a name in `targets`, or none whose matrix can be held in 4 bits.
+            SetupError: the model has no layer of a name in `targets`, or none whose matrix can be packed.
         """
         if refused := EMBEDDINGS & set(settings.targets):
             raise SetupError(
@@ -79,8 +79,8 @@ class Lora:
                 self._wrapped: peft.PeftModel = peft.get_peft_model(model, config)
             except ValueError as error:
                 raise SetupError(f"trainer.lora.targets = {list(settings.targets)}: {error}") from error
-        library = settings.quantize_base
-        self._base = RoundedBase(model, model_folder, library, device) if library != "off" else None
+        form = settings.quantize_base
+        self._base = RoundedBase(model, model_folder, form, device) if form != "off" else None
         self._published_dtype = published_dtype
         self._model_folder = model_folder
         fields: dict[str, Any] = config.to_dict()  # type: ignore[no-untyped-call]

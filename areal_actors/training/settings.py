@@ -49,9 +49,10 @@ class LoraSettings(Config):
     """Names of the adapted linear layers, such as `q_proj`; empty for all but the head."""
     rank_stabilized: bool = False
     """Scale by `alpha / sqrt(rank)` instead (arXiv:2312.03732)."""
-    quantize_base: Literal["off", "bitsandbytes", "torchao"] = "off"
+    quantize_base: Literal["off", "bitsandbytes", "torchao", "float8"] = "off"
     """Hold the frozen matrices of the linear layers in 4 bits (NF4, QLoRA, arXiv:2305.14314), packed by this library,
-    which is an extra. Engines sample from the same rounded base."""
+    which is an extra, or in 8 bits (FP8 E4M3, arXiv:2209.05433, a scale for each row). Engines sample from the same
+    rounded base."""
     published: Literal["adapter", "merged"] = "adapter"
     """Contents of published weights: the adapter alone, or the whole model with the adapter merged into it. Unstated:
     `merged` for servers that were started elsewhere (`generation.server.urls`), which may not take adapters, else

@@ -1,4 +1,4 @@
-"""A frozen linear layer whose matrix is in 4 bits; it is unpacked for each pass, and not kept between them."""
+"""A frozen linear layer whose matrix is in 4 or 8 bits; it is unpacked for each pass, and not kept between them."""
 
 from __future__ import annotations
 

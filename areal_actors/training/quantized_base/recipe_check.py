@@ -1,4 +1,4 @@
-"""Validates `trainer.lora.quantize_base`: its library, and what cannot carry a base in 4 bits."""
+"""Validates `trainer.lora.quantize_base`: its library, and what cannot carry a packed base."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from areal_actors.training.settings import TrainerSettings
 
 KEY = ("trainer", "lora", "quantize_base")
 LIBRARIES = ("bitsandbytes", "torchao")
+"""Those for 4 bits; FP8 needs none."""
 
 
 def find_problems(trainer: TrainerSettings, bus: BusSettings, facts: RunFacts) -> Problems:
-    """Yields what keeps the frozen base from being held in 4 bits."""
-    if facts.is_serving or (lora := trainer.lora) is None or (library := lora.quantize_base) == "off":
+    """Yields what keeps the frozen base from being held in 4 or 8 bits."""
+    if facts.is_serving or (lora := trainer.lora) is None or (form := lora.quantize_base) == "off":
         return
-    fault = f'found "{library}", but'
-    if not is_installed(library):
+    fault = f'found "{form}", but'
+    if form in LIBRARIES and not is_installed(form):
         installed = [f'write "{other}", which is' for other in LIBRARIES if is_installed(other)]
-        remedy = ", or ".join([install_command([library]), *installed])
-        yield KEY, f"{fault} {library} is not installed: {remedy}"
+        remedy = ", or ".join([install_command([form]), *installed])
+        yield KEY, f"{fault} {form} is not installed: {remedy}"
     if trainer.ranks > 1:
         yield (
             KEY,

@@ -1,4 +1,4 @@
-"""The base of a model in 4 bits: made from the model's own weights, and written for engines in their precision.
+"""The base of a model in 4 or 8 bits: made from the model's own weights, and written for engines in their precision.
 
 Trainer and engines have the same base: the trainer computes with the rounded matrices, and engines load a model folder
 with these instead of the run's model. Versions are adapters of it.
@@ -40,7 +40,7 @@ logger = structlog.get_logger(__name__)
 class RoundedBase:
     """The packed layers of one loaded model, which is changed in place."""
 
-    def __init__(self, model: Any, model_folder: str, library: str, device: torch.device) -> None:
+    def __init__(self, model: Any, model_folder: str, form: str, device: torch.device) -> None:
         """Pack all frozen linear layers but the head, one by one, on `device`.
 
         Raises:
@@ -51,10 +51,10 @@ class RoundedBase:
         self._written = ""
         error, total, left_out = 0.0, 0.0, []
         for name, layer in _frozen_linear_layers(model):
-            if not can_pack(layer.weight):
+            if not can_pack(form, layer.weight):
                 left_out.append(name)
                 continue
-            packed, rounded = pack_weight(library, layer.weight, device)
+            packed, rounded = pack_weight(form, layer.weight, device)
             exact = layer.weight.detach().to(device, torch.float32)
             error += float((exact - rounded).square().sum(dtype=torch.float64))
             total += float(exact.square().sum(dtype=torch.float64))
@@ -62,16 +62,16 @@ class RoundedBase:
             model.set_submodule(name, self._layers[name])
         if not self._layers:
             raise SetupError(
-                f'trainer.lora.quantize_base: found "{library}", but {type(model).__name__} has no linear layer that'
-                " can be held in 4 bits; leave it out"
+                f'trainer.lora.quantize_base: found "{form}", but {type(model).__name__} has no linear layer that'
+                " can be packed; leave it out"
             )
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()  # the file with the matrices may be mapped by those that stay
         self.metrics = {ERROR_METRIC: math.sqrt(error / total) if total else 0.0}
         """Metrics of every step."""
         logger.info(
-            "the frozen base is held in 4 bits, and engines sample from the same rounded weights",
-            library=library,
+            "the frozen base is packed, and engines sample from the same rounded weights",
+            form=form,
             layers=len(self._layers),
             left_as_they_are=left_out,
             **self.metrics,
