@@ -38,6 +38,7 @@ ORDER = (
         "supervision",
         "recovery",
         "hosts",
+        "proof",
         "reader",
         "replay",
         "testing",
