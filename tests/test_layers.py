@@ -30,6 +30,7 @@ ORDER = (
     *(
         "recipe",
         "lint",
+        "reward_hacking",
         "scaling",
         "folder",
         "models",

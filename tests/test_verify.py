@@ -121,8 +121,16 @@ def test_a_proof_is_read_as_written_and_names_the_files_of_the_recipe(tmp_path):
     files = files_of_recipe({"task": {"agent": "agent.py:Agent", "reward": "gsm8k", "columns": ["agent.py"]}}, tmp_path)
     assert list(files) == ["agent.py"]
     proof = Proof(
-        format=FORMAT, run="r", step=4, first=1, sequence=9, head="a", manifest="b",
-        recipe="c", program="d", files=files,
+        format=FORMAT,
+        run="r",
+        step=4,
+        first=1,
+        sequence=9,
+        head="a",
+        manifest="b",
+        recipe="c",
+        program="d",
+        files=files,
     )
     write_proof(tmp_path, proof)
     assert read_proof(tmp_path) == proof
