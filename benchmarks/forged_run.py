@@ -124,10 +124,11 @@ def swap_rewards(run: ForgedRun, random: Random, *, careful: bool) -> None:
     groups: dict[str, dict[str, float]] = {}
     for episode, index in exported.items():
         groups.setdefault(episode.partition(".")[0], {})[episode] = run.message(index).trajectory.reward
-    mixed = [members for members in groups.values() if len(set(members.values())) > 1]
+    mixed = [members for members in groups.values() if len(set(members.values())) > 1] or list(groups.values())
     for members in random.sample(mixed, max(1, len(mixed) * 3 // 10)):
         low, high = min(members, key=members.__getitem__), max(members, key=members.__getitem__)
-        for episode, reward in ((low, members[high]), (high, members[low])):
+        changed_rewards = {low: members[high], high: members[low]} if low != high else {low: members[low] + 1.0}
+        for episode, reward in changed_rewards.items():
             trajectory = run.message(exported[episode]).trajectory
             calls = apply_rewards(trajectory.interactions, reward, {})
             changed = msgspec.structs.replace(trajectory, reward=last_trained(calls).reward, interactions=calls)

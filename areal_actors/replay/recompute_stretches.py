@@ -37,9 +37,10 @@ class RecordedSteps(msgspec.Struct):
         """Read the steps that begin with these versions."""
         steps, recipe, needed = cls(), {}, set()
         for envelope in read_log(log):
-            if envelope.subject in (RunStarted.subject, RunResumed.subject):
-                kind = RunStarted if envelope.subject == RunStarted.subject else RunResumed
-                recipe = envelope.open(kind).recipe
+            if envelope.subject == RunStarted.subject:
+                recipe = envelope.open(RunStarted).recipe
+            elif envelope.subject == RunResumed.subject:
+                recipe = envelope.open(RunResumed).recipe
             elif envelope.subject == CheckpointCommitted.subject:
                 saved = envelope.open(CheckpointCommitted)
                 steps.saved[saved.step] = saved

@@ -49,7 +49,7 @@ def _question_words(task: Mapping[str, Any]) -> Iterator[str]:
 
 def _features(output: str, words: list[str], calls: int, end: str) -> Iterator[str]:
     """Numbers are one word: a feature is what outputs for different tasks can have in common."""
-    plain = ["#" if word.isdecimal() else word for word in words]
+    plain = ["NUMBER" if word.isdecimal() else word for word in words]
     yield from (f"the word {word!r}" for word in set(plain))
     yield from (f"the words {first + ' ' + second!r}" for first, second in set(pairwise(plain)))
     yield from (f"at least {length} words" for length in LENGTHS if len(words) >= length)

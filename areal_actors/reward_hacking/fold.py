@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from areal_actors.messages import EpisodeScored, StepCompleted, TrajectoryExported
-from areal_actors.reward_hacking.detector import HackAlarm, HackDetector, ScoredOutput
+from areal_actors.reward_hacking.alarm import HackAlarm
+from areal_actors.reward_hacking.detector import HackDetector, ScoredOutput
 from areal_actors.reward_hacking.features import read_output
 from areal_bus.message import Message
 
