@@ -30,7 +30,7 @@ Statistic = Callable[[Totals], Any]
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """An estimate with the ends of its 95 % interval; NaN where it is not known."""
+    """An estimate with the ends of its 95 % interval; NaN if unknown."""
 
     value: float
     low: float

@@ -1,4 +1,4 @@
-"""What another reward would change in a recorded run, with error bars.
+"""Changes by another reward in a recorded run, with error bars.
 
 Rewards, rankings within groups, signs of advantages, and the next step. To first order, a step of natural policy
 gradient with advantages a changes the mean of any figure h of an episode by η·Cov(a, h), given the task, and has a KL

@@ -42,11 +42,11 @@ class Verification(msgspec.Struct):
     seed: int
     """Seed of the draws, which repeats them."""
     checked: list[str] = []
-    """What was compared, and is equal."""
+    """Comparisons that found no difference."""
     left_out: list[str] = []
-    """What could not be compared, with the reason."""
+    """Comparisons that are not possible here, with the reason."""
     forged: list[str] = []
-    """What differs, with its place."""
+    """Differences, with their places."""
     drawn: list[Drawn] = []
 
     def to_text(self) -> str:

@@ -1,4 +1,4 @@
-"""`areal-actors verify CHECKPOINT`: whether a checkpoint came about as its log states, for one who trusts nobody.
+"""`areal-actors verify CHECKPOINT`: whether a checkpoint came about as its log states, for a third party.
 
 Cheap checks come first; steps are computed again only if these find nothing.
 """
@@ -59,8 +59,8 @@ def verify(
         log: an exported log, in place of the one in the run's folder.
         steps: number of optimizer steps to draw and compute again; 0 computes none.
         completions: number of scored episodes to draw and score again.
-        seed: of the draws; None for one that nobody knows beforehand.
-        proof: digest of the proof, as it was printed when the checkpoint was handed over; empty if it is not known.
+        seed: of the draws; None for a new one.
+        proof: digest of the proof, as it was printed when the checkpoint was handed over; empty if you were given none.
         as_json: print the result as JSON.
 
     Raises:
@@ -86,7 +86,7 @@ class CheckpointCheck:
         self.random = Random(seed)
         self.log_file = log
         self.recipe: Recipe | None = None
-        """That of the log."""
+        """Recipe of the log; None if it is not valid."""
         self.found = Verification(checkpoint=str(folder), proof=self.proof.digest(), seed=seed)
 
     async def check(self, steps: int, completions: int, proof: str) -> Verification:

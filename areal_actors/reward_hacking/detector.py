@@ -90,8 +90,8 @@ class HackDetector:
         low, high = np.quantile(rewards, [0.02, 0.98])
         if not high > low:
             return None
-        told = {alarm.feature for alarm in self.alarms}
-        risen = [name for name in self._risen(len(first), len(last)) if name not in told][:MOST_RISEN]
+        named = {alarm.feature for alarm in self.alarms}
+        risen = [name for name in self._risen(len(first), len(last)) if name not in named][:MOST_RISEN]
         tested = _paid(risen, last, float(high - low))[:MOST_TESTED]
         look = (len(self.steps) - FIRST_STEPS) // LOOK_EVERY
         level = FALSE_ALARMS * 6 / (math.pi * look) ** 2 / MOST_TESTED
