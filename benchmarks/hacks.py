@@ -222,12 +222,13 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, nargs="*", default=[], metavar="FILE", help="logs of clean real runs")
     options = parse_arguments(parser, QUICK)
     rows: list[list[object]] = []
-    in_time = 0
+    in_time, shares = 0, []
     for number, hack in enumerate(list(HACKS)[: options.hacks]):
         run = simulate(options.seed + number, 3 * options.steps, hack)
         named = is_named_in_time(run, hack)
         in_time += named
         first = run.alarms[0] if run.alarms else None
+        shares += [run.shares[first.step - 1]] if first else []
         at = first.step - 1 if first else len(run.scores) - 1
         rows.append(
             [hack, "yes" if named else "NO", first.step if first else "–", f"{run.shares[at]:.0%}",
@@ -246,7 +247,9 @@ def main() -> None:
     )
     if not options.no_history:
         sizes = {name: getattr(options, name) for name in ("hacks", "clean", "steps", "seed")}
-        append("hacks", {**sizes, "in_time": in_time, "false_alarms": false, "real_runs": len(real)})
+        median = float(np.median(shares)) if shares else 0.0
+        figures = {"in_time": in_time, "median_share": median, "false_alarms": false}
+        append("hacks", {**sizes, **figures, "real_runs": len(real), "real_alarms": sum(real.values())})
 
 
 if __name__ == "__main__":
