@@ -134,6 +134,10 @@ explain *settings: setup
 audit *args: setup
     @{{ python }} -m areal_actors audit "$@"
 
+# check how a checkpoint came about: `just verify runs/gsm8k-grpo/checkpoints/step-40`
+verify *args: setup
+    @{{ python }} -m areal_actors verify "$@"
+
 # replay the log of a run to new actors and compare: `just replay gsm8k-grpo staleness_gate.max_staleness=1`
 [group("daily")]
 [no-exit-message]

@@ -30,6 +30,7 @@ ORDER = (
     *(
         "recipe",
         "lint",
+        "reward_hacking",
         "scaling",
         "folder",
         "models",
@@ -38,6 +39,7 @@ ORDER = (
         "supervision",
         "recovery",
         "hosts",
+        "proof",
         "reader",
         "replay",
         "testing",

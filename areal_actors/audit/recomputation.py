@@ -13,6 +13,9 @@ class RecomputeOrder(Value):
     place: str
     """Folder of the run, with a model that the run made; any other path if there is none."""
     steps: int
+    """Last step to repeat, from the first."""
+    stretches: dict[int, int] = {}
+    """Instead, the last step of each stretch to repeat, by the step of the kept state that it begins with."""
 
 
 class RecomputeProgress(Value):

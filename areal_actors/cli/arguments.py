@@ -28,6 +28,7 @@ from areal_actors.cli.reader_arguments import (
     takes_page_address,
 )
 from areal_actors.cli.recipe_arguments import add_check, add_launch, add_run_commands
+from areal_actors.cli.verify_arguments import add_verify
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.host_settings import JOIN_TOKEN
@@ -194,6 +195,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     )
     takes_folder(audit)
 
+    add_verify(command)
     add_replays(command)
     add_explanations(command)
 

@@ -9,9 +9,10 @@ import asyncio
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
@@ -223,8 +224,13 @@ async def _compare(auditor: Auditor, results: AsyncIterator[RecomputeProgress], 
 class Recomputed(Protocol):
     """Has a process repeat the steps of a log, and returns their results."""
 
-    def __call__(self, log: Path, place: Path, steps: int, /) -> AsyncIterator[RecomputeProgress]:
-        """`log` is an exported log, `place` the run's folder if it has a model that the run made."""
+    def __call__(
+        self, log: Path, place: Path, steps: int, stretches: Mapping[int, int] = ..., /
+    ) -> AsyncIterator[RecomputeProgress]:
+        """`log` is an exported log, `place` the run's folder if it has a model that the run made.
+
+        `stretches` as in `RecomputeOrder`.
+        """
 
 
 @asynccontextmanager
@@ -255,8 +261,11 @@ async def recomputation(threads: int) -> AsyncIterator[Recomputed]:
         assert process.stdout is not None
         into, lines = process.stdin, process.stdout
 
-        def read_progress(log: Path, place: Path, steps: int, /) -> AsyncIterator[RecomputeProgress]:
-            into.write(msgspec.json.encode(RecomputeOrder(log=str(log), place=str(place), steps=steps)) + b"\n")
+        def read_progress(
+            log: Path, place: Path, steps: int, stretches: Mapping[int, int] = MappingProxyType({}), /
+        ) -> AsyncIterator[RecomputeProgress]:
+            order = RecomputeOrder(log=str(log), place=str(place), steps=steps, stretches=dict(stretches))
+            into.write(msgspec.json.encode(order) + b"\n")
             return _read_results(process, lines)
 
         try:

@@ -22,6 +22,7 @@ from areal_actors.replay.command import log_of
 from areal_actors.replay.control import ControlReplay
 from areal_actors.replay.in_flight import InFlight
 from areal_actors.replay.time_shares import LogFindings, OpenWait, TimeFold
+from areal_actors.reward_hacking.fold import HackFold
 from areal_actors.sequences.credit import Credit
 
 LISTENED_SECONDS = 10.0
@@ -40,7 +41,7 @@ def fold_log(folder: Path | None, file: Path, recipe: Recipe) -> LogFindings:
 
 async def _fold_log(place: RunFolder | None, file: Path, recipe: Recipe) -> LogFindings:
     of_examples = recipe.learns_from_examples()
-    times, facts, without_gate = TimeFold(), FirstEpisodes(Credit()), ""
+    times, facts, hacks, without_gate = TimeFold(), FirstEpisodes(Credit()), HackFold(), ""
     flying = None if of_examples else InFlight(recipe.algorithm.group_size)
     gate: ControlReplay | None = ControlReplay(place or RunFolder(Path(f"{file}.run")), only=["staleness_gate"])
     async with aclosing(log_of(place, file)) as log:
@@ -51,6 +52,7 @@ async def _fold_log(place: RunFolder | None, file: Path, recipe: Recipe) -> LogF
             if isinstance(message, RunStarted):
                 facts.credit = Credit.of(recorded_recipe(message.recipe).task)
             facts.receive(message)
+            hacks.receive(message)
             times.receive(message, envelope.time, bound=_bound(gate), flying=flying)
             if flying is not None:
                 flying.receive(message, envelope.time)
@@ -59,7 +61,7 @@ async def _fold_log(place: RunFolder | None, file: Path, recipe: Recipe) -> LogF
                     await gate.receive(envelope)
                 except SetupError as error:
                     gate, without_gate = None, "" if of_examples else str(error)
-    return LogFindings(times.shares, without_gate, [] if of_examples else findings(facts, recipe))
+    return LogFindings(times.shares, without_gate, [] if of_examples else findings(facts, recipe), hacks.alarms)
 
 
 def _bound(gate: ControlReplay | None) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Iterator
@@ -27,20 +26,15 @@ from areal_actors.messages import (
     ExamplesDrawn,
     RunResumed,
     RunStarted,
-    StepCompleted,
     TrainerProgress,
     TrajectoryDropped,
     TrajectoryExported,
-    WeightsPublished,
 )
-from areal_actors.processes.fold_actors import BuildContext
-from areal_actors.processes.training_engine import EngineBuilder, example_sequences
-from areal_actors.recipe.recipe import Recipe
+from areal_actors.replay.recompute_stretches import repeat_stretches
+from areal_actors.replay.repeated_trainer import make_trainer, newest_folder, progress_of
 from areal_actors.runtime.log_context import LogContext
-from areal_actors.sequences.credit import Credit
 from areal_actors.training.checkpoint_store import CHECKPOINTS, CheckpointStore
 from areal_actors.training.trainer import Trainer
-from areal_actors.vision.files import ImageFolder
 from areal_bus.base import Envelope
 from areal_bus.errors import BusError
 from areal_bus.message import Message
@@ -105,7 +99,7 @@ class Recomputation:
                 "the log does not begin with the start of its run; weights can be recomputed only from the start"
             )
         async for emitted in self.trainer.receive(message, LogContext(envelope, self.kept)):
-            if (result := _progress_of(emitted)) is not None:
+            if (result := progress_of(emitted)) is not None:
                 yield result
         if isinstance(message, BatchFormed | ExamplesDrawn):
             self._finish_step(message, envelope.sequence)
@@ -131,25 +125,10 @@ class Recomputation:
                     yield RecomputeProgress(phase=emitted.phase)
 
     def _trainer(self, recipe: dict[str, Any]) -> Trainer:
-        decoded = msgspec.convert(recipe, Recipe)
-        make_engine = EngineBuilder(BuildContext(recipe=decoded, folder=self.folder, instance="trainer-0"))
-        trainer = Trainer(
-            make_engine,
-            self._weights_folder,
-            float,
-            Credit.of(decoded.task),
-            example_sequences(decoded),
-            max_skipped_steps=decoded.trainer.max_skipped_steps,
-            checkpoints=self.checkpoints,
-        )
-        trainer.images = ImageFolder.of_run(self.folder.path)
-        return trainer
+        return make_trainer(recipe, self.folder, self.checkpoints, self._weights_folder)
 
     def _weights_folder(self, version: int) -> str:
-        """Returns the folder of a version; older ones are removed, since only the checksum is needed."""
-        for earlier in self.scratch.glob("v*"):
-            shutil.rmtree(earlier, ignore_errors=True)
-        return str(self.scratch / f"v{version}")
+        return newest_folder(self.scratch, version)
 
     def _finish_step(self, event: BatchFormed | ExamplesDrawn, sequence: int) -> None:
         """Save the checkpoints that a settings change continues from, and drop events that are no longer needed."""
@@ -167,28 +146,19 @@ class Recomputation:
             del self.kept[sequence]
 
 
-def _progress_of(emitted: Message) -> RecomputeProgress | None:
-    match emitted:
-        case TrainerProgress():
-            return RecomputeProgress(
-                phase=f"{emitted.phase} {emitted.done}/{emitted.total}" if emitted.total else emitted.phase
-            )
-        case WeightsPublished():
-            return RecomputeProgress(version=emitted.weight_version, checksum=emitted.location.checksum)
-        case StepCompleted():
-            return RecomputeProgress(
-                step=emitted.step, sequences_checksum=emitted.sequences_checksum, metrics=emitted.metrics
-            )
-    return None
-
-
-async def _write_results(recomputation: Recomputation, results: TextIO) -> None:
+async def _write_results(repeated: AsyncGenerator[RecomputeProgress, None], results: TextIO) -> None:
     try:
-        async for computed in recomputation.results():
+        async for computed in repeated:
             print(msgspec.json.encode(computed).decode(), file=results, flush=True)
     except (ArealError, BusError, msgspec.MsgspecError) as error:
         failed = RecomputeProgress(error=f"{type(error).__name__}: {error}")
         print(msgspec.json.encode(failed).decode(), file=results, flush=True)
+
+
+def _repeat(order: RecomputeOrder, folder: RunFolder, scratch: Path) -> AsyncGenerator[RecomputeProgress, None]:
+    if order.stretches:
+        return repeat_stretches(Path(order.log), folder, order.stretches, scratch)
+    return Recomputation(Path(order.log), folder, order.steps, scratch).results()
 
 
 def main(_: list[str]) -> None:
@@ -204,5 +174,5 @@ def main(_: list[str]) -> None:
     order = msgspec.json.decode(line, type=RecomputeOrder)
     with tempfile.TemporaryDirectory(prefix="areal-audit-") as scratch:
         run_folder = RunFolder(Path(order.place) if Path(order.place).is_dir() else Path(scratch))
-        asyncio.run(_write_results(Recomputation(Path(order.log), run_folder, order.steps, Path(scratch)), results))
+        asyncio.run(_write_results(_repeat(order, run_folder, Path(scratch)), results))
     os._exit(0)  # the interpreter's end with torch takes a quarter of a second

@@ -78,6 +78,7 @@ class RecordedBatches:
         """Episodes that the reward function failed on, each with the reason."""
         self.exhausted = ""
         """Reason why the filter would have ended the run; empty if it would not."""
+        self.has_other_reward = reward is not None
         self._reward, self._tasks, self._parts = reward, tasks, PartRewards(folder)
         self._scores: dict[str, tuple[Rescored, RunEpisode]] = {}
         self._failed: dict[str, EpisodeAbandoned] = {}

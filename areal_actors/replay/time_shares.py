@@ -21,6 +21,7 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.replay.in_flight import InFlight
+from areal_actors.reward_hacking.alarm import HackAlarm
 from areal_bus.message import Message
 
 Activity = Literal[
@@ -83,6 +84,8 @@ class LogFindings(msgspec.Struct, frozen=True):
     """Reason why the gate's bounds are not known; empty if they are."""
     signal: list[LearningFault]
     """Causes for which the run may not learn, from its first episodes."""
+    hacks: list[HackAlarm] = []
+    """Features of outputs that are paid whatever the task."""
 
 
 class OpenWait(msgspec.Struct, frozen=True):

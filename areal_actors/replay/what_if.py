@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from areal_actors.core.command import COMMAND
 from areal_actors.core.decoding import decode
-from areal_actors.core.errors import EngineError, RecipeError, SetupError, UntrainableBatch
+from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.layers import Key, Layer
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import RunResumed, RunStarted
@@ -30,15 +29,13 @@ from areal_actors.recipe.source import read_override
 from areal_actors.replay.command import log_of
 from areal_actors.replay.recorded_batches import RECEIVED, RecordedBatches
 from areal_actors.replay.rejudge import JudgeBill, RecordedOutputs, read_outputs, rejudge
-from areal_actors.replay.trained_columns import without_advantages
+from areal_actors.replay.reward_lab import RewardLab, compare_rewards
 from areal_actors.replay.what_if_draws import compare_draws
+from areal_actors.replay.what_if_side import Side, mean_of, side_of
 from areal_actors.replay.what_if_training import STEP_METRICS, TrainedSteps, train_again
 from areal_actors.rewards import MODEL, Reward, resolve_reward
 from areal_actors.rewards.judge.answer_store import ANSWERS
 from areal_actors.rewards.judge.settings import has_judge
-from areal_actors.sequences.step_metrics import batch_metrics
-from areal_actors.training.algorithms.base import refuse_unused_spans
-from areal_actors.training.step_data import reward_metrics, step_tokens
 
 EVENTS = {kind.subject: kind for kind in (RunStarted, RunResumed, *RECEIVED)}
 ANSWERED: tuple[Key, ...] = (
@@ -55,30 +52,6 @@ COMPARED = (
 """Means over the steps that are printed."""
 
 
-class Side(msgspec.Struct):
-    """The batches of one side of the comparison."""
-
-    steps: list[dict[str, float]]
-    """Metrics of each step, by their names in `metrics.jsonl`."""
-    episodes: list[frozenset[str]]
-    """Episodes that each step trains."""
-    trained_tokens: list[int]
-    dropped: dict[str, int]
-    """Groups that were dropped, by reason."""
-    unscored: dict[str, str]
-    """Episodes that the reward function failed on, with the first reason of each."""
-    ended: str
-    """Reason why the filter would have ended the run; empty if it would not."""
-    without_advantages: str
-    """Reason why advantages are not known; empty if they are."""
-    newer: int = 0
-    """First step, from 1, with tokens of newer weights than its own; 0 if there is none."""
-
-    def mean(self, name: str) -> float:
-        """Mean of a metric over the steps that have it; NaN if none has."""
-        return _mean([step[name] for step in self.steps if name in step])
-
-
 class WhatIf(msgspec.Struct):
     """Result of the comparison."""
 
@@ -92,6 +65,8 @@ class WhatIf(msgspec.Struct):
     """Questions to judges; None if no judge was asked."""
     trained: tuple[TrainedSteps, TrainedSteps] | None = None
     """Recorded steps of the trainer, and those on the recorded episodes with the settings."""
+    lab: RewardLab | None = None
+    """Effect of another reward, with intervals; None if the reward is as recorded."""
 
     def first_change(self) -> int:
         """Number, from 1, of the first step that trains other episodes or with other advantages; 0 if there is none."""
@@ -130,7 +105,8 @@ class WhatIf(msgspec.Struct):
         lines += [
             f"{name:<{widths[0]}}  {before:>{widths[1]}}  {after:>{widths[2]}}".rstrip() for name, before, after in rows
         ]
-        return "\n".join([*lines, "", *self._notes(), self.verdict(), *self._of_training()])
+        lab = ["", *self.lab.lines()] if self.lab else []
+        return "\n".join([*lines, *lab, "", *self._notes(), self.verdict(), *self._of_training()])
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
         was, now = self.recorded, self.replayed
@@ -158,7 +134,7 @@ class WhatIf(msgspec.Struct):
         yield ""
         yield f"{'trainer, means over the steps':<32}  {'recorded':>10}  {'what if':>10}"
         for name in STEP_METRICS:
-            before, after = (_mean([step[name] for step in side.metrics if name in step]) for side in (was, now))
+            before, after = (mean_of([step[name] for step in side.metrics if name in step]) for side in (was, now))
             if not (math.isnan(before) and math.isnan(after)):
                 yield f"{name:<32}  {_number(before):>10}  {_number(after):>10}"
         equal = (
@@ -178,7 +154,7 @@ class WhatIf(msgspec.Struct):
         ):
             yield (
                 "from there on the trained tokens are off-policy for these weights: their effective sample size, a"
-                f" share of the tokens, is {_mean(sizes):.3f} on average and {min(sizes):.3f} at the least (1 is on"
+                f" share of the tokens, is {mean_of(sizes):.3f} on average and {min(sizes):.3f} at the least (1 is on"
                 " policy)"
             )
 
@@ -210,7 +186,7 @@ def what_if(run: str, settings: Sequence[str], *, folder: Path, train: bool = Fa
 
     Args:
         run: name or path of a run, or path of an exported log; empty for the latest run.
-        settings: overrides of the recorded recipe, each `KEY=VALUE`.
+        settings: overrides of the recorded recipe, each `KEY=VALUE`; `reward` is short for `task.reward`.
         folder: where runs are written.
         train: also repeat the steps of the trainer, from the recorded episodes.
         as_json: print the comparison as JSON.
@@ -220,6 +196,7 @@ def what_if(run: str, settings: Sequence[str], *, folder: Path, train: bool = Fa
         RecipeError: a setting is invalid, or decides nothing about recorded episodes.
         BusError: the log cannot be read.
     """
+    settings = [f"task.{setting}" if setting.startswith("reward=") else setting for setting in settings]
     over = reduce(lambda below, override: read_override(override).over(below), settings, Layer({}, {}))
     if over.data and all(key[:2] == DRAWN for key in _keys(over.data)):
         place = None if Path(run).is_file() else run_folder(run, folder)
@@ -256,7 +233,10 @@ async def _compare_runs(run: str, settings: list[str], over: Layer, folder: Path
     place = None if Path(run).is_file() else run_folder(run, folder)  # noqa: ASYNC240 - nothing else runs in this loop
     was, now, bill = await _fold(place, Path(run), over)
     loss_only = was.recipe.algorithm != now.recipe.algorithm
-    comparison = WhatIf(place.path.name if place else run, settings, _side(was), _side(now), loss_only, bill)
+    (before, advantages), (after, other_advantages) = side_of(was), side_of(now)
+    comparison = WhatIf(place.path.name if place else run, settings, before, after, loss_only, bill)
+    if now.has_other_reward:
+        comparison.lab = compare_rewards(was.trajectories, now.trajectories, advantages, other_advantages)
     if train:
         comparison.trained = await train_again(
             lambda: log_of(place, Path(run)), was, now, place.path if place else None
@@ -340,36 +320,6 @@ def _without_table_of_another(recorded: dict[str, Any], layer: Layer) -> dict[st
     if layer.data.get("algorithm", {}).get("name", algorithm["name"]) == algorithm["name"]:
         return recorded
     return recorded | {"algorithm": {name: algorithm[name] for name in ("name", "group_size", "minibatches")}}
-
-
-def _side(recorded: RecordedBatches) -> Side:
-    algorithm = recorded.recipe.algorithm.resolve()
-    side = Side(
-        [], [], [], dict(recorded.dropped), recorded.unscored, recorded.exhausted, without_advantages(algorithm)
-    )
-    for batch in recorded.batches:
-        event, sequences = batch.event, recorded.sequences(batch.event)
-        metrics = batch_metrics(sequences, event)
-        if not side.without_advantages:
-            try:
-                tokens = step_tokens(sequences, event.step)
-                refuse_unused_spans(algorithm, tokens)
-                advantages = algorithm.advantages(tokens)
-                metrics |= reward_metrics(sequences, tokens, advantages)
-            except UntrainableBatch:
-                metrics |= {"advantage_std": 0.0}
-            except EngineError as error:
-                side.without_advantages = str(error)
-        side.steps.append(metrics)
-        if not side.newer and any((sequence.versions[sequence.loss_mask] > event.step).any() for sequence in sequences):
-            side.newer = len(side.steps)
-        side.episodes.append(frozenset(member.episode for group in event.groups for member in group))
-        side.trained_tokens.append(int(sum(np.count_nonzero(sequence.loss_mask) for sequence in sequences)))
-    return side
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
 
 
 def _number(value: float) -> str:

@@ -26,10 +26,11 @@ from areal_actors.reader.run import Run, open_run
 from areal_actors.recipe.limits import Limit, limits
 from areal_actors.recipe.recipe import Recipe, recorded_recipe
 from areal_actors.replay.time_shares import LogFindings, OpenWait, TimeShares, share
+from areal_actors.reward_hacking.alarm import HackAlarm
 from areal_actors.scaling.balance import Recommendation, mean_load, recommend
 
 log_findings: Any = LazyModule("areal_actors.replay.log_findings")
-ANSWER = f"why 1 of {__version__}"
+ANSWER = f"why 2 of {__version__}"
 """Name of what is kept of the log in the history; its number is that of `LogFindings`."""
 BALANCED = 0.1
 """Share of waiting up to which the trainer counts as busy all the time."""
@@ -37,6 +38,8 @@ MAIN = 0.5
 """Share of the time from which a bound is named as the cause."""
 LONG_PUBLISHING = 0.2
 """Share of the time from which publishing weights is mentioned."""
+MOST_ALARMS = 3
+"""Number of features that are printed."""
 OPEN_WAITS = 8
 """Number of open waits that are printed."""
 
@@ -64,6 +67,8 @@ class Why(msgspec.Struct, kw_only=True):
     """Sentence about the episodes that the model itself ended; empty if there are none."""
     signal: list[LearningFault]
     """The same from its first episodes."""
+    hacks: list[HackAlarm] = []
+    """Features of outputs that are paid whatever the task."""
     show: str
     """Command that shows an episode."""
     workers: list[Recommendation]
@@ -99,6 +104,10 @@ class Why(msgspec.Struct, kw_only=True):
             f"{'attention' if number == 0 else '':<12}{sentence}" for number, sentence in enumerate(self.attention)
         ]
         lines += to_lines(self.signal, self.show)
+        lines += [
+            f"{'reward' if number == 0 else '':<12}{line}"
+            for number, line in enumerate(line for alarm in self.hacks[:MOST_ALARMS] for line in alarm.lines())
+        ]
         return "\n".join([*lines, "", self.verdict, *(f"  - {sentence}" for sentence in self.advice)])
 
     def _in_flight(self) -> Iterator[str]:
@@ -146,6 +155,7 @@ def _find_out(run: str, folder: Path) -> Why:
         ended_by_model=model_ends_text(state.episodes),
         show=run_command("show", place.path.name if place is not None else state.run, str(folder)),
         signal=found.signal,
+        hacks=found.hacks,
         workers=_recommend([load for _, _, load in load_events(opened.history)], recipe),
         verdict=verdict,
         advice=advice,

@@ -47,6 +47,7 @@ from areal_actors.messages import (
     WeightsPublished,
     WorkerLeft,
 )
+from areal_actors.proof.keeper import ProofKeeper
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recovery.log_recovery import note_log_end
 from areal_actors.recovery.log_retention import FOLDING, LogReaders, LogRetention, Reader, folds_of
@@ -101,6 +102,7 @@ class RunLoop(Launch):
         store = SnapshotStore(folder.snapshots)
         readers: dict[str, Reader] = {RUN_STATE: self.state, AUDIT: AuditFold()}
         self.readers = LogReaders(bus, store, readers, self.publish)
+        self.proofs = ProofKeeper(recipe, folder)
         self.retention = LogRetention(
             recipe.log,
             bus,
@@ -248,6 +250,7 @@ class RunLoop(Launch):
     async def _catch_up(self) -> None:
         """Fold the existing log, and publish the end of actors that could not publish it themselves."""
         self.known = await self.readers.catch_up()
+        await self.proofs.catch_up(self.bus, self.known)
         state = self.state
         self.steps = state.steps[-1].number if state.steps else 0
         self.view.state.restore(state.snapshot())
@@ -326,6 +329,7 @@ class RunLoop(Launch):
             message = envelope.open(by_subject[envelope.subject])
             self.read_to = envelope.sequence
             self.readers.receive(envelope)
+            await self.proofs.receive(envelope, message)
             if isinstance(message, SnapshotStored):
                 self.retention.receive(message, self.state.checkpoints)
             if isinstance(message, EvaluationCompleted | LossEvaluated):

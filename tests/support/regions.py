@@ -26,7 +26,8 @@ WITH_TORCH = (
         "vision.embedding",
     ),
     *("contracts.algorithm", "contracts.random_model"),
-    *("processes.tensor_process", "replay.recompute", "processes.training_engine"),
+    *("processes.tensor_process", "processes.training_engine"),
+    *("replay.recompute", "replay.recompute_stretches", "replay.repeated_trainer", "replay.what_if_side"),
     "replay.what_if",
     *("library.controllers", "tinker", "compat"),
 )

@@ -1,0 +1,104 @@
+"""Repeats stretches of the steps of a log, each from the kept state before it: a checkpoint, or the initial model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from areal_actors.audit.recomputation import RecomputeProgress
+from areal_actors.core.errors import SetupError
+from areal_actors.folder.run_folder import RunFolder
+from areal_actors.messages import BatchFormed, CheckpointCommitted, RunResumed, RunStarted, TrajectoryExported
+from areal_actors.replay.repeated_trainer import make_trainer, newest_folder, progress_of
+from areal_actors.runtime.log_context import LogContext
+from areal_actors.training.checkpoint_store import CHECKPOINTS, CheckpointStore
+from areal_actors.training.trainer import TrainerState
+from areal_actors.training.trainer_history import HistoryState
+from areal_bus.base import Envelope
+from areal_bus.recorded import read_log
+
+
+class RecordedSteps(msgspec.Struct):
+    """Inputs of the chosen steps of a log."""
+
+    batches: dict[int, Envelope] = {}
+    """By the version that the step begins with."""
+    recipes: dict[int, dict[str, Any]] = {}
+    """Recipe in effect at each batch."""
+    saved: dict[int, CheckpointCommitted] = {}
+    trajectories: dict[int, Envelope] = {}
+    """By position in the log."""
+
+    @classmethod
+    def read(cls, log: Path, wanted: set[int]) -> RecordedSteps:
+        """Read the steps that begin with these versions."""
+        steps, recipe, needed = cls(), {}, set()
+        for envelope in read_log(log):
+            if envelope.subject == RunStarted.subject:
+                recipe = envelope.open(RunStarted).recipe
+            elif envelope.subject == RunResumed.subject:
+                recipe = envelope.open(RunResumed).recipe
+            elif envelope.subject == CheckpointCommitted.subject:
+                saved = envelope.open(CheckpointCommitted)
+                steps.saved[saved.step] = saved
+            elif envelope.subject == BatchFormed.subject:
+                batch = envelope.open(BatchFormed)
+                if batch.step in wanted:
+                    steps.batches[batch.step], steps.recipes[batch.step] = envelope, recipe
+                    needed |= {member.sequence for group in batch.groups for member in group}
+        for envelope in read_log(log):
+            if envelope.subject == TrajectoryExported.subject and envelope.sequence in needed:
+                steps.trajectories[envelope.sequence] = envelope
+        return steps
+
+
+async def repeat_stretches(
+    log: Path, folder: RunFolder, stretches: Mapping[int, int], scratch: Path
+) -> AsyncGenerator[RecomputeProgress, None]:
+    """Yields what a trainer computes on each stretch: the versions after its steps, and their metrics.
+
+    Checkpoints are read through links, so that one that turns out to be damaged stays where it is.
+
+    Raises:
+        SetupError: a step is not in the log, or the settings of the trainer changed within a stretch.
+    """
+    wanted = {step for start, last in stretches.items() for step in range(start, last)}
+    steps = RecordedSteps.read(log, wanted)
+    (scratch / CHECKPOINTS).mkdir()
+    for start, last in sorted(stretches.items()):
+        versions = range(start, last)
+        if missing := [version + 1 for version in versions if version not in steps.batches]:
+            raise SetupError(f"the log has no batch of step {missing[0]}")
+        recipe = steps.recipes[start]
+        if any(steps.recipes[version]["trainer"] != recipe["trainer"] for version in versions):
+            raise SetupError(
+                f"settings of [trainer] changed on a resume between the steps {start + 1} and {last}, which cannot be"
+                " repeated from one state; `areal-actors audit --recompute` repeats the whole run"
+            )
+        trainer = make_trainer(
+            recipe, folder, CheckpointStore(scratch), lambda version: newest_folder(scratch, version)
+        )
+        trainer.restore(_state_at(start, steps, folder, scratch))
+        for version in versions:
+            envelope = steps.batches[version]
+            context = LogContext(envelope, steps.trajectories)
+            async for emitted in trainer.receive(envelope.open(BatchFormed), context):
+                if (result := progress_of(emitted)) is not None:
+                    yield result
+
+
+def _state_at(start: int, steps: RecordedSteps, folder: RunFolder, scratch: Path) -> TrainerState:
+    saved: tuple[CheckpointCommitted, ...] = ()
+    if start:
+        if start not in steps.saved:
+            raise SetupError(f"the log has no checkpoint of step {start}")
+        name = f"step-{start}"
+        (scratch / CHECKPOINTS / name).symlink_to((folder.checkpoints / name).absolute())
+        saved = (msgspec.structs.replace(steps.saved[start], folder=f"{CHECKPOINTS}/{name}"),)
+    past = HistoryState(
+        batches={}, checkpoints=saved, weights={}, sequences={}, arithmetic={}, other_settings=()
+    )  # no checksums of the log: what differs is reported, not refused
+    return TrainerState(weight_version=start, cursor=0, groups_trained=0, past=past)
