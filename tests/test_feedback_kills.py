@@ -5,74 +5,22 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 
-import psutil
 import pytest
-from support.live_run import PATIENT, ROOT
+from support.live_run import PATIENT
+from support.served_run import ServedRun
 
 from areal_actors.cli import main
-from areal_actors.core.free_ports import find_free_ports
 from areal_actors.messages import ConversationKept, FeedbackGiven
 from areal_bus.recorded import read_log
 
-SMALL = ("profile=embedded", "warm_start.steps=40", "warm_start.tail_steps=10", "run=talks")
 KILLS = int(os.environ.get("AREAL_FEEDBACK_KILLS", "4"))
 
 
-class Serving:
-    """`areal-actors serve` on one port, started again whenever its supervisor was killed."""
-
-    def __init__(self, folder):
-        self.folder, self.port = folder, find_free_ports(1, "127.0.0.1")
-        self.place = folder / "talks-serve"
-        self.output = (folder / "output.txt").open("ab")
-        self.start()
-
-    def start(self):
-        words = ["serve", "recipes/online.toml", f"folder={self.folder}", f"gateway.port={self.port}", *SMALL]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "areal_actors", *words],
-            cwd=ROOT,
-            stdout=self.output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self.until_ready()
-
-    def until_ready(self):
-        end = time.monotonic() + PATIENT
-        while self.post("/rl/start_session", {"task_id": "ready"}, self.key("admin_key"))[0] != 200:
-            assert self.process.poll() is None, (self.folder / "output.txt").read_text()
-            assert time.monotonic() < end, (self.folder / "output.txt").read_text()
-            time.sleep(0.2)
-
-    def key(self, name):
-        path = self.place / name
-        return path.read_text() if path.is_file() else ""
-
-    def post(self, path, body, key):
-        """Status and answer; 0 if nothing answers."""
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}",
-            json.dumps(body).encode(),
-            {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            error.close()
-            return error.code, {}
-        except OSError:
-            return 0, {}
+class Serving(ServedRun):
+    """A served model with which users talk."""
 
     def talk(self):
         """A session with a call and an end; its name and call if all was answered."""
@@ -86,31 +34,6 @@ class Serving:
         if status != 200 or self.post("/rl/end_session", {}, given["api_key"])[0] != 200:
             return None
         return given["session_id"], answer["id"]
-
-    def kill(self, randomness):
-        """Kill the gateway, an engine or the nats-server, or everything; returns which."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        kinds = ("session_manager", "inference_worker", "nats-server")
-        by_kind = {kind: [child for child in children if kind in " ".join(child.cmdline())] for kind in kinds}
-        kind = randomness.choice([*(kind for kind in kinds if by_kind[kind]), "all"])
-        if kind != "all":
-            by_kind[kind][-1].send_signal(signal.SIGKILL)
-            return kind
-        for process in (psutil.Process(self.process.pid), *children):
-            process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        self.start()
-        return kind
-
-    def end(self):
-        self.process.send_signal(signal.SIGINT)
-        try:
-            return self.process.wait(PATIENT)
-        finally:
-            self.output.close()
-            if self.process.poll() is None:
-                os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait()
 
 
 @pytest.mark.long
