@@ -19,7 +19,7 @@ from areal_actors.learn.reward_rule import apply_rule, drop_empty
 from areal_actors.learn.support import refuse_weak_support, support_of
 from areal_actors.sequences.credit import Credit
 from areal_actors.supervised.recorded_session import read_recorded_row
-from areal_actors.training.algorithms import Offline
+from areal_actors.training.algorithms.offline import Offline
 from areal_actors.training.packing.tensors import make_micro_batches
 from areal_actors.training.step import loss_batch
 from areal_actors.training.step_data import step_tokens

@@ -18,7 +18,7 @@ from areal_actors.reader.run_files import run_folder
 from areal_actors.recipe.load import Resolved
 from areal_actors.run import start
 from areal_actors.supervised.recorded_session import RecordedRow
-from areal_actors.training.algorithms import Offline
+from areal_actors.training.algorithms.offline import Offline
 
 if TYPE_CHECKING:
     from areal_actors.learn import support

@@ -62,7 +62,6 @@ __all__ = [
     "LitePpo",
     "M2po",
     "Need",
-    "Offline",
     "Ppo",
     "Rae",
     "ReinforcePlusPlus",
