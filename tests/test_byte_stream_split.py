@@ -12,7 +12,7 @@ from support.samples import interaction
 
 from areal_actors.core.byte_stream_split import join_streams, split_streams, streams_needed
 from areal_actors.core.values import SamplingParams, TokenColumns, Trajectory, pack_ids
-from areal_actors.messages import ConversationKept, Generate, TrajectoryExported
+from areal_actors.messages import ConversationKept, Generate, ShadowAnswered, TrajectoryExported
 from areal_actors.messages.fields import PACKED, fields_of
 from areal_bus.base import Envelope, Stamp
 from areal_bus.recorded import read_log
@@ -106,7 +106,7 @@ def test_planes_are_the_lowest_bytes_first():
 def test_fields_of_a_message_are_those_of_its_kind_and_a_monitor_can_read_the_planes():
     event = exported([3, 151_935, 7])
     envelope = Envelope.seal(event, STAMP, "test")
-    assert set(PACKED.values()) == {Generate, TrajectoryExported, ConversationKept}
+    assert set(PACKED.values()) == {Generate, TrajectoryExported, ConversationKept, ShadowAnswered}
     assert fields_of(envelope) == msgspec.msgpack.decode(msgspec.msgpack.encode(event))
     sent = msgspec.msgpack.decode(envelope.body)["trajectory"]["interactions"][0]
     streams = sent["id_planes"]

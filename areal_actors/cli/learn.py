@@ -45,7 +45,7 @@ def learn(options: Options) -> int:
     for line in plan.lines:
         _print(line)
     _check_support(plan, resolved, options.least_effective)
-    _print(f"the same without new rows: `{shown_command(plan)}`")
+    _print(f"the same rows again, with other settings: `{shown_command(plan)} KEY=VALUE`")
     if options.dry_run:
         return 0
     return start.run(resolved.recipe, profile=resolved.profile, reason=resolved.reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 
 from areal_actors.cli.reader_arguments import positive_count, takes_folder
@@ -39,7 +40,7 @@ def add_learn(command: Callable[..., argparse.ArgumentParser]) -> None:
         help="function of feedback, prompt and answer that returns the reward, or None for none (default: feedback)",
     )
     learning.add_argument(
-        "--passes", type=float, default=4.0, metavar="N", help="passes over all rows (default: %(default)g)"
+        "--passes", type=_positive_number, default=4.0, metavar="N", help="passes over all rows (default: %(default)g)"
     )
     learning.add_argument(
         "--tokens", type=positive_count, default=0, metavar="N", help="largest number of trained tokens (default: any)"
@@ -53,3 +54,13 @@ def add_learn(command: Callable[..., argparse.ArgumentParser]) -> None:
     )
     learning.add_argument("--dry-run", action="store_true", help="write rows and recipe, print both, and train nothing")
     takes_folder(learning)
+
+
+def _positive_number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0.0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"found {text}, expected a number above 0")
+    return number
