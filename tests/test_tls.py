@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,42 @@ from areal_bus.tls import Certificate
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "gsm8k_grpo.toml"
 WORD = "a word that a listener looks for"
+
+
+async def test_a_handshake_that_is_cut_is_tried_again(tmp_path: Path) -> None:
+    cut = 0
+
+    async with serving(tmp_path, make_certificate(tmp_path / "tls")) as server:
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal cut
+            if 0 < cut < 3:
+                cut += 1
+                await reader.read(16)
+                writer.close()
+                return
+            there, back = await asyncio.open_connection("127.0.0.1", server.port)
+            copies = [asyncio.ensure_future(copy(reader, back)), asyncio.ensure_future(copy(there, writer))]
+            await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+            for end in (writer, back):
+                end.close()
+
+        async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with suppress(OSError):
+                while data := await reader.read(65536):
+                    writer.write(data)
+
+        proxy = await asyncio.start_server(connected, "127.0.0.1", 0)
+        port = proxy.sockets[0].getsockname()[1]
+        url = f"tls://{server.token}@127.0.0.1:{port}#{server.url.partition('#')[2]}"
+        bus = await NatsBus.connect(url, "run", name="here", kinds=KINDS)
+        sequence = await bus.publish(failed(), Stamp(id="1", sender="a", time=0.0))
+        cut = 1
+        await server.restart()
+        assert await bus.publish(failed(), Stamp(id="2", sender="a", time=0.0)) == sequence + 1
+        assert cut == 3
+        await bus.close()
+        proxy.close()
 
 
 async def test_an_encrypted_bus_carries_messages_of_which_nothing_is_readable(tmp_path: Path) -> None:
