@@ -11,7 +11,14 @@ import msgspec
 from areal_actors.audit.recomputation import RecomputeProgress
 from areal_actors.core.errors import SetupError
 from areal_actors.folder.run_folder import RunFolder
-from areal_actors.messages import BatchFormed, CheckpointCommitted, RunResumed, RunStarted, TrajectoryExported
+from areal_actors.messages import (
+    BatchFormed,
+    CheckpointCommitted,
+    ExamplesDrawn,
+    RunResumed,
+    RunStarted,
+    TrajectoryExported,
+)
 from areal_actors.replay.repeated_trainer import make_trainer, newest_folder, progress_of
 from areal_actors.runtime.log_context import LogContext
 from areal_actors.training.checkpoint_store import CHECKPOINTS, CheckpointStore
@@ -44,15 +51,22 @@ class RecordedSteps(msgspec.Struct):
             elif envelope.subject == CheckpointCommitted.subject:
                 saved = envelope.open(CheckpointCommitted)
                 steps.saved[saved.step] = saved
-            elif envelope.subject == BatchFormed.subject:
-                batch = envelope.open(BatchFormed)
+            elif envelope.subject in {BatchFormed.subject, ExamplesDrawn.subject}:
+                batch = _step_input(envelope)
                 if batch.step in wanted:
                     steps.batches[batch.step], steps.recipes[batch.step] = envelope, recipe
-                    needed |= {member.sequence for group in batch.groups for member in group}
+                    groups = batch.groups if isinstance(batch, BatchFormed) else ()
+                    needed |= {member.sequence for group in groups for member in group}
         for envelope in read_log(log):
             if envelope.subject == TrajectoryExported.subject and envelope.sequence in needed:
                 steps.trajectories[envelope.sequence] = envelope
         return steps
+
+
+def _step_input(envelope: Envelope) -> BatchFormed | ExamplesDrawn:
+    if envelope.subject == BatchFormed.subject:
+        return envelope.open(BatchFormed)
+    return envelope.open(ExamplesDrawn)
 
 
 async def repeat_stretches(
@@ -85,7 +99,7 @@ async def repeat_stretches(
         for version in versions:
             envelope = steps.batches[version]
             context = LogContext(envelope, steps.trajectories)
-            async for emitted in trainer.receive(envelope.open(BatchFormed), context):
+            async for emitted in trainer.receive(_step_input(envelope), context):
                 if (result := progress_of(emitted)) is not None:
                     yield result
 

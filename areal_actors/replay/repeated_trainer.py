@@ -58,6 +58,10 @@ def progress_of(emitted: Message) -> RecomputeProgress | None:
             return RecomputeProgress(version=emitted.weight_version, checksum=emitted.location.checksum)
         case StepCompleted():
             return RecomputeProgress(
-                step=emitted.step, sequences_checksum=emitted.sequences_checksum, metrics=emitted.metrics
+                version=emitted.step if emitted.weights_checksum else -1,
+                checksum=emitted.weights_checksum,
+                step=emitted.step,
+                sequences_checksum=emitted.sequences_checksum,
+                metrics=emitted.metrics,
             )
     return None

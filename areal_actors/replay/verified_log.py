@@ -71,6 +71,8 @@ class VerifiedLog:
                 self.published.setdefault(message.weight_version, message.location.checksum)
             case StepCompleted():
                 self.steps.setdefault(message.step, message)
+                if message.weights_checksum:  # of a run on examples, which publishes its first weights alone
+                    self.published.setdefault(message.step, message.weights_checksum)
             case EpisodeScored() if message.work.purpose == "train" and message.reward is not None:
                 self._draw(envelope, message)
             case TrajectoryExported():
