@@ -13,7 +13,7 @@ from test_feedback_exports import CALLS, feedback, judged, rewarded, unrewarded
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import SequenceCall, TrainingSequence
-from areal_actors.learn.baselines import LEAST_CALLS, _candidates, _numbered, choose_baseline
+from areal_actors.learn.baselines import LEAST_CALLS, _candidates, _number_keys, choose_baseline
 from areal_actors.learn.recorded_calls import RecordedCall, RecordedSessions, RowWriter
 from areal_actors.learn.reward_rule import apply_rule, drop_empty
 from areal_actors.learn.support import refuse_weak_support, support_of
@@ -154,7 +154,7 @@ def test_no_baseline_depends_on_the_reward_of_its_own_session():
     fields = random_calls(2 * LEAST_CALLS)
     rewards = np.array([random.Random(1).random() for _ in range(2 * LEAST_CALLS)])
     calls = calls_with(rewards.tolist(), **fields)
-    sessions = _numbered(fields["sessions"])
+    sessions = _number_keys(fields["sessions"])
     before = dict(_candidates(calls, rewards, sessions))
     own = sessions == sessions[0]
     after = dict(_candidates(calls, np.where(own, rewards + 5.0, rewards), sessions))

@@ -66,7 +66,7 @@ def choose_baseline(calls: Sequence[RecordedCall]) -> Baseline:
         calls: at least one call; those of one session predict nothing about each other.
     """
     rewards = np.array([call.reward for call in calls], np.float64)
-    sessions = _numbered([call.session for call in calls])
+    sessions = _number_keys([call.session for call in calls])
     candidates = dict(_candidates(calls, rewards, sessions))
     variances = {name: float(np.square(rewards - values).mean()) for name, values in candidates.items()}
     chosen = next(iter(candidates))
@@ -87,14 +87,14 @@ def _candidates(calls: Sequence[RecordedCall], rewards: Floats, sessions: Floats
     }
     for name, values in keys.items():
         if len(set(values)) > 1:
-            yield name, _means_of_others(rewards, sessions, _numbered(values), prior=overall, weight=1.0)
+            yield name, _means_of_others(rewards, sessions, _number_keys(values), prior=overall, weight=1.0)
     if len(calls) >= LEAST_CALLS:
         features = prompt_features([call.prompt for call in calls])
         yield "similar prompts", _nearest(rewards, sessions, features)
         yield "regression", _regression(rewards, sessions, features)
 
 
-def _numbered(keys: Sequence[Hashable]) -> Floats:
+def _number_keys(keys: Sequence[Hashable]) -> Floats:
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return np.array([numbers[key] for key in keys], np.int64)
 
