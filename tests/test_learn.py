@@ -12,11 +12,12 @@ import torch
 from test_feedback_exports import CALLS, feedback, judged, rewarded, unrewarded
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.values import SequenceCall, TrainingSequence
+from areal_actors.core.values import SequenceCall, TrainingSequence, Trajectory
 from areal_actors.learn.baselines import LEAST_CALLS, _candidates, _number_keys, choose_baseline
 from areal_actors.learn.recorded_calls import RecordedCall, RecordedSessions, RowWriter
 from areal_actors.learn.reward_rule import apply_rule, drop_empty
 from areal_actors.learn.support import refuse_weak_support, support_of
+from areal_actors.messages import TrajectoryExported
 from areal_actors.sequences.credit import Credit
 from areal_actors.supervised.recorded_session import read_recorded_row
 from areal_actors.training.algorithms.offline import Offline
@@ -69,6 +70,17 @@ def test_edits_and_preferences_are_rows_of_their_own_kinds():
     chosen, rejected = preference.sequences(0)
     assert (chosen.token_ids.tolist(), rejected.token_ids.tolist()) == ([63, 120, 121], [63, 120, 119])
     assert (chosen.group, rejected.group, chosen.reward, rejected.reward) == (0, 0, 1.0, 0.0)
+
+
+def test_every_call_has_the_temperature_of_its_own_log_probabilities():
+    cold = msgspec.structs.replace(CALLS[0], reward=1.0, temperature=0.2)
+    trajectory = Trajectory(
+        episode="0.0", group="0", attempt=1, task="chat", reward=1.0, interactions=(cold, *CALLS[1:2])
+    )
+    ended = msgspec.structs.replace(rewarded(0, 1.0), event=TrajectoryExported(trajectory=trajectory))
+    read = rows_of(ended=ended)
+    calls = [call for row in read.rows for sequence in row.sequences(0) for call in sequence.calls]
+    assert [call.temperature for call in calls] == [0.2, 0.7]
 
 
 def test_an_unjudged_session_is_left_out():

@@ -160,7 +160,6 @@ class RowWriter:
             ]
 
     def _rewarded_row(self, sequence: TrainingSequence, name: str) -> RecordedRow:
-        temperatures = {call.temperature for call in sequence.calls if call.temperature is not None}
         return RecordedRow(
             log=self.log,
             session=name,
@@ -169,9 +168,12 @@ class RowWriter:
             completion_mask=sequence.loss_mask.astype(int).tolist(),
             logprobs=sequence.logprobs.tolist(),
             versions=sequence.versions.tolist(),
-            calls=[CallColumns(call.start, call.end, call.reward, 0.0, call.truncated) for call in sequence.calls],
+            calls=[
+                CallColumns(call.start, call.end, call.reward, 0.0, call.truncated, call.temperature)
+                for call in sequence.calls
+            ],
             reward=sequence.reward,
-            temperature=temperatures.pop() if len(temperatures) == 1 else self.temperature,
+            temperature=self.temperature,
         )
 
     def _edits(self, session: JudgedSession, name: str, calls: dict[str, Interaction]) -> Iterator[RecordedRow]:
@@ -179,6 +181,7 @@ class RowWriter:
         for given in session.feedback.judgements("edit"):
             call = calls.get(given.interaction)
             if call is None or self.encode is None:
+                self.read.left_out["an edited answer without its call, or without a tokenizer"] += 1
                 continue
             end = call.completion.ids_array().tolist()[-1:] if call.finish_reason == "stop" else []
             prompt, answer = prompt_ids(call, calls), [*self.encode(given.text), *end]
@@ -195,6 +198,9 @@ class RowWriter:
             better, worse = calls.get(given.interaction), calls.get(given.worse)
             if better is None or worse is None or prompt_ids(better, calls) != prompt_ids(worse, calls):
                 self.read.left_out["a preferred call whose prompt is not that of the other"] += 1
+                continue
+            if better.temperature != worse.temperature:
+                self.read.left_out["a preferred call of another temperature than the other"] += 1
                 continue
             sides = [better.completion, worse.completion]
             yield RecordedRow(

@@ -12,12 +12,12 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.values import PROMPT_VERSION, TrainingSequence
 from areal_actors.supervised.recorded_session import RecordedRow
 from areal_actors.training.algorithms.offline import Offline
+from areal_actors.training.algorithms.pieces import LOG_RATIO_LIMIT
 from areal_actors.training.settings import TrainerSettings
 from areal_actors.training.torch_trainer import TorchTrainer
 
 MOST_ROWS = 256
 """Rows that are scored; with more, as many chosen at random."""
-LOG_RATIO_LIMIT = 20.0
 
 
 class Support(msgspec.Struct, frozen=True):

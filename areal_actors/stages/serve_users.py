@@ -30,6 +30,8 @@ def serve_users(words: Sequence[str], place: Path, program: Sequence[str]) -> in
     serving = subprocess.Popen([sys.executable, "-m", "areal_actors", "serve", *words, f"gateway.port={port}"])
     try:
         if not _is_ready(serving, address):
+            if serving.poll() is None:
+                sys.stderr.write(f"the model was not served at {address} within {READY_SECONDS:g} s\n")
             return serving.poll() or 1
         file, *arguments = program
         keys = [(place / name).read_text(encoding="utf-8") for name in ("admin_key", "feedback_key")]

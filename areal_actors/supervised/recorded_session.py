@@ -4,8 +4,8 @@
     {"input_ids", "completion_mask"}                                                 an edited answer
     {"prompt_ids", "chosen_ids", "rejected_ids", "chosen_logprobs", "rejected_logprobs", "versions"}    a preference
 
-Each row has the `log` and the `session` that it is of. `calls` has `[start, end, reward, baseline, truncated]` for
-each call of the row.
+Each row has the `log` and the `session` that it is of. `calls` has
+`[start, end, reward, baseline, truncated, temperature]` for each call of the row.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class CallColumns(msgspec.Struct, frozen=True, array_like=True):
     """Expected reward, fitted to other sessions."""
     truncated: bool = False
     """True if it was cut by length."""
+    temperature: float | None = None
+    """Temperature of its log-probabilities, if it is not the row's."""
 
 
 class RecordedRow(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -117,7 +119,7 @@ def _sequence(row: RecordedRow, group: int) -> TrainingSequence:
                 end=call.end,
                 reward=call.reward,
                 truncated=call.truncated,
-                temperature=row.temperature,
+                temperature=row.temperature if call.temperature is None else call.temperature,
                 baseline=call.baseline,
             )
             for call in calls
