@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import types
 
 import msgspec
 import numpy as np
@@ -11,14 +12,17 @@ import pytest
 import torch
 from test_feedback_exports import CALLS, feedback, judged, rewarded, unrewarded
 
+from areal_actors.cli.learn import read_seconds
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import SequenceCall, TrainingSequence, Trajectory
+from areal_actors.learn import rehearsal
 from areal_actors.learn.baselines import LEAST_CALLS, _candidates, _number_keys, choose_baseline
 from areal_actors.learn.recorded_calls import RecordedCall, RecordedSessions, RowWriter
 from areal_actors.learn.reward_rule import apply_rule, drop_empty
 from areal_actors.learn.support import refuse_weak_support, support_of
 from areal_actors.messages import TrajectoryExported
 from areal_actors.sequences.credit import Credit
+from areal_actors.sequences.step_metrics import example_metrics
 from areal_actors.supervised.recorded_session import read_recorded_row
 from areal_actors.training.algorithms.offline import Offline
 from areal_actors.training.packing.tensors import make_micro_batches
@@ -301,3 +305,36 @@ def test_support_is_whole_for_the_weights_that_sampled_and_refused_for_others():
     assert other.within_clip < 0.7
     with pytest.raises(SetupError, match="effective sample size"):
         refuse_weak_support(other, 0.1)
+
+
+def test_rehearsal_takes_the_newest_whole_sessions_up_to_its_share(monkeypatch):
+    rows = [rows_of(feedback("s0", reward=float(number))).rows[0] for number in range(8)]
+    rows = [msgspec.structs.replace(row, session=f"s{number // 2}") for number, row in enumerate(rows)]
+    calls = [RecordedCall(number, 0, f"s{number // 2}", "", "t", (1,), float(number)) for number in range(8)]
+    whole = RecordedSessions(rows=rows, calls=calls)
+    monkeypatch.setattr(rehearsal, "read_sessions", lambda run, since: whole)
+    run = types.SimpleNamespace(name="old")
+    taken = rehearsal.read_rehearsal(run, rows=9, share=0.25)
+    assert [row.session for row in taken.read.rows] == ["s2", "s2", "s3", "s3"]
+    assert {row.source for row in taken.read.rows} == {"old"}
+    assert [(call.row, call.reward) for call in taken.read.calls] == [(0, 4.0), (1, 5.0), (2, 6.0), (3, 7.0)]
+    assert "4 rows of old, 30.8%" in taken.sentence
+    assert "48 would be a share of 0.75" in rehearsal.read_rehearsal(run, rows=16, share=0.75).sentence
+    sequences = [sequence for row in taken.read.rows for sequence in row.sequences(0)]
+    assert example_metrics({}, sequences)["source/old"] == pytest.approx(
+        np.mean([row.reward for row in taken.read.rows])
+    )
+    monkeypatch.setattr(rehearsal, "read_sessions", lambda run, since: RecordedSessions())
+    with pytest.raises(SetupError, match="--rehearse: 'old' has no rewarded episodes"):
+        rehearsal.read_rehearsal(run, rows=9, share=0.25)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("1.5h", 5400.0), ("7d", 604_800.0)])
+def test_times_have_units(text, seconds):
+    assert read_seconds("--since", text) == seconds
+
+
+@pytest.mark.parametrize("text", ["90", "0m", "-3h", "h", "2w"])
+def test_a_time_without_a_unit_is_refused_by_its_option(text):
+    with pytest.raises(SetupError, match="--seconds: found '"):
+        read_seconds("--seconds", text)

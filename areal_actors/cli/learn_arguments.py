@@ -46,6 +46,26 @@ def add_learn(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--tokens", type=positive_count, default=0, metavar="N", help="largest number of trained tokens (default: any)"
     )
     learning.add_argument(
+        "--seconds",
+        default="",
+        metavar="TIME",
+        help="longest time of the training steps, as 90s or 2h, by that of a step on this machine (default: any)",
+    )
+    learning.add_argument(
+        "--rehearse",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="mix in the newest rewarded episodes of an earlier run, so that what it learned is not forgotten",
+    )
+    learning.add_argument(
+        "--rehearse-share",
+        type=_share,
+        default=0.2,
+        metavar="SHARE",
+        help="share of the rehearsed rows among all (default: %(default)g)",
+    )
+    learning.add_argument(
         "--least-effective",
         type=float,
         default=0.1,
@@ -63,4 +83,11 @@ def _positive_number(text: str) -> float:
         number = 0.0
     if not 0.0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"found {text}, expected a number above 0")
+    return number
+
+
+def _share(text: str) -> float:
+    number = _positive_number(text)
+    if number >= 1.0:
+        raise argparse.ArgumentTypeError(f"found {text}, expected a number between 0 and 1")
     return number

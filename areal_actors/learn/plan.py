@@ -16,6 +16,7 @@ from areal_actors.core.problems import toml_value
 from areal_actors.history.run_events import run_events
 from areal_actors.learn.baselines import Baseline, choose_baseline
 from areal_actors.learn.recorded_calls import RecordedSessions, read_sessions
+from areal_actors.learn.rehearsal import read_rehearsal
 from areal_actors.learn.reward_rule import apply_rule, drop_empty, load_rule
 from areal_actors.messages import WeightsPublished
 from areal_actors.reader.run import Run, open_run
@@ -35,6 +36,23 @@ NOT_LEARNT_WITH = {"batch_size", "logprob_check_sequences", "ranks_address", "we
 """Settings of `[trainer]` that are those of the run that recorded the sessions, and not of the learning."""
 
 
+class Choices(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions that are learned from, their rewards, and how long."""
+
+    since: float = 0.0
+    """Seconds since the epoch; older sessions are left out."""
+    passes: float = PASSES
+    """Passes over all rows."""
+    tokens: int = 0
+    """Largest number of tokens that are trained, over all passes; 0 for any."""
+    reward: str = ""
+    """`FILE.py:FUNCTION` of a rule that turns feedback into rewards; empty for the feedback itself."""
+    rehearse: Sequence[str] = ()
+    """Runs whose newest rows are mixed in."""
+    rehearse_share: float = 0.2
+    """Share of the rows of each of them among its own and those of the sessions."""
+
+
 class LearningPlan(msgspec.Struct, frozen=True):
     """Rows, and the recipe that learns from them."""
 
@@ -48,38 +66,28 @@ class LearningPlan(msgspec.Struct, frozen=True):
     """Sentences for people."""
 
 
-def plan_learning(
-    names: Sequence[str], *, since: float, passes: float, tokens: int, reward: str, folder: Path
-) -> LearningPlan:
+def plan_learning(names: Sequence[str], choices: Choices, folder: Path) -> LearningPlan:
     """Write the rows of runs, with baselines, and the recipe that learns from them.
 
     Args:
         names: names or folders of runs, the newest last; the model of the last one learns.
-        since: seconds since the epoch; older sessions are left out.
-        passes: passes over all rows.
-        tokens: largest number of tokens that are trained, over all passes; 0 for any.
-        reward: `FILE.py:FUNCTION` of a rule that turns feedback into rewards; empty for the feedback itself.
+        choices: what is learned, and how long.
         folder: where runs are written.
 
     Raises:
         SetupError: a run does not exist, or there is too little to learn from; the message names the remedy.
     """
     runs = [open_run(name, folder=folder) for name in names]
-    rule = load_rule(reward) if reward else None
-    read, sentences = RecordedSessions(), list[str]()
-    for recorded in runs:
-        sessions = read_sessions(recorded, since=since)
-        if rule is not None:
-            sentences.append(apply_rule(sessions, rule, reward, recorded))
-            drop_empty(sessions)
-        read.add(sessions)
-    if len(read.rows) < LEAST_ROWS:
-        raise SetupError(
-            f"found {len(read.rows)} judged sessions, expected at least {LEAST_ROWS}{_left_out(read)};"
-            " send more feedback to `/rl/feedback`, or name a longer time with --since"
-        )
-    baseline = choose_baseline(read.calls) if read.calls else None
-    rows = _with_baselines(read, baseline)
+    read, sentences = _read_learned(runs, choices)
+    rows = list(read.rows)
+    for name in choices.rehearse:
+        rehearsed = open_run(name, folder=folder)
+        if rehearsed.name in {run.name for run in runs}:
+            raise SetupError(f"--rehearse: '{rehearsed.name}' is learned from already; name another run")
+        rehearsal = read_rehearsal(rehearsed, rows=len(read.rows), share=choices.rehearse_share)
+        _set_baselines(rehearsal.read)
+        rows += rehearsal.read.rows
+        sentences.append(rehearsal.sentence)
     source = runs[-1]
     assert source.folder is not None
     recipe = recorded_recipe(source.recipe)
@@ -89,30 +97,43 @@ def plan_learning(
     path = place / f"{run}.jsonl"
     atomic_write(path, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     model = _model_of(source, recipe)
-    settings = dict(_settings(recipe, run, path.absolute(), model, rows, passes, tokens, folder))
     written = place / f"{run}.toml"
+    settings = dict(_settings(recipe, run, path.absolute(), model, rows, choices, folder))
     header = f"# Learns from {len(rows)} recorded rows of {', '.join(run.name for run in runs)}.\n"
-    atomic_write(
-        written, (header + "".join(f"{key} = {toml_value(value)}\n" for key, value in settings.items())).encode()
-    )
-    return LearningPlan(
-        rows=path,
-        recipe=written,
-        run=run,
-        folder=folder,
-        model=model,
-        lines=(*_describe(read, baseline), *sentences, f"rows: {path}; recipe: {written}"),
-    )
+    text = "".join(f"{key} = {toml_value(value)}\n" for key, value in settings.items())
+    atomic_write(written, (header + text).encode())
+    lines = (*sentences, f"rows: {path}; recipe: {written}")
+    return LearningPlan(rows=path, recipe=written, run=run, folder=folder, model=model, lines=lines)
 
 
-def _with_baselines(read: RecordedSessions, baseline: Baseline | None) -> list[RecordedRow]:
-    rows = list(read.rows)
-    for call, value in zip(read.calls, baseline.values if baseline else (), strict=True):
-        row = rows[call.row]
-        calls = list(row.calls)
+def _read_learned(runs: Sequence[Run], choices: Choices) -> tuple[RecordedSessions, list[str]]:
+    """Returns the sessions of runs with their baselines, and sentences about them."""
+    rule = load_rule(choices.reward) if choices.reward else None
+    read, changes = RecordedSessions(), list[str]()
+    for recorded in runs:
+        sessions = read_sessions(recorded, since=choices.since)
+        if rule is not None:
+            changes.append(apply_rule(sessions, rule, choices.reward, recorded))
+            drop_empty(sessions)
+        read.add(sessions)
+    if len(read.rows) < LEAST_ROWS:
+        raise SetupError(
+            f"found {len(read.rows)} judged sessions, expected at least {LEAST_ROWS}{_left_out(read)};"
+            " send more feedback to `/rl/feedback`, or name a longer time with --since"
+        )
+    return read, [*_describe(read, _set_baselines(read)), *changes]
+
+
+def _set_baselines(read: RecordedSessions) -> Baseline | None:
+    """Give each judged call the baseline that leaves the least; returns it, or None without such calls."""
+    if not read.calls:
+        return None
+    baseline = choose_baseline(read.calls)
+    for call, value in zip(read.calls, baseline.values, strict=True):
+        calls = list(read.rows[call.row].calls)
         calls[call.call] = msgspec.structs.replace(calls[call.call], baseline=value)
-        rows[call.row] = msgspec.structs.replace(row, calls=calls)
-    return rows
+        read.rows[call.row] = msgspec.structs.replace(read.rows[call.row], calls=calls)
+    return baseline
 
 
 def _describe(read: RecordedSessions, baseline: Baseline | None) -> Iterator[str]:
@@ -153,8 +174,7 @@ def _settings(
     path: Path,
     model: str,
     rows: Sequence[RecordedRow],
-    passes: float,
-    tokens: int,
+    choices: Choices,
     folder: Path,
 ) -> Iterator[tuple[str, Any]]:
     # with a held-out row all others of its prompt are left out
@@ -162,10 +182,10 @@ def _settings(
     held_out = min(MOST_HELD_OUT, int(len(rows) * HELD_OUT_SHARE)) if has_own_prompts else 0
     trained = len(rows) - held_out
     batch = max(1, min(BATCH_ROWS, trained // 4))
-    steps = max(1, round(passes * trained / batch))
-    if tokens:
+    steps = max(1, round(choices.passes * trained / batch))
+    if choices.tokens:
         mean = sum(row.longest for row in rows) / len(rows)
-        steps = max(1, min(steps, int(tokens / (mean * batch))))
+        steps = max(1, min(steps, int(choices.tokens / (mean * batch))))
     yield "run", run
     yield "folder", str(folder)
     yield "seed", recipe.seed
@@ -181,6 +201,13 @@ def _settings(
     for key, value in _flat(msgspec.to_builtins(recipe.trainer)).items():
         if key.split(".")[0] not in NOT_LEARNT_WITH and key != "optimizer.lr" and value != usual.get(key):
             yield f"trainer.{key}", value
+
+
+def limit_steps(plan: LearningPlan, steps: int) -> None:
+    """Write the recipe of a plan again with fewer steps."""
+    lines = plan.recipe.read_text(encoding="utf-8").splitlines()
+    changed = [f"steps = {steps}" if line.startswith("steps = ") else line for line in lines]
+    atomic_write(plan.recipe, ("\n".join(changed) + "\n").encode())
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -40,29 +41,50 @@ class Support(msgspec.Struct, frozen=True):
         )
 
 
-def measure_support(
-    rows: Sequence[RecordedRow], model: str, algorithm: Offline, trainer: TrainerSettings, *, seed: int
-) -> Support | None:
-    """Returns the support of a log; None if no row was sampled.
+class SupportMeter:
+    """The model that is to learn, loaded to measure logs and the time of a step; its weights are thrown away after."""
 
-    Args:
-        rows: rows of the log.
-        model: folder of the model that is to learn.
-        algorithm: its clip counts.
-        trainer: device and precision.
-        seed: of the choice of rows.
+    def __init__(self, model: str, algorithm: Offline, trainer: TrainerSettings, *, seed: int) -> None:
+        """Load the model.
 
-    Raises:
-        EngineError: the model cannot be loaded.
-    """
-    sampled = [row for row in rows if row.calls]
-    if not sampled:
-        return None
-    chosen = sampled if len(sampled) <= MOST_ROWS else random.Random(f"support {seed}").sample(sampled, MOST_ROWS)
-    sequences = [sequence for number, row in enumerate(chosen) for sequence in row.sequences(number)]
-    settings = msgspec.structs.replace(trainer, logprob_check_sequences=0)
-    engine = TorchTrainer(model, algorithm, settings, total_steps=1, temperature=1.0, max_staleness=0, seed=seed)
-    return support_of(sequences, engine.logp(sequences).double().numpy(), algorithm)
+        Args:
+            model: folder of the model that is to learn.
+            algorithm: its clip counts.
+            trainer: device, precision and optimizer.
+            seed: of the choice of rows.
+
+        Raises:
+            EngineError: the model cannot be loaded.
+        """
+        self._algorithm = algorithm
+        self._seed = seed
+        settings = msgspec.structs.replace(trainer, logprob_check_sequences=0)
+        self._trainer = TorchTrainer(
+            model, algorithm, settings, total_steps=2, temperature=1.0, max_staleness=0, seed=seed
+        )
+
+    def measure(self, rows: Sequence[RecordedRow]) -> Support | None:
+        """Returns the support of a log; None if no row was sampled."""
+        sampled = [row for row in rows if row.calls]
+        if not sampled:
+            return None
+        sequences = _sequences_of(self._choose(sampled, MOST_ROWS))
+        return support_of(sequences, self._trainer.logp(sequences).double().numpy(), self._algorithm)
+
+    def time_step(self, rows: Sequence[RecordedRow], batch: int) -> float:
+        """Returns the seconds of a training step of `batch` rows, the second of two that are taken."""
+        sequences = _sequences_of(self._choose(rows, batch))
+        self._trainer.step(sequences)
+        start = time.perf_counter()
+        self._trainer.step(sequences)
+        return time.perf_counter() - start
+
+    def _choose(self, rows: Sequence[RecordedRow], most: int) -> Sequence[RecordedRow]:
+        return rows if len(rows) <= most else random.Random(f"support {self._seed}").sample(rows, most)
+
+
+def _sequences_of(rows: Sequence[RecordedRow]) -> list[TrainingSequence]:
+    return [sequence for number, row in enumerate(rows) for sequence in row.sequences(number)]
 
 
 def support_of(
@@ -84,19 +106,20 @@ def support_of(
     )
 
 
-def refuse_weak_support(support: Support, least: float) -> None:
+def refuse_weak_support(support: Support, least: float, log: str = "the log") -> None:
     """Refuse a log that is too far from the model.
 
     Args:
         support: what was measured.
         least: smallest effective sample size, as a share.
+        log: name of the log, for the message.
 
     Raises:
         SetupError: it is smaller.
     """
     if support.effective < least:
         raise SetupError(
-            f"the effective sample size of the log is {support.effective:.3f} of its sequences, less than"
+            f"the effective sample size of {log} is {support.effective:.3f} of its sequences, less than"
             f" {least:g} (--least-effective): the model is not the one that was served, or has moved far from it;"
             " learn with `model=` of the weights that were served, or from newer sessions with --since"
         )

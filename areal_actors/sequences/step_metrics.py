@@ -179,7 +179,8 @@ def example_metrics(metrics: dict[str, float], sequences: Sequence[TrainingSeque
         for name, value in metrics.items()
         if name not in SAMPLED_ONLY_METRICS and not name.startswith(REWARD_METRIC_PREFIXES)
     }
-    return {**kept, "examples": float(len({sequence.group for sequence in sequences}))}
+    sources = _by_source(sequences_by_episode(sequences))
+    return {**kept, **sources, "examples": float(len({sequence.group for sequence in sequences}))}
 
 
 def examples_checksum(sequences: Sequence[TrainingSequence]) -> str:

@@ -4,7 +4,7 @@
     {"input_ids", "completion_mask"}                                                 an edited answer
     {"prompt_ids", "chosen_ids", "rejected_ids", "chosen_logprobs", "rejected_logprobs", "versions"}    a preference
 
-Each row has the `log` and the `session` that it is of. `calls` has
+Each row has the `log` and the `session` that it is of, and a `source` if it is rehearsed. `calls` has
 `[start, end, reward, baseline, truncated, temperature]` for each call of the row.
 """
 
@@ -67,6 +67,8 @@ class RecordedRow(msgspec.Struct, frozen=True, omit_defaults=True):
     rejected_ids: list[int] = []
     chosen_logprobs: list[float] = []
     rejected_logprobs: list[float] = []
+    source: str = ""
+    """Run that is rehearsed with it; empty for a session that is learned from."""
 
     @property
     def prompt(self) -> list[int]:
@@ -98,6 +100,7 @@ class RecordedRow(msgspec.Struct, frozen=True, omit_defaults=True):
                 logprobs=[0.0] * prompt + logprobs,
                 versions=[PROMPT_VERSION] * prompt + [self.versions[number]] * len(answer),
                 temperature=self.temperature,
+                source=self.source,
             )
             yield msgspec.structs.replace(_sequence(side, group), reward=reward)
 
@@ -113,6 +116,7 @@ def _sequence(row: RecordedRow, group: int) -> TrainingSequence:
         group=group,
         reward=row.reward or 0.0,
         truncated=calls[-1].truncated,
+        source=row.source,
         calls=tuple(
             SequenceCall(
                 start=call.start,
