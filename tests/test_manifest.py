@@ -9,7 +9,7 @@ import pytest
 from support.tiny_trainer import make_trainer, sequences_of, write_model
 
 from areal_actors.core.errors import CheckpointError, SetupError
-from areal_actors.weights.manifest import MANIFEST, Manifest, verify, write_manifest
+from areal_actors.weights.manifest import CURSOR, MANIFEST, PROOF, FileDigest, Manifest, verify, write_manifest
 from areal_actors.weights.model_hub import model_folder
 
 
@@ -43,6 +43,27 @@ def test_the_manifest_has_every_file_and_what_was_not_changed_is_sound(saved, ch
     }
     assert len(digest) == 64
     verify(checkpoint, digest)
+    verify(checkpoint)
+
+
+def test_a_checkpoint_of_a_run_that_began_with_a_checkpoint_has_no_proof_and_no_cursor_of_that_one(
+    checkpoint, tmp_path
+):
+    (checkpoint / PROOF).write_text('{"run": "first"}')
+    (checkpoint / CURSOR).write_text("7")
+    trainer = make_trainer(str(checkpoint))
+    trainer.save(str(later := tmp_path / "later"))
+    digest = write_manifest(later, step=1, cursor=9)
+    assert not any((later / name).exists() for name in (PROOF, CURSOR))
+    (later / PROOF).write_text('{"run": "second", "step": 1}')
+    verify(later, digest)
+
+
+def test_a_proof_that_an_earlier_version_has_listed_may_have_been_replaced(checkpoint):
+    (checkpoint / PROOF).write_text("{}")
+    manifest = msgspec.json.decode((checkpoint / MANIFEST).read_bytes(), type=Manifest)
+    listed = {**manifest.files, PROOF: FileDigest(size=7, sha256="0" * 64)}
+    (checkpoint / MANIFEST).write_bytes(msgspec.json.encode(msgspec.structs.replace(manifest, files=listed)))
     verify(checkpoint)
 
 

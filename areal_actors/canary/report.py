@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from areal_actors.canary.trial import CandidateTrial
@@ -11,8 +13,10 @@ from areal_actors.messages import ComparedMetric
 HEAD = ("", "candidate", "serving", "difference", "lower", "upper", "pairs")
 
 
-def describe_comparison(trial: CandidateTrial, verdict: CandidateVerdict, *, as_json: bool = False) -> str:
-    """Returns the figures of both versions with their limits, and the verdict."""
+def describe_comparison(
+    trial: CandidateTrial, verdict: CandidateVerdict, evidence: Sequence[str] = (), *, as_json: bool = False
+) -> str:
+    """Returns the figures of both versions with their limits, further sentences of evidence, and the verdict."""
     at = trial.published
     assert at is not None
     metrics, (candidate, serving) = trial.metrics(), trial.rewarded()
@@ -24,6 +28,7 @@ def describe_comparison(trial: CandidateTrial, verdict: CandidateVerdict, *, as_
             "share": at.share,
             "rewarded_sessions": {"candidate": candidate, "serving": serving},
             "metrics": metrics,
+            "evidence": list(evidence),
             "decision": verdict.decision,
             "reason": verdict.reason,
             "sessions_needed": verdict.needed,
@@ -36,6 +41,7 @@ def describe_comparison(trial: CandidateTrial, verdict: CandidateVerdict, *, as_
         f"rewarded sessions: {candidate} of the candidate, {serving} of the served version",
         _table(metrics),
         f"each limit holds with {level} at all times, however often it is looked at",
+        *evidence,
         _describe_verdict(verdict),
     )
     return "\n".join(lines) + "\n"

@@ -26,8 +26,9 @@ def judge_candidate(trial: CandidateTrial) -> CandidateVerdict:
     for name, limit in at.limits.items():
         if metrics[name].low >= limit:
             return CandidateVerdict("rolled back", f"{_describe(metrics[name])}, above its limit of {limit:+g}")
-    if at.mode == "shadow":
-        return CandidateVerdict(None, "users judge no answers of a shadow: serve it as a canary to compare rewards")
+    if at.mode == "shadow" and not trial.comparisons[REWARD].test.count:
+        remedy = "judge them with --reward FILE.py:FUNCTION, or serve it as a canary to compare rewards"
+        return CandidateVerdict(None, f"users judge no answers of a shadow: {remedy}")
     if min(trial.rewarded()) < at.least_sessions:
         return _too_few(trial, at)
     return _judge_rewards(trial, at, metrics)
@@ -42,18 +43,21 @@ def _judge_rewards(
     if unshown := [name for name, limit in at.limits.items() if metrics[name].high > limit]:
         names = ", ".join(f"{_describe(metrics[name])}, limit {at.limits[name]:+g}" for name in unshown)
         return CandidateVerdict(
-            None, f"it is not shown that these stay below their limits: {names}", _needed(trial, unshown)
+            None, f"it is not shown that these stay below their limits: {names}", _count_missing(trial, unshown)
         )
     if reward.low >= at.least_difference:
         return CandidateVerdict("promoted", f"{_describe(reward)}: more than {at.least_difference:+g}")
-    return CandidateVerdict(None, _undecided(reward, at), _needed(trial, []))
+    return CandidateVerdict(None, _describe_undecided(reward, at), _count_missing(trial, []))
 
 
 def _too_few(trial: CandidateTrial, at: CandidatePublished) -> CandidateVerdict:
     fewest = min(trial.rewarded())
     served, own = block_sizes(at.share)
     reason = f"{fewest} sessions of one version have a reward; at least {at.least_sessions} of each are needed"
-    return CandidateVerdict(None, reason, -(-(at.least_sessions - fewest) // min(served, own)) * (served + own))
+    missing = at.least_sessions - fewest
+    if at.mode == "shadow":
+        return CandidateVerdict(None, reason, missing)
+    return CandidateVerdict(None, reason, -(-missing // min(served, own)) * (served + own))
 
 
 def decide(trial: CandidateTrial) -> CandidateDecided | None:
@@ -81,11 +85,11 @@ def _describe(metric: ComparedMetric) -> str:
     return f"the difference in {metric.name} is {metric.difference:+.3f} ({metric.low:+.3f} to {metric.high:+.3f})"
 
 
-def _undecided(reward: ComparedMetric, at: CandidatePublished) -> str:
+def _describe_undecided(reward: ComparedMetric, at: CandidatePublished) -> str:
     return f"{_describe(reward)}: neither all below 0 nor all above {at.least_difference:+g}"
 
 
-def _needed(trial: CandidateTrial, guards: list[str]) -> int | None:
+def _count_missing(trial: CandidateTrial, guards: list[str]) -> int | None:
     """Returns the sessions that are missing if the next ones are like those so far."""
     at = trial.published
     assert at is not None
@@ -96,4 +100,5 @@ def _needed(trial: CandidateTrial, guards: list[str]) -> int | None:
     guarded = [trial.comparisons[name].test.count_needed(at.limits[name], above=False) for name in guards]
     promoted = None if better is None or None in guarded else max([better, *(pairs or 0 for pairs in guarded)])
     ways = [pairs for pairs in (promoted, worse) if pairs]
-    return min(ways) * sum(block_sizes(at.share)) if ways else None
+    in_pair = 1 if at.mode == "shadow" else sum(block_sizes(at.share))
+    return min(ways) * in_pair if ways else None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 
-from areal_actors.cli.reader_arguments import positive_count, takes_folder
+from areal_actors.cli.reader_arguments import positive_count, positive_number, takes_folder
 from areal_actors.core.command import COMMAND
 
 
@@ -40,7 +39,7 @@ def add_learn(command: Callable[..., argparse.ArgumentParser]) -> None:
         help="function of feedback, prompt and answer that returns the reward, or None for none (default: feedback)",
     )
     learning.add_argument(
-        "--passes", type=_positive_number, default=4.0, metavar="N", help="passes over all rows (default: %(default)g)"
+        "--passes", type=positive_number, default=4.0, metavar="N", help="passes over all rows (default: %(default)g)"
     )
     learning.add_argument(
         "--tokens", type=positive_count, default=0, metavar="N", help="largest number of trained tokens (default: any)"
@@ -76,18 +75,8 @@ def add_learn(command: Callable[..., argparse.ArgumentParser]) -> None:
     takes_folder(learning)
 
 
-def _positive_number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0.0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"found {text}, expected a number above 0")
-    return number
-
-
 def _share(text: str) -> float:
-    number = _positive_number(text)
+    number = positive_number(text)
     if number >= 1.0:
         raise argparse.ArgumentTypeError(f"found {text}, expected a number between 0 and 1")
     return number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from areal_actors.cli.reader_arguments import takes_folder, takes_json
+from areal_actors.cli.reader_arguments import positive_number, takes_folder, takes_json
 
 
 def add_promote(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -17,6 +17,18 @@ def add_promote(command: Callable[..., argparse.ArgumentParser]) -> None:
     )
     promoted = command("promote", "run.promote:promote", "promote the candidate of a served model", about)
     promoted.add_argument("run", nargs="?", default="", metavar="RUN", help="the served model (default: the latest)")
+    promoted.add_argument(
+        "--reward",
+        default="",
+        metavar="FILE.py:FUNCTION",
+        help="compare a shadow's answers with the served ones by this function of prompt and answer",
+    )
+    promoted.add_argument(
+        "--most-divergence",
+        type=positive_number,
+        metavar="NATS",
+        help="compute the divergence (KL) of both versions, and promote only if it is shown to be below",
+    )
     promoted.add_argument(
         "--rollback", dest="is_rollback", action="store_true", help="roll it back instead, also once promoted"
     )

@@ -6,6 +6,7 @@ They are runs, show, view, compare, replay, state, what-if, trace and why.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +51,21 @@ def positive_count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"found '{text}'; write a whole number of at least 1")
     return int(text)
+
+
+def positive_number(text: str) -> float:
+    """Returns a finite number above 0.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0.0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"found {text}, expected a number above 0")
+    return number
 
 
 def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:

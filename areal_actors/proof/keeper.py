@@ -15,7 +15,6 @@ from areal_actors.messages import CheckpointCommitted
 from areal_actors.proof.chain import LogChain
 from areal_actors.proof.proof import (
     FORMAT,
-    PROOF,
     Proof,
     digest_of_file,
     digest_of_recipe,
@@ -24,7 +23,7 @@ from areal_actors.proof.proof import (
     write_proof,
 )
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.weights.manifest import digest_of_manifest
+from areal_actors.weights.manifest import PROOF, digest_of_manifest
 from areal_bus.base import Bus, Envelope
 from areal_bus.errors import EventsTrimmed
 from areal_bus.message import Message

@@ -14,9 +14,9 @@ import msgspec
 from areal_actors.core.durable_files import atomic_write
 from areal_actors.core.errors import SetupError
 from areal_actors.recipe.paths import LONGEST_PATH, NAMED
+from areal_actors.weights.manifest import PROOF
 from areal_bus.message import FrozenMeta
 
-PROOF = "proof.json"
 FORMAT = "areal-actors proof 1"
 
 

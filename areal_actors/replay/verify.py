@@ -20,7 +20,7 @@ from areal_actors.core.extras import TRAIN, require_extra
 from areal_actors.display.safe_console import SafeConsole
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.hosts.portable_recipe import code_digest
-from areal_actors.proof.proof import PROOF, Proof, digest_of_file, digest_of_recipe, read_proof
+from areal_actors.proof.proof import Proof, digest_of_file, digest_of_recipe, read_proof
 from areal_actors.reader.audit_command import recomputation
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.replay.command import log_of
@@ -29,6 +29,7 @@ from areal_actors.replay.verification import Drawn, Verification
 from areal_actors.replay.verified_log import VerifiedLog, draw_steps
 from areal_actors.rewards import MODEL, Reward, resolve_reward
 from areal_actors.rewards.judge.settings import has_judge
+from areal_actors.weights.manifest import PROOF
 from areal_actors.weights.manifest import verify as verify_manifest
 from areal_actors.weights.weight_files import checksum_of, stored_tensors
 from areal_bus.errors import BusError, RecordingDamaged

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,9 +20,11 @@ from areal_actors.core.errors import SetupError
 from areal_actors.folder.connections import connect_to_run, open_log, open_store
 from areal_actors.folder.run_folder import RunFolder, find_run
 from areal_actors.messages import CandidateDecided
+from areal_actors.promote.evidence import CandidateEvidence
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.served_log import has_served_log
 from areal_bus.base import Bus, Stamp
+from areal_bus.message import Message
 from areal_bus.nats import NatsBus
 
 SENDER = "operator"
@@ -30,7 +32,16 @@ DONE, REFUSED = 0, 1
 KINDS = {kind.subject: kind for kind in EVENTS}
 
 
-def promote(run: str, *, folder: Path, is_rollback: bool, is_dry_run: bool, as_json: bool) -> int:
+def promote(
+    run: str,
+    *,
+    folder: Path,
+    reward: str,
+    most_divergence: float | None,
+    is_rollback: bool,
+    is_dry_run: bool,
+    as_json: bool,
+) -> int:
     """Print the comparison, and promote the candidate if it is shown to be at least as good, or roll it back.
 
     Returns the exit status: 1 if it is not promoted. `is_dry_run` prints only.
@@ -41,9 +52,15 @@ def promote(run: str, *, folder: Path, is_rollback: bool, is_dry_run: bool, as_j
     """
     place = _served_folder(run, folder)
     recipe = place.recipe()
-    trial = asyncio.run(_read_trial(recipe, place))
+    trial = CandidateTrial(recipe.seed)
+    evidence = CandidateEvidence(recipe, place.path)
+    asyncio.run(_read_log(place, trial.fold, evidence.fold))
+    if trial.published is not None and reward:
+        evidence.judge_shadow(trial, reward)
     verdict = _verdict(trial, recipe.run, is_rollback=is_rollback)
-    sys.stdout.write(describe_comparison(trial, verdict, as_json=as_json))
+    if most_divergence is not None and trial.decided is None and not is_rollback:
+        verdict = evidence.limit_divergence(verdict, most_divergence)
+    sys.stdout.write(describe_comparison(trial, verdict, evidence.sentences, as_json=as_json))
     if verdict.decision is None or is_dry_run or _is_decided(trial, is_rollback=is_rollback):
         return DONE if verdict.decision == "promoted" or is_rollback else REFUSED
     decided = msgspec.structs.replace(decided_event(trial, verdict.decision, verdict.reason), by="operator")
@@ -62,16 +79,16 @@ def _served_folder(run: str, folder: Path) -> RunFolder:
     return place
 
 
-async def _read_trial(recipe: Recipe, place: RunFolder) -> CandidateTrial:
-    trial = CandidateTrial(recipe.seed)
+async def _read_log(place: RunFolder, *folds: Callable[[Message], None]) -> None:
     async with open_log(place) as bus:
         last = (await bus.span()).last
         async for envelope in bus.log():
             if (kind := KINDS.get(envelope.subject)) is not None:
-                trial.fold(envelope.open(kind))
+                event = envelope.open(kind)
+                for fold in folds:
+                    fold(event)
             if envelope.sequence >= last:
                 break
-    return trial
 
 
 def _verdict(trial: CandidateTrial, run: str, *, is_rollback: bool) -> CandidateVerdict:

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from areal_actors.core.errors import EngineError, SetupError
 from areal_actors.core.model_config import config_of
-from areal_actors.weights.manifest import MANIFEST
+from areal_actors.weights.manifest import CURSOR, MANIFEST, PROOF
 from areal_actors.weights.model_class import language_model_class
 from areal_actors.weights.source_tensors import list_names, note_source, source_of
 from areal_actors.weights.transfer import without_ties
@@ -25,9 +25,9 @@ from areal_actors.weights.write_tensors import write_tensors
 
 HEAD = "score"
 """Name of the head in sequence classifiers of Hugging Face."""
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.index.json", "config.json", MANIFEST)
-"""Files that a trainer writes itself, or that describe those of the folder; all others belong to the tokenizer and are
-copied."""
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.index.json", "config.json", MANIFEST, PROOF, CURSOR)
+"""Files that a trainer writes itself, or that describe those of the folder or of the run that wrote it; all others
+belong to the tokenizer and are copied."""
 
 DTYPE_FIELDS = ("dtype", "torch_dtype")
 

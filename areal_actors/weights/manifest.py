@@ -19,6 +19,10 @@ from areal_actors.core.errors import CheckpointError, SetupError
 from areal_bus.message import FrozenMeta
 
 MANIFEST = "manifest.json"
+PROOF = "proof.json"
+"""Written into a checkpoint once its manifest is in the log: it has that one's digest, and is not listed there."""
+CURSOR = "cursor"
+"""Position in the log of the run that wrote the checkpoint."""
 FORMAT = "areal-actors checkpoint 1"
 LOADED = (".safetensors", ".bin", ".pt", ".pth", ".distcp")
 """Suffixes of files that loaders find by pattern: a checkpoint must not contain one that its manifest does not list."""
@@ -52,7 +56,8 @@ def write_manifest(folder: Path, *, step: int = -1, cursor: int = 0) -> str:
         OSError: writing failed, for example on a full disk.
     """
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    files.pop(MANIFEST, None)
+    for name in (MANIFEST, PROOF):
+        files.pop(name, None)
     digests = {name: _digest(path, on_disk=True) for name, path in files.items()}
     for path in sorted(folder.rglob("*")):
         if path.is_dir():
@@ -147,7 +152,8 @@ def _differences(folder: Path, digest: str) -> Iterator[str]:
         yield manifest
         return
     for name, expected in manifest.files.items():
-        yield from _difference(folder, name, expected)
+        if name != PROOF:  # manifests of earlier versions have that of the checkpoint that was the model
+            yield from _difference(folder, name, expected)
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.suffix in LOADED and name not in manifest.files:

@@ -21,6 +21,7 @@ WITH_TORCH = (
         "weights",
         "calibration.measure",
         "learn.support",
+        "promote.divergence",
         "models.convert",
         "rewards.reward_model",
         "vision.embedding",
