@@ -29,6 +29,7 @@ from areal_actors.messages import (
     FaultInjected,
     FilterExhausted,
     Heartbeat,
+    LoadMeasured,
     LogTrimmed,
     LossEvaluated,
     RunFinished,
@@ -57,6 +58,8 @@ from areal_bus.message import Message
 STEPS_TIMED = 10
 """Number of last steps whose median duration gives the time left."""
 THROUGHPUTS_KEPT = 400
+LOADS_KEPT = 256
+"""Maximum number of newest loads kept."""
 CHECKPOINTS_KEPT = 64
 """Maximum number of newest checkpoints kept."""
 
@@ -80,7 +83,7 @@ class RunState:
     """Everything that is displayed about a run; unknown messages are ignored, missing metrics stay missing."""
 
     state_type: ClassVar[Any]
-    state_version: ClassVar[int] = 3
+    state_version: ClassVar[int] = 4
 
     run: str = ""
     now: float = 0.0
@@ -122,6 +125,8 @@ class RunState:
     last_refused_batch: str = ""
     blocked: dict[str, EventLoopBlocked] = field(default_factory=dict)
     """Blocked event loops by the agent's line: the longest block, with total seconds and count."""
+    loads: list[LoadMeasured] = field(default_factory=list)
+    """The newest loads, for the verdict on what limits the run."""
     actor_failures: Counter[str] = field(default_factory=Counter)
     bus_outages: list[BusRestarted] = field(default_factory=list)
     injected: Counter[str] = field(default_factory=Counter)
@@ -219,6 +224,8 @@ class RunState:
             case EventLoopBlocked():
                 before_it = self.blocked.get(message.line)
                 self.blocked[message.line] = merge_reports(before_it, message) if before_it else message
+            case LoadMeasured():
+                self.loads = [*self.loads, message][-LOADS_KEPT:]
             case ActorFailed():
                 self._remove_actor(message.actor)
                 self.actor_failures[f"{message.actor}: {message.reason}"] += 1

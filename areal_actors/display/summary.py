@@ -19,6 +19,7 @@ from areal_actors.core.command import COMMAND
 from areal_actors.core.durable_files import Lines, atomic_write, read_lines
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.curves import draw_curves
+from areal_actors.display.limit import limit_of
 from areal_actors.display.run_state import RunState
 from areal_actors.display.safe_console import SafeConsole
 from areal_actors.display.sentences import (
@@ -165,7 +166,9 @@ def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str,
     if throughputs and not state.learns_from_examples():
         yield "async overlap", f"generation was busy in {overlap_share(throughputs):.0%} of training time"
         yield "trainer busy", f"{busy_while_training(throughputs):.0%} of the time from its first step to its last"
-    if state.started and not state.learns_from_examples():
+    if found := limit_of(state):
+        yield "limit", "; ".join([found.sentence, *found.advice[:1]])
+    elif state.started and not state.learns_from_examples():
         with suppress(msgspec.ValidationError):  # another version wrote the recipe
             yield "limit", lowest_limit(msgspec.convert(state.started.recipe, Recipe))
     yield "attention", "; ".join(attention(state))

@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from areal_actors.display.fit import Chart, Fact, bar, columns, in_encoding, sheet, sparkline
+from areal_actors.display.limit import limit_sentence
 from areal_actors.display.phases import Phase, Phases
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import (
@@ -134,7 +135,8 @@ class RunView:
             (10, "staleness", " · ".join(present(STALENESS, step)), ""),
             (11, "learning", " · ".join(present(LEARNING, step)), ""),
             (8, "speed", " · ".join(_speed(state)), ""),
-            (6, "waiting", "" if over else waiting_summary(state), ""),
+            (6, "limit", limit_sentence(state), ""),
+            (7, "waiting", "" if over else waiting_summary(state), ""),
             (7, "left out", left_out_text(state.examples_dropped) if state.examples_dropped else "", "yellow"),
             (5, "attention", "" if over else "\n".join(attention(state)), "yellow"),
             (9, "set aside", set_aside(state.episodes), ""),

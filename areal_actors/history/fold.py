@@ -25,6 +25,7 @@ from areal_actors.history.parts import (
 )
 from areal_actors.history.row import HistoryRow
 from areal_actors.history.run_rows import (
+    LOAD_COLUMNS,
     ActorRecord,
     EvaluationRecord,
     LaunchRecord,
@@ -300,7 +301,8 @@ class HistoryFold:
         self._add(SavedRecord(committed=position, committed_at=time, **fields))
 
     def _measure(self, event: LoadMeasured, position: int, time: float) -> None:
-        fields = msgspec.structs.asdict(event) | {"roles": _json(event.roles), "engine_full": int(event.engine_full)}
+        columns = {name: _json(getattr(event, name)) for name in LOAD_COLUMNS}
+        fields = msgspec.structs.asdict(event) | columns | {"engine_full": int(event.engine_full)}
         self._add(LoadSampleRecord(measured=position, measured_at=time, **fields))
 
     # ------------------------------------------------------------ run and actors

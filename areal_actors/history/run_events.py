@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from areal_actors.history.database import History
+from areal_actors.history.run_rows import LOAD_COLUMNS
 from areal_actors.messages import (
     KINDS,
     ActorStarted,
@@ -55,7 +56,8 @@ def notice_events(history: History, kind: type[E], *, after: int = 0) -> Iterato
 def load_events(history: History, after: int = 0) -> Iterator[tuple[int, float, LoadMeasured]]:
     """Yields the measured loads of the run."""
     for row in history.records("SELECT * FROM load_sample WHERE measured > ? ORDER BY measured", after):
-        fields = row | {"roles": msgspec.json.decode(row["roles"]), "engine_full": bool(row["engine_full"])}
+        columns = {name: msgspec.json.decode(row[name]) for name in LOAD_COLUMNS}
+        fields = row | columns | {"engine_full": bool(row["engine_full"])}
         yield row["measured"], row["measured_at"], _event(LoadMeasured, fields)
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from areal_actors.history.row import HistoryRow
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Version of the tables and of the fold that fills them; a database of another version is built again."""
 
 
@@ -199,6 +199,10 @@ class ActorRecord(HistoryRow, kw_only=True, gc=False):
     """Reason of a failure."""
 
 
+LOAD_COLUMNS = ("roles", "bounds", "processes")
+"""Columns of `load_sample` in JSON."""
+
+
 class LoadSampleRecord(HistoryRow, kw_only=True, gc=False):
     """Load of the run over a window."""
 
@@ -221,6 +225,18 @@ class LoadSampleRecord(HistoryRow, kw_only=True, gc=False):
     """CPU cores that the gateway uses."""
     engine_full: int
     """1 if an engine was full at the end of the window."""
+    publishes: float
+    """Share of the window between a step and the publication of its weights."""
+    bounds: str
+    """Shares of the trainer's waiting time by the bound of the gate, JSON."""
+    processes: str
+    """CPU cores that each process uses, JSON."""
+    run_cpu: float
+    """CPU cores that all processes of the run on the supervisor's machine use."""
+    machine_cpu: float
+    """CPU cores of that machine that are in use."""
+    cores: int
+    """CPU cores that the run may use there; 0 if unknown."""
 
 
 class NoticeRecord(HistoryRow, kw_only=True, gc=False):

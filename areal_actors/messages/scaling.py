@@ -41,6 +41,18 @@ class LoadMeasured(Event):
     """CPU cores that the gateway uses."""
     engine_full: bool = False
     """True if an engine was full at the end of the window (`EngineLoad`)."""
+    publishes: float = 0.0
+    """Share of the window between a step and the publication of its weights."""
+    bounds: dict[str, float] = {}
+    """Shares of the trainer's waiting time by the bound that the staleness gate had reached."""
+    processes: dict[str, float] = {}
+    """CPU cores that each process of the run uses, by its name."""
+    run_cpu: float = 0.0
+    """CPU cores that all processes of the run on the supervisor's machine use, those of agents and of the bus too."""
+    machine_cpu: float = 0.0
+    """CPU cores of that machine that are in use, of `cores`."""
+    cores: int = 0
+    """CPU cores that the run may use there; 0 if unknown."""
 
 
 class ScaleDecided(Event):

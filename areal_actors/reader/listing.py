@@ -22,7 +22,7 @@ from areal_actors.reader.run_files import RunFiles, read_run_files
 
 PIPE_COLUMNS = 160
 PADDING = 2
-STYLES = {"live": "bold green", "finished": "", "ended early": "red", "interrupted": "yellow"}
+STYLES = {"live": "bold green", "finished": "", "ended early": "red", "interrupted": "yellow", "served": ""}
 
 
 def list_runs(folder: Path, *, as_json: bool = False, console: Console | None = None) -> int:
@@ -75,7 +75,7 @@ def facts(run: RunFiles) -> dict[str, Any]:
         "started": state.started_at or None,
         "seconds": state.now - state.started_at if state.started_at else None,
         "steps": state.steps[-1].number if state.steps else 0,
-        "of_steps": recipe.get("steps", 0),
+        "of_steps": 0 if run.is_served() else recipe.get("steps", 0),
         "algorithm": recipe.get("algorithm", {}).get("name", ""),
         "model": recipe.get("model", ""),
         "data": recipe.get("task", {}).get("environment") or recipe.get("task", {}).get("dataset", ""),
@@ -108,7 +108,7 @@ def _cells(run: dict[str, Any]) -> dict[str, str]:
     return {
         "run": run["run"],
         "status": run["status"],
-        "steps": f"{run['steps']}/{run['of_steps']}",
+        "steps": f"{run['steps']}/{run['of_steps']}" if run["of_steps"] else "",
         "reward": _course(run["reward"]),
         "held out": (
             _course(run["held_out"]) + (" loss" if run["held_out"] and run["held_out_metric"] == "loss" else "")

@@ -34,12 +34,18 @@ class RunFiles(msgspec.Struct, frozen=True):
     """Sentence about damaged lines; empty if there are none."""
 
     def status(self) -> str:
-        """Returns `live`, `finished`, `ended early`, or `interrupted` for a run that was killed."""
+        """Returns `live`, `finished`, `ended early`, `interrupted` for a run that was killed, `served` for a model."""
         if self.folder is not None and self.folder.live_supervisor():
             return "live"
+        if self.is_served():
+            return "served"
         if self.state.finished is None:
             return "interrupted"
         return "ended early" if self.state.finished.error else "finished"
+
+    def is_served(self) -> bool:
+        """Returns True for a served model, which trains nothing."""
+        return bool(self.recipe.get("actors", {}).get("trainer", {}).get("count", 1) == 0)
 
 
 def read_run_files(place: RunFolder) -> RunFiles:

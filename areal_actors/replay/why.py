@@ -12,22 +12,24 @@ import msgspec
 from areal_actors import __version__
 from areal_actors.core.errors import SetupError
 from areal_actors.core.lazy import LazyModule
+from areal_actors.display.limit import limit_of
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import duration, model_ends_text
 from areal_actors.display.waiting import BOUNDS, waiting_summary
 from areal_actors.display.warnings import attention
 from areal_actors.folder.next_commands import run_command
 from areal_actors.folder.run_folder import RunFolder
-from areal_actors.history.run_events import load_events
 from areal_actors.lint.fault import LearningFault
 from areal_actors.lint.rules import to_lines
 from areal_actors.messages import LoadMeasured
 from areal_actors.reader.run import Run, open_run
 from areal_actors.recipe.limits import Limit, limits
 from areal_actors.recipe.recipe import Recipe, recorded_recipe
+from areal_actors.replay.measured_load import Verdict, describe_served, measured_lines
 from areal_actors.replay.time_shares import LogFindings, OpenWait, TimeShares, share
 from areal_actors.reward_hacking.alarm import HackAlarm
 from areal_actors.scaling.balance import Recommendation, mean_load, recommend
+from areal_actors.scaling.limit import has_free_core
 
 log_findings: Any = LazyModule("areal_actors.replay.log_findings")
 ANSWER = f"why 2 of {__version__}"
@@ -73,21 +75,19 @@ class Why(msgspec.Struct, kw_only=True):
     """Command that shows an episode."""
     workers: list[Recommendation]
     """Number of workers of each role that would balance the run; empty if its load was not measured."""
+    load: LoadMeasured | None = None
+    """Mean load, of which the verdict is; None if it was not measured."""
     verdict: str
     advice: list[str]
+    further: list[str] = []
+    """At most two further findings."""
 
     def to_text(self) -> str:
         """Returns the findings as lines of text."""
-        lines = [f"{self.run}: {self.status}, step {self.step} of {self.steps}, {duration(self.seconds)}"]
-        lines.append(f"{'trainer':<12}{_shares(self.shares.trainer) or 'no time on record'}")
-        if self.shares.bounds:
-            lines.append(f"{'gate':<12}while the trainer waits: {_bounds(self.shares.bounds)}")
-        if self.shares.bounds_in_training:
-            lines.append(f"{'':<12}while it trains: {_bounds(self.shares.bounds_in_training)}")
-        if self.without_gate:
-            lines.append(f"{'gate':<12}not known: {self.without_gate}")
-        if self.shares.counted_seconds:
-            lines += [f"{'in flight':<12}while the trainer waits, on average: {', '.join(self._in_flight())}"]
+        steps = f", step {self.step} of {self.steps}" if self.steps else ""
+        lines = [f"{self.run}: {self.status}{steps}, {duration(self.seconds)}", "", self.verdict]
+        lines += [*(f"  - {sentence}" for sentence in self.advice), *(f"  also: {also}" for also in self.further), ""]
+        lines += measured_lines(self.load) if self.load is not None else list(self._share_lines())
         lines += [
             f"{'limits' if number == 0 else '':<12}{limit.setting}: {limit.count}"
             for number, limit in enumerate(self.limits)
@@ -108,7 +108,19 @@ class Why(msgspec.Struct, kw_only=True):
             f"{'reward' if number == 0 else '':<12}{line}"
             for number, line in enumerate(line for alarm in self.hacks[:MOST_ALARMS] for line in alarm.lines())
         ]
-        return "\n".join([*lines, "", self.verdict, *(f"  - {sentence}" for sentence in self.advice)])
+        return "\n".join(lines)
+
+    def _share_lines(self) -> Iterator[str]:
+        """Yield lines about the time of a run whose load was not measured."""
+        yield f"{'trainer':<12}{_shares(self.shares.trainer) or 'no time on record'}"
+        if self.shares.bounds:
+            yield f"{'gate':<12}while the trainer waits: {_bounds(self.shares.bounds)}"
+        if self.shares.bounds_in_training:
+            yield f"{'':<12}while it trains: {_bounds(self.shares.bounds_in_training)}"
+        if self.without_gate:
+            yield f"{'gate':<12}not known: {self.without_gate}"
+        if self.shares.counted_seconds:
+            yield f"{'in flight':<12}while the trainer waits, on average: {', '.join(self._in_flight())}"
 
     def _in_flight(self) -> Iterator[str]:
         seconds = self.shares.counted_seconds
@@ -139,15 +151,16 @@ def _find_out(run: str, folder: Path) -> Why:
     shares = found.shares
     live = place is not None and bool(place.live_supervisor()) and state.finished is None
     waits: list[OpenWait] = log_findings.listen(place, state) if live else []
-    verdict, advice = advise(shares, recipe)
+    verdict = _judge(opened, recipe, shares)
+    loads = [] if recipe.is_served() else state.loads
     return Why(
         run=state.run,
         status=_status(state, live=live),
         step=state.steps[-1].number if state.steps else 0,
-        steps=state.steps_wanted(),
+        steps=0 if recipe.is_served() else state.steps_wanted(),
         seconds=sum(shares.trainer.values()),
         shares=shares,
-        limits=[] if recipe.learns_from_examples() else sorted(limits(recipe), key=lambda one: one.episodes),
+        limits=[] if recipe.learns_from_examples() else sorted(limits(recipe), key=lambda limit: limit.episodes),
         without_gate=found.without_gate,
         now=waiting_summary(state) if live else "",
         open_waits=waits,
@@ -156,10 +169,22 @@ def _find_out(run: str, folder: Path) -> Why:
         show=run_command("show", place.path.name if place is not None else state.run, str(folder)),
         signal=found.signal,
         hacks=found.hacks,
-        workers=_recommend([load for _, _, load in load_events(opened.history)], recipe),
-        verdict=verdict,
-        advice=advice,
+        workers=_recommend(loads, recipe),
+        load=mean_load(loads),
+        verdict=verdict.sentence,
+        advice=list(verdict.advice),
+        further=list(verdict.further),
     )
+
+
+def _judge(opened: Run, recipe: Recipe, shares: TimeShares) -> Verdict:
+    """Returns what limits a run: by its measured load, else by its time shares."""
+    if recipe.is_served():
+        return describe_served(opened)
+    if "trains" in shares.trainer and (found := limit_of(opened.state, recipe)) is not None:
+        return Verdict(found.sentence, found.advice, found.further)
+    sentence, advice = advise(shares, recipe)
+    return Verdict(sentence, tuple(advice))
 
 
 def _fold(opened: Run, file: Path, recipe: Recipe) -> LogFindings:
@@ -172,8 +197,10 @@ def _fold(opened: Run, file: Path, recipe: Recipe) -> LogFindings:
 
 
 def _status(state: RunState, *, live: bool) -> str:
+    if live:
+        return "live"
     if state.finished is None:
-        return "live" if live else "not finished"
+        return "not finished"
     return "ended early" if state.finished.error else "finished"
 
 
@@ -279,9 +306,11 @@ def _younger(held: float, recipe: Recipe) -> Iterator[str]:
 
 
 def _recommend(loads: list[LoadMeasured], recipe: Recipe) -> list[Recommendation]:
-    """Returns the workers that balance a run; where trainer and generation take turns, none do."""
+    """Returns the workers that balance a run; where trainer and generation take turns, or no core is free, none do."""
     load = mean_load(loads)
-    return recommend(load) if load is not None and recipe.staleness_gate.max_staleness else []
+    if load is None or not recipe.staleness_gate.max_staleness or not has_free_core(load):
+        return []
+    return recommend(load)
 
 
 def _workers(recommendation: Recommendation) -> str:

@@ -63,6 +63,11 @@ def mean_load(loads: Sequence[LoadMeasured]) -> LoadMeasured | None:
     def mean(values: Iterator[float]) -> float:
         return sum(value * load.seconds for value, load in zip(values, same, strict=True)) / seconds
 
+    def means(name: str) -> dict[str, float]:
+        tables: list[dict[str, float]] = [getattr(load, name) for load in same]
+        keys = dict.fromkeys(key for table in tables for key in table)
+        return {key: mean(table.get(key, 0.0) for table in tables) for key in keys}
+
     roles = {
         role: RoleLoad(
             workers=now.workers,
@@ -81,6 +86,12 @@ def mean_load(loads: Sequence[LoadMeasured]) -> LoadMeasured | None:
         roles=roles,
         gateway_cpu=mean(load.gateway_cpu for load in same),
         engine_full=last.engine_full,
+        publishes=mean(load.publishes for load in same),
+        bounds=means("bounds"),
+        processes=means("processes"),
+        run_cpu=mean(load.run_cpu for load in same),
+        machine_cpu=mean(load.machine_cpu for load in same),
+        cores=last.cores,
     )
 
 

@@ -22,6 +22,7 @@ from areal_actors.messages import (
     Heartbeat,
     LoadMeasured,
     RoleLoad,
+    StepCompleted,
     WeightsPublished,
     WorkerLeft,
 )
@@ -29,9 +30,10 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
 from areal_actors.rollout.runners import episodes_at_once
 from areal_actors.scaling.balance import ROLES
+from areal_actors.scaling.machine_usage import CoresInUse, MachineUsage
 from areal_bus.message import Message
 
-GATEWAY = "session_manager"
+GATEWAY, GATE = "session_manager", "staleness_gate"
 LEAST_SECONDS = 1.0
 """A window that ends with the last batch is reported from this length on."""
 
@@ -86,14 +88,22 @@ class LoadFold:
 
     def __post_init__(self) -> None:
         self._formed = 0
-        self._waits = True
+        self._waits, self._publishes = True, False
+        self._bound = ""
+        """Bound that the staleness gate has reached, by its last heartbeat."""
+        self._processes: dict[str, tuple[float, float]] = {}
+        """CPU time of each process at the beginning of the window, and by its last heartbeat."""
+        self._machine_before: MachineUsage | None = None
         self._until: float | None = None
         """Time up to which the window is counted; None outside of one."""
         self._clear()
 
     def _clear(self) -> None:
         """Begin another window."""
-        self._seconds = self._waited = self._episodes = 0.0
+        self._seconds = self._waited = self._published = self._episodes = 0.0
+        self._bounds: dict[str, float] = {}
+        self._processes = {name: (now, now) for name, (_, now) in self._processes.items()}
+        self._machine_before = None
         self._busy = dict.fromkeys(self.slots, 0.0)
         self._waiting = dict.fromkeys(self.slots, 0.0)
         for worker in self.workers.values():
@@ -106,8 +116,10 @@ class LoadFold:
                 self._beat(message)
             case BatchFormed():
                 self._formed, self._waits = max(self._formed, message.step + 1), False
+            case StepCompleted():
+                self._publishes = True
             case WeightsPublished():
-                self._waits = self._formed <= message.weight_version
+                self._waits, self._publishes = self._formed <= message.weight_version, False
             case EngineLoad():
                 (self.full.add if message.level == "full" else self.full.discard)(message.worker)
             case ActorStarted():
@@ -133,23 +145,35 @@ class LoadFold:
                 if not message.work.attempts_left:
                     self.running.discard(message.work.episode)
 
-    def tick(self, now: float) -> LoadMeasured | None:
-        """Count the time since the last tick; returns the load once a window is over. `now`: seconds of any clock."""
+    def tick(self, now: float, usage: MachineUsage | None = None) -> LoadMeasured | None:
+        """Count the time since the last tick; returns the load once a window is over.
+
+        Args:
+            now: seconds of any clock.
+            usage: CPU time of the machine; None if it is unknown.
+        """
         last_is_formed = self._formed >= self.steps
         if not self._formed or (last_is_formed and self._until is None):
             return None
-        if self._until is not None:
+        if self._until is None:
+            self._clear()  # CPU time before the first batch is not of the window
+        else:
             self._count(now - self._until)
+        self._machine_before = self._machine_before or usage
         self._until = None if last_is_formed else now
         if self._seconds < (LEAST_SECONDS if last_is_formed else self.window_seconds):
             return None
-        measured = self._measure()
+        measured = self._measure(usage)
         self._clear()
+        self._machine_before = usage
         return measured
 
     def _count(self, seconds: float) -> None:
         self._seconds += seconds
         self._waited += seconds * self._waits
+        self._published += seconds * (self._publishes and not self._waits)
+        if self._waits and self._bound:
+            self._bounds[self._bound] = self._bounds.get(self._bound, 0.0) + seconds
         self._episodes += seconds * len(self.running)
         busy = {role: self._busy_slots(role) for role in self.slots}
         handled = {role: sum(worker.handling for worker in self._of(role)) for role in self.slots}
@@ -158,12 +182,14 @@ class LoadFold:
             "inference_worker": handled.get("inference_worker", 0) - busy.get("inference_worker", 0),
             "rollout_worker": len(self.running) - len(self.returned) - busy.get("rollout_worker", 0),
         }
-        for role in self.slots:
+        for role, slots in self.slots.items():
             self._busy[role] += seconds * busy[role]
-            self._waiting[role] += seconds * max(queued[role], 0)
+            total = slots * len(self._of(role))  # with a free slot, work is on its way to it
+            self._waiting[role] += seconds * max(queued[role] + busy[role] - total, 0)
 
-    def _measure(self) -> LoadMeasured:
-        seconds = self._seconds
+    def _measure(self, usage: MachineUsage | None) -> LoadMeasured:
+        seconds, held = self._seconds, sum(self._bounds.values())
+        machine = usage.since(self._machine_before, seconds) if usage and self._machine_before else CoresInUse()
         roles = {}
         for role, slots in self.slots.items():
             workers = self._of(role)
@@ -182,6 +208,12 @@ class LoadFold:
             roles=roles,
             gateway_cpu=round(max((worker.cpu(seconds) for worker in self._of(GATEWAY)), default=0.0), 3),
             engine_full=bool(self.full),
+            publishes=round(self._published / seconds, 4),
+            bounds={bound: round(spent / held, 4) for bound, spent in self._bounds.items()},
+            processes={name: round((now - before) / seconds, 3) for name, (before, now) in self._processes.items()},
+            run_cpu=machine.run_cpu,
+            machine_cpu=machine.machine_cpu,
+            cores=machine.cores,
         )
 
     def _of(self, role: str) -> list[_Worker]:
@@ -191,6 +223,10 @@ class LoadFold:
         return sum(min(worker.handling, self.slots[role]) for worker in self._of(role))
 
     def _beat(self, beat: Heartbeat) -> None:
+        before, _ = self._processes.get(beat.process, (beat.cpu_seconds, 0.0))
+        self._processes[beat.process] = min(before, beat.cpu_seconds), beat.cpu_seconds
+        if beat.actor.startswith(GATE):
+            self._bound = str(beat.status.get("bound", ""))
         if (worker := self.workers.get(beat.actor)) is not None:
             worker.handling = sum(count for kind, count in beat.handling.items() if kind in HANDLED)
             worker.cpu_seconds = beat.cpu_seconds

@@ -12,6 +12,7 @@ from areal_actors.messages import ScaleDecided
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.scaling.decisions import Decider
 from areal_actors.scaling.load import load_fold
+from areal_actors.supervision.machine_meter import MachineMeter
 from areal_bus.errors import BusError
 from areal_bus.message import Event, Message
 
@@ -43,9 +44,11 @@ class LoadWatch:
 
     async def watch(self) -> None:
         """Publish until cancelled; a load that the bus does not take is of no use later."""
+        meter = MachineMeter()
         while self.fold is not None:
             await asyncio.sleep(TICK_SECONDS)
-            decision, self.decision = (self.decision, self.fold.tick(time.monotonic())), None
+            usage = meter.measure()
+            decision, self.decision = (self.decision, self.fold.tick(time.monotonic(), usage)), None
             for event in decision:
                 try:
                     if event is not None:
