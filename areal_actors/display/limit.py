@@ -1,4 +1,4 @@
-"""What limits a run by its measured loads: one verdict for the live view, the summary, the page and `why`."""
+"""The limit of a run by its measured loads: one verdict for the live view, the summary and `why`."""
 
 from __future__ import annotations
 

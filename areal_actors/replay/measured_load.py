@@ -14,8 +14,8 @@ from areal_actors.scaling.limit import cpu_of_parties, share_episodes
 SESSIONS = "SELECT count(*), sum(outcome IN ('exported', 'dropped')) FROM attempt WHERE ended IS NOT NULL"
 
 
-class Verdict(NamedTuple):
-    """What limits a run."""
+class LimitVerdict(NamedTuple):
+    """The limit of a run, or the state of a served model."""
 
     sentence: str
     advice: tuple[str, ...] = ()
@@ -56,8 +56,8 @@ def _in_percent(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.005) or "nothing on record"
 
 
-def describe_served(run: Run) -> Verdict:
+def describe_served(run: Run) -> LimitVerdict:
     """Returns the sentence about a served model, which trains nothing, and what to do with its log."""
     ended, rewarded = next(iter(run.history.query(SESSIONS)))
     sentence = f"This model is served, and trains nothing: {ended} sessions have ended, {rewarded or 0} with a reward."
-    return Verdict(sentence, (f"`{COMMAND} learn {run.name}` learns from those that were judged",))
+    return LimitVerdict(sentence, (f"`{COMMAND} learn {run.name}` learns from those that were judged",))

@@ -25,7 +25,7 @@ from areal_actors.messages import LoadMeasured
 from areal_actors.reader.run import Run, open_run
 from areal_actors.recipe.limits import Limit, limits
 from areal_actors.recipe.recipe import Recipe, recorded_recipe
-from areal_actors.replay.measured_load import Verdict, describe_served, measured_lines
+from areal_actors.replay.measured_load import LimitVerdict, describe_served, measured_lines
 from areal_actors.replay.time_shares import LogFindings, OpenWait, TimeShares, share
 from areal_actors.reward_hacking.alarm import HackAlarm
 from areal_actors.scaling.balance import Recommendation, mean_load, recommend
@@ -177,14 +177,14 @@ def _find_out(run: str, folder: Path) -> Why:
     )
 
 
-def _judge(opened: Run, recipe: Recipe, shares: TimeShares) -> Verdict:
+def _judge(opened: Run, recipe: Recipe, shares: TimeShares) -> LimitVerdict:
     """Returns what limits a run: by its measured load, else by its time shares."""
     if recipe.is_served():
         return describe_served(opened)
     if "trains" in shares.trainer and (found := limit_of(opened.state, recipe)) is not None:
-        return Verdict(found.sentence, found.advice, found.further)
+        return LimitVerdict(found.sentence, found.advice, found.further)
     sentence, advice = advise(shares, recipe)
-    return Verdict(sentence, tuple(advice))
+    return LimitVerdict(sentence, tuple(advice))
 
 
 def _fold(opened: Run, file: Path, recipe: Recipe) -> LogFindings:

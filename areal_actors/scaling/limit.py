@@ -44,7 +44,7 @@ MENTIONED = 0.25
 
 
 class LimitFound(NamedTuple):
-    """What limits a run."""
+    """The limit of a run."""
 
     party: Party
     sentence: str

@@ -19,9 +19,9 @@ class MachineUsage(NamedTuple):
     cores: int
     """Cores that this process may use."""
     machine: float
-    """Of all programs on these cores."""
+    """CPU seconds of all programs on these cores."""
     run: float
-    """Of this process and its descendants."""
+    """CPU seconds of this process and its descendants."""
 
     def since(self, before: MachineUsage, seconds: float) -> CoresInUse:
         """Returns the cores in use since an earlier measurement, this many seconds ago."""

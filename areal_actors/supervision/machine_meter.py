@@ -22,7 +22,7 @@ class MachineMeter:
         self._ended = 0.0
 
     def measure(self) -> MachineUsage | None:
-        """Returns the CPU time so far; None where the system does not tell."""
+        """Returns the CPU time so far; None where the system does not report it."""
         try:
             allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
             times = psutil.cpu_times(percpu=True)
