@@ -19,6 +19,7 @@ from areal_actors.core.command import COMMAND
 from areal_actors.core.durable_files import Lines, atomic_write, read_lines
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.curves import draw_curves
+from areal_actors.display.held_out_change import change_of, describe_missing_gain
 from areal_actors.display.limit import limit_of
 from areal_actors.display.run_state import RunState
 from areal_actors.display.safe_console import SafeConsole
@@ -171,7 +172,7 @@ def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str,
     elif state.started and not state.learns_from_examples():
         with suppress(msgspec.ValidationError):  # another version wrote the recipe
             yield "limit", lowest_limit(msgspec.convert(state.started.recipe, Recipe))
-    yield "attention", "; ".join(attention(state))
+    yield "attention", "; ".join(filter(None, (describe_missing_gain(state), *attention(state))))
     yield "set aside", set_aside(state.episodes)
     yield "failures", _failures(state)
     if state.injected:
@@ -189,7 +190,10 @@ def _episodes(state: RunState) -> Iterator[tuple[str, str]]:
         if evaluations := state.accuracy(mode):
             measure, values = held_out_scores(evaluations)
             named = "" if measure == ACCURACY else f"{measure} "
-            yield f"held out, {mode}", f"{named}{_before_after(values, '{:.3f}')} of {evaluations[-1].tasks} tasks"
+            change = change_of(state, mode)
+            limits = f" ({change.describe()})" if change is not None else ""
+            course = f"{named}{_before_after(values, '{:.3f}')} of {evaluations[-1].tasks} tasks{limits}"
+            yield f"held out, {mode}", course
     if rewards := state.history("reward_mean"):
         yield "reward", f"first step {rewards[0]:.3f}, last {rewards[-1]:.3f}, best {max(rewards):.3f}"
     if evaluations := state.accuracy("sampled") or state.accuracy("greedy"):

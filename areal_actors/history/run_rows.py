@@ -231,6 +231,8 @@ class LoadSampleRecord(HistoryRow, kw_only=True, gc=False):
     """Shares of the trainer's waiting time by the bound of the gate, JSON."""
     processes: str
     """CPU cores that each process uses, JSON."""
+    calls: float
+    """Mean number of model calls at the gateway."""
     run_cpu: float
     """CPU cores that all processes of the run on the supervisor's machine use."""
     machine_cpu: float

@@ -51,6 +51,8 @@ class LoadMeasured(Event):
     """CPU cores that all processes of the run on the supervisor's machine use, those of agents and of the bus too."""
     machine_cpu: float = 0.0
     """CPU cores of that machine that are in use, of `cores`."""
+    calls: float = 0.0
+    """Mean number of model calls at the gateway, those included that wait for a slot of an engine."""
     cores: int = 0
     """CPU cores that the run may use there; 0 if unknown."""
 

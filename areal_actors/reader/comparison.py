@@ -181,7 +181,8 @@ def _of_sources(mode: str, runs: Sequence[Sequence[EvaluationCompleted]]) -> Ite
 
 
 def _course(values: Sequence[float]) -> str:
-    return f"{values[0]:.3f} → {values[-1]:.3f}" if values else ""
+    ends = [values[0], values[-1]][: len(values)] if values else []  # the score of one evaluation is no course
+    return " → ".join(f"{value:.3f}" for value in ends)
 
 
 def _scores(evaluated: Sequence[EvaluationCompleted]) -> str:

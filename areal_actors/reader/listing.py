@@ -81,7 +81,7 @@ def facts(run: RunFiles) -> dict[str, Any]:
         "data": recipe.get("task", {}).get("environment") or recipe.get("task", {}).get("dataset", ""),
         "reward": [rewards[0], rewards[-1]] if rewards else None,
         "loss": state.metric("loss"),
-        "held_out": [held_out[0], held_out[-1]] if held_out else None,
+        "held_out": [held_out[0], *held_out[1:][-1:]] if held_out else None,
         "held_out_metric": "accuracy" if evaluations else "loss",
         "error": state.finished.error if state.finished else "",
     }
@@ -122,4 +122,4 @@ def _cells(run: dict[str, Any]) -> dict[str, str]:
 
 
 def _course(values: list[float] | None) -> str:
-    return f"{values[0]:.3f} → {values[1]:.3f}" if values else ""
+    return " → ".join(f"{value:.3f}" for value in values or ())

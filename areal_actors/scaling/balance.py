@@ -86,6 +86,7 @@ def mean_load(loads: Sequence[LoadMeasured]) -> LoadMeasured | None:
         roles=roles,
         gateway_cpu=mean(load.gateway_cpu for load in same),
         engine_full=last.engine_full,
+        calls=mean(load.calls for load in same),
         publishes=mean(load.publishes for load in same),
         bounds=means("bounds"),
         processes=means("processes"),

@@ -94,7 +94,7 @@ def share_episodes(load: LoadMeasured) -> tuple[float, float, float]:
     """Returns the shares of the running episodes in model calls, in rewards, and in agents, queues included."""
     engine, rewards = load.roles.get("inference_worker", NO_LOAD), load.roles.get("reward_worker", NO_LOAD)
     episodes = max(load.episodes, 1e-9)
-    in_calls = min((engine.busy + engine.waiting) / episodes, 1.0)
+    in_calls = min(max(engine.busy + engine.waiting, load.calls) / episodes, 1.0)
     in_rewards = min((rewards.busy + rewards.waiting) / episodes, 1.0 - in_calls)
     return in_calls, in_rewards, 1.0 - in_calls - in_rewards
 
@@ -125,13 +125,14 @@ class _Judgement:
             (bounds.get("weights", 0.0) >= MAIN, self._of_loading),
             (self.in_rewards >= MAIN, self._of_rewards),
             (self._is_blocked(), self._of_agents),
+            (self._queues(), self._of_the_engine),
             (self.in_agents >= MAIN and (free or self._cpu_share("agents") < IDLE), self._of_agents),
             (self.load.gateway_cpu >= BUSY, self._of_the_gateway),
             (not free and self._cpu_share("agents") >= DOMINATES, self._of_agents),
             (not free and self._cpu_share("gateway") >= DOMINATES, self._of_the_gateway),
             (not free and self._cpu_share("engine") < DOMINATES, self._of_the_machine),
             (gate.max_staleness == 0 and free and self.waits < 1.0 - WAITS, self._of_turns),
-            (bounds.get("concurrency", 0.0) >= MAIN and free and not self._queues(), self._of_concurrency),
+            (bounds.get("concurrency", 0.0) >= MAIN and free, self._of_concurrency),
         )
         return next((cause for is_it, cause in causes if is_it), self._of_the_engine)()
 

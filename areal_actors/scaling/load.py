@@ -101,6 +101,7 @@ class LoadFold:
     def _clear(self) -> None:
         """Begin another window."""
         self._seconds = self._waited = self._published = self._episodes = 0.0
+        self._calls = 0.0
         self._bounds: dict[str, float] = {}
         self._processes = {name: (now, now) for name, (_, now) in self._processes.items()}
         self._machine_before = None
@@ -175,11 +176,13 @@ class LoadFold:
         if self._waits and self._bound:
             self._bounds[self._bound] = self._bounds.get(self._bound, 0.0) + seconds
         self._episodes += seconds * len(self.running)
+        calls = sum(worker.handling for worker in self._of(GATEWAY))
+        self._calls += seconds * calls
         busy = {role: self._busy_slots(role) for role in self.slots}
         handled = {role: sum(worker.handling for worker in self._of(role)) for role in self.slots}
         queued = {
             "reward_worker": len(self.returned) - busy.get("reward_worker", 0),
-            "inference_worker": handled.get("inference_worker", 0) - busy.get("inference_worker", 0),
+            "inference_worker": max(calls, handled.get("inference_worker", 0)) - busy.get("inference_worker", 0),
             "rollout_worker": len(self.running) - len(self.returned) - busy.get("rollout_worker", 0),
         }
         for role, slots in self.slots.items():
@@ -210,6 +213,7 @@ class LoadFold:
             engine_full=bool(self.full),
             publishes=round(self._published / seconds, 4),
             bounds={bound: round(spent / held, 4) for bound, spent in self._bounds.items()},
+            calls=round(self._calls / seconds, 3),
             processes={name: round((now - before) / seconds, 3) for name, (before, now) in self._processes.items()},
             run_cpu=machine.run_cpu,
             machine_cpu=machine.machine_cpu,
@@ -244,7 +248,7 @@ class LoadFold:
             self._clear()
 
 
-HANDLED = frozenset({"RunEpisode", "Generate", "ScoreEpisode"})
+HANDLED = frozenset({"RunEpisode", "ModelRequest", "Generate", "ScoreEpisode"})
 """Types of messages that take a slot; held-out episodes have slots of their own."""
 
 
