@@ -92,6 +92,31 @@ async def test_every_view_shows_a_finished_run_and_the_keys_reach_all_of_them(ta
         await tab.until("document.querySelector('#view-events .legend').textContent.startsWith('9 found')")
 
 
+@pytest.mark.parametrize("dark", [False, True])
+async def test_no_view_is_wider_than_a_phone_and_tables_are_cards_there(tab, tmp_path, dark):
+    async with page_in(tab, tmp_path, file=LOG) as (url, source):
+        await until_ended(source)
+        await tab.ask("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+        await tab.dark(dark=dark)
+        await tab.open(url)
+        await tab.until("document.querySelector('#status').textContent === 'finished'")
+        headline = await tab.run("document.querySelector('.headline').textContent")
+        assert headline.startswith("held-out accuracy, sampled: ")
+        for name in VIEWS:
+            await tab.run(f"location.hash = '{name}'")
+            await tab.until(f"!document.querySelector('#view-{name}').hidden")
+            wide = (
+                "[...document.querySelectorAll('main > section:not([hidden]) *')].filter(one => one.offsetWidth > 390)"
+            )
+            assert await tab.run(f"{wide}.map(one => one.outerHTML.slice(0, 80)).join()") == "", name
+            assert await tab.run("document.documentElement.scrollWidth <= innerWidth"), name
+        headings = (
+            "[...document.querySelectorAll('#view-events td')].slice(0, 3).map(one => one.dataset.heading).join()"
+        )
+        assert await tab.run(headings) == "event,after,subject"
+        assert await tab.run("getComputedStyle(document.querySelector('#view-events thead')).display") == "none"
+
+
 async def test_the_page_follows_a_log_that_grows(tab, tmp_path):
     log = list(read_log(LOG))
     async with page_in(tab, tmp_path) as (url, source):

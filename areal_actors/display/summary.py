@@ -168,7 +168,7 @@ def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str,
         yield "async overlap", f"generation was busy in {overlap_share(throughputs):.0%} of training time"
         yield "trainer busy", f"{busy_while_training(throughputs):.0%} of the time from its first step to its last"
     if found := limit_of(state):
-        yield "limit", "; ".join([found.sentence, *found.advice[:1]])
+        yield "limit", " To change: ".join([found.sentence, *found.advice[:1]])
     elif state.started and not state.learns_from_examples():
         with suppress(msgspec.ValidationError):  # another version wrote the recipe
             yield "limit", lowest_limit(msgspec.convert(state.started.recipe, Recipe))

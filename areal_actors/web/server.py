@@ -17,6 +17,7 @@ from areal_actors.core.local_hosts import is_loopback, parse_number
 from areal_actors.display.throughput import busy_share, tokens_per_second
 from areal_actors.web.access import Access, add_headers
 from areal_actors.web.details import LogDetails
+from areal_actors.web.headline import Headline
 from areal_actors.web.rows import EpisodeRow
 from areal_actors.web.source import LogSource
 from areal_actors.web.tables import TABLES
@@ -46,6 +47,7 @@ class PageServer:
         self.source, self.name = source, name
         self._what_ifs = tuple(what_ifs)
         self._details = LogDetails(source)
+        self._headline = Headline()
         self._whole: tuple[dict[str, Any], bytes] = ({}, b"")
         """All rows, encoded, and the state of the log then."""
         self.streams = 0
@@ -79,6 +81,7 @@ class PageServer:
             "finished": facts.finished is not None,
             "error": facts.finished.error if facts.finished else "",
             "notice": source.notice,
+            "headline": self._headline.sentences(source.history),
         }
 
     async def page(self, _: web.Request) -> web.FileResponse:

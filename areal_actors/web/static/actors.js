@@ -23,7 +23,7 @@ export class Actors {
     this.drawTree(found);
     this.drawMail();
     const rows = this.data.before("actors").slice(-200).reverse();
-    replace(this.changes, rows.length ? table("Starts, failures and stops", ["event", "after", "actor", "process", "change", ""], rows.map(row => [element("button", { className: "link", textContent: count(row.position), onclick: () => this.data.goTo(row.position) }), moment(row.at), row.actor, row.process, element("span", { className: row.change, textContent: row.change }), row.detail])) : empty("No actor has started at this event."));
+    replace(this.changes, rows.length ? table("Starts, failures and stops", ["event", "after", "actor", "process", "change", "details"], rows.map(row => [element("button", { className: "link", textContent: count(row.position), onclick: () => this.data.goTo(row.position) }), moment(row.at), row.actor, row.process, element("span", { className: row.change, textContent: row.change }), row.detail])) : empty("No actor has started at this event."));
   }
 
   drawTree(found) {

@@ -1,6 +1,6 @@
 // Batches: what each step trained, and the episodes that it was made of.
 
-import { count, duration, element, empty, moment, replace, short, table, versionColour } from "./dom.js";
+import { count, duration, element, empty, moment, paintVersion, replace, short, table } from "./dom.js";
 
 export class Batches {
   constructor(data, root, open) {
@@ -18,7 +18,7 @@ export class Batches {
       const button = element("button", { className: "link", textContent: `step ${batch.step}`, onclick: () => { this.chosen = batch.id; this.draw(); } });
       return [button, moment(batch.at), batch.groups.length, members.length, members.reduce((sum, row) => sum + row.tokens, 0), this.staleness(batch, members), short(metrics.reward_mean), metrics.masked_frac === undefined ? "–" : `${(100 * metrics.masked_frac).toFixed(1)}%`, batch.dropped_trajectories - (before?.dropped_trajectories ?? 0), batch.refused];
     });
-    replace(this.list, table("Batches by step", ["", "formed at", "groups", "episodes", "tokens", "tokens by staleness", "reward", "masked", "dropped before", "left out"], rows.reverse()));
+    replace(this.list, table("Batches by step", ["step", "formed at", "groups", "episodes", "tokens", "tokens by staleness", "reward", "masked", "dropped before", "left out"], rows.reverse()));
     this.drawChosen(batches.find(batch => batch.id === this.chosen) ?? batches.at(-1));
   }
 
@@ -31,7 +31,7 @@ export class Batches {
     for (const [version, number] of [...tokens].sort(([one], [other]) => other - one)) {
       const stale = batch.step - 1 - version, part = element("span", { title: `${count(number)} tokens of version ${version}: staleness ${stale}${version < batch.oldest_version ? ", masked" : ""}`, textContent: number / all > 0.12 ? stale : "" });
       part.style.width = `${(100 * number) / all}%`;
-      part.style.background = versionColour(version);
+      paintVersion(part, version);
       if (version < batch.oldest_version) part.className = "old";
       bar.append(part);
     }

@@ -50,8 +50,8 @@ export const bytes = size => size >= 2 ** 30 ? `${(size / 2 ** 30).toFixed(1)} G
 export const table = (caption, headings, rows) => element("table", {},
   element("caption", { textContent: caption }),
   element("thead", {}, element("tr", {}, ...headings.map(text => element("th", { textContent: text, scope: "col" })))),
-  element("tbody", {}, ...rows.map(cells => element("tr", {}, ...cells.map(cell =>
-    element("td", {}, typeof cell === "number" ? short(cell) : cell ?? ""))))),
+  element("tbody", {}, ...rows.map(cells => element("tr", {}, ...cells.map((cell, column) =>
+    element("td", { data: { heading: headings[column] } }, typeof cell === "number" ? short(cell) : cell ?? ""))))),
 );
 
 export const empty = sentence => element("p", { className: "empty", textContent: sentence });
@@ -63,4 +63,13 @@ export const colour = name => getComputedStyle(document.documentElement).getProp
 export const versionColour = (version, alpha = 1) => {
   const light = document.documentElement.dataset.theme === "dark" ? 62 : 46;
   return version < 0 ? colour("dim") : `hsl(${(210 + version * 47) % 360} 65% ${light}% / ${alpha})`;
+};
+
+// Background and readable text of a weight version: black or white, whichever has more contrast (WCAG 2, relative luminance).
+export const paintVersion = (node, version) => {
+  node.style.background = versionColour(version);
+  const [hue, light] = [((210 + version * 47) % 360) / 30, document.documentElement.dataset.theme === "dark" ? 0.62 : 0.46];
+  const channel = shift => { const place = (shift + hue) % 12; return light - 0.65 * Math.min(light, 1 - light) * Math.max(-1, Math.min(place - 3, 9 - place, 1)); };
+  const [red, green, blue] = [0, 8, 4].map(channel).map(value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+  node.style.color = 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000" : "#fff";
 };

@@ -1,6 +1,6 @@
 // Swim lanes: a line for each attempt at an episode, coloured by the weight version that sampled each part. Only what is visible is drawn.
 
-import { colour, count, duration, element, moment, replace, short, versionColour } from "./dom.js";
+import { colour, count, duration, element, moment, paintVersion, replace, short, versionColour } from "./dom.js";
 
 const LANE = 20, RIGHT = 150, TOP = 24, LETTER = 7.3, LONGEST = 26;
 
@@ -37,7 +37,7 @@ export class Lanes {
     this.spacer.style.height = `${Math.max(this.rows.length * LANE + TOP, 1)}px`;
     const bound = this.data.bound(), oldest = this.data.version() - bound;
     const versions = [...new Set(this.data.before("versions").map(row => row.weight_version))].slice(-8);
-    replace(this.legend, `${count(this.rows.length)} attempts. Colour: weight version `, ...versions.map(version => { const key = element("span", { className: "key", textContent: version }); key.style.background = versionColour(version); return key; }),
+    replace(this.legend, `${count(this.rows.length)} attempts. Colour: weight version `, ...versions.map(version => { const key = element("span", { className: "key", textContent: version }); paintVersion(key, version); return key; }),
       bound === null ? "" : ` · staleness bound ${bound}: versions below ${Math.max(oldest, 0)} are too old now (hatched) · grey: waiting · ● scored  ▮ batch  ◆ trained  ✕ dropped or failed`);
     if (this.bottom) this.box.scrollTop = this.box.scrollHeight; // the newest lanes, until one scrolls away from them
     this.paint();

@@ -18,6 +18,7 @@ export class Overview {
     this.axis = "step";
     this.metrics = null;
     this.charts = new Map();
+    this.headline = element("div", { className: "headline" });
     this.facts = element("div", { className: "facts" });
     this.ringBox = element("div", { className: "ring" });
     this.notices = element("div", { className: "notices" });
@@ -27,6 +28,7 @@ export class Overview {
     const axis = element("select", { aria: { label: "Horizontal axis of the curves" } }, element("option", { value: "step", textContent: "by step" }), element("option", { value: "time", textContent: "by time" }));
     axis.addEventListener("change", () => { this.axis = axis.value; this.draw(); });
     root.append(
+      this.headline,
       element("div", { className: "top" }, element("section", { aria: { label: "Where the episodes are" } }, this.ringBox), element("section", { aria: { label: "State of the run" } }, this.facts, this.notices)),
       element("div", { className: "bar" }, element("h2", { textContent: "Curves" }), axis, this.chooser),
       this.chartBox,
@@ -38,6 +40,7 @@ export class Overview {
     if (!this.chartBox.clientWidth) return;
     replace(this.ringBox, ring(this.data));
     replace(this.facts, ...this.rows());
+    replace(this.headline, ...(this.data.follows ? this.data.head.headline ?? [] : []).map(sentence => element("p", { textContent: sentence })));
     replace(this.notices, ...this.data.before("notices").slice(-5).reverse().map(row => element("p", { className: "notice" }, element("button", { className: "link", textContent: `event ${count(row.position)}`, onclick: () => this.data.goTo(row.position) }), ` ${moment(row.at)} · ${row.sentence}`)));
     this.drawCharts();
   }
