@@ -124,7 +124,10 @@ def test_a_rule_changes_rewards_and_leaves_calls_out():
 
     sentence = apply_rule(read, rule, "mine.py:rule", Texts())
     drop_empty(read)
-    assert sentence == "reward: mine.py:rule changed 2 of 2 rewards, and left 1 calls out"
+    assert sentence.startswith(
+        "reward: mine.py:rule changed 2 of 2 rewards, and left 1 calls out; mean of the feedback"
+    )
+    assert "of the rule 0.500 (" in sentence
     assert seen == [(1.0, "?", "xy"), (1.0, "?", "xw")]
     (row,) = read.rows
     assert [call.reward for call in row.calls] == [0.5]

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.loading import load_named
 from areal_actors.learn.recorded_calls import RecordedSessions
 from areal_actors.reader.run import Run
+from areal_actors.replay.group_bootstrap import Interval, group_intervals
 from areal_actors.supervised.recorded_session import RecordedRow
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 Rule = Callable[[float, str, str], float | None]
 """Reward by feedback, prompt and answer, both as the model had them; None leaves the call out."""
@@ -42,6 +50,7 @@ def apply_rule(read: RecordedSessions, rule: Rule, spec: str, run: Run) -> str:
         SetupError: the rule failed, or returned no finite number; names the session.
     """
     changed = 0
+    before = {(call.row, call.call): call.reward for call in read.calls}
     rewards = dict[tuple[int, int], float | None]()
     for call in read.calls:
         row = read.rows[call.row]
@@ -57,7 +66,33 @@ def apply_rule(read: RecordedSessions, rule: Rule, spec: str, run: Run) -> str:
         for call in read.calls
         if (reward := rewards[call.row, call.call]) is not None
     ]
-    return f"reward: {spec} changed {changed} of {len(rewards)} rewards, and left {len(left)} calls out"
+    kept = [(call.session, before[call.row, call.call], call.reward) for call in read.calls]
+    compared = f"; {_compare(kept)}" if kept else ""
+    return f"reward: {spec} changed {changed} of {len(rewards)} rewards, and left {len(left)} calls out{compared}"
+
+
+def _compare(calls: Sequence[tuple[str, float, float]]) -> str:
+    """Returns both means and the share of changed signs, with intervals by resampling sessions."""
+    names = {name: number for number, name in enumerate(dict.fromkeys(session for session, _, _ in calls))}
+    owners = np.array([names[session] for session, _, _ in calls])
+    rewards = np.array([[feedback, reward] for _, feedback, reward in calls])
+    relative = np.sign(rewards - rewards.mean(axis=0))
+    columns = (np.ones(len(calls)), rewards[:, 0], rewards[:, 1], relative[:, 0] != relative[:, 1])
+    sums = np.stack([np.bincount(owners, column, len(names)) for column in columns], axis=1).astype(np.float64)
+    figures = {
+        name: lambda totals, column=column: totals[..., column] / totals[..., 0]
+        for column, name in enumerate(("feedback", "reward", "signs"), start=1)
+    }
+    found = group_intervals(sums, figures, ranges={"signs": (0.0, 1.0)})
+    feedback, reward, signs = (found[name] for name in figures)
+    return (
+        f"mean of the feedback {_in_text(feedback)}, of the rule {_in_text(reward)}; the share of calls that change"
+        f" between better and worse than the mean is {_in_text(signs)}"
+    )
+
+
+def _in_text(interval: Interval) -> str:
+    return f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
 
 
 def drop_empty(read: RecordedSessions) -> None:

@@ -293,10 +293,15 @@ def _recipes(recorded: dict[str, Any], over: Layer) -> tuple[Recipe, Recipe, Rew
             for problem in violations
             if problem.key in asked or problem.key not in own
         ]
-        if recipe is None or complaints:
+        if recipe is None or (complaints and not recipe.is_served()):
             raise RecipeError("\n".join(complaints))
         if recipe.learns_from_examples():
             raise SetupError("this run learns from examples and has no episodes; start it again with the settings")
+        if recipe.is_served():
+            raise SetupError(
+                f"this model is served, and trains nothing: `{COMMAND} learn RUN --reward FILE.py:FUNCTION --dry-run`"
+                " compares another reward with its feedback"
+            )
         recipes.append(recipe)
     was, now = recipes
     if was.algorithm.group_size != now.algorithm.group_size:
