@@ -24,6 +24,7 @@ from areal_actors.messages import (
 )
 from areal_actors.messages.episode_ends import describe_party
 from areal_actors.messages.fields import fields_of
+from areal_actors.reader.feedback import describe_feedback
 from areal_actors.reader.missing_texts import describe_gaps, reason_without_texts
 from areal_actors.replay.call_tree import tree
 from areal_actors.tokenization.tokenizer import ChatTokenizer
@@ -57,6 +58,7 @@ class LogDetails:
         conversation = history.value("SELECT conversation FROM attempt WHERE id = ?", row.id + 1) or 0
         await self._source.wait_copied(max(row.changed, conversation))
         answer = self._answer(row) | {"row": row, "calls": [], "gaps": "", "has_texts": self._text([]) is not None}
+        answer["feedback"] = describe_feedback(history, row.name, row.attempt) if row.ended else []
         position = conversation or row.ended
         envelope = self._source.copy.read(position) if position else None
         if envelope is not None and envelope.subject == TrajectoryExported.subject:

@@ -97,7 +97,7 @@ export class RunData extends EventTarget {
 
   outcome(row) {
     const station = this.station(row);
-    return { trained: `trained in step ${row.step}`, "in batch": `in the batch of step ${row.step}`, dropped: `dropped: ${row.reason}`, abandoned: `abandoned: ${row.reason}`, exported: "waiting for its batch", granted: "not begun" }[station] ?? station;
+    return { trained: `trained in step ${row.step}`, "in batch": `in the batch of step ${row.step}`, dropped: `dropped: ${row.reason}`, abandoned: `abandoned: ${row.reason}`, surplus: row.reason ? row.reason.split(":")[0] : "surplus", exported: this.recipe?.actors?.trainer?.count === 0 ? "rewarded" : "waiting for its batch", granted: "not begun" }[station] ?? station;
   }
 
   reward(row) { return row.ended && row.ended <= this.now ? row.reward : null; }
