@@ -29,7 +29,7 @@ def load(waits=0.5, *, calls=8.0, scores=0.0, queued=0.0, episodes=10.0, cores=2
     roles = {
         "inference_worker": RoleLoad(workers=1, slots=100, busy=calls, waiting=queued),
         "reward_worker": RoleLoad(workers=1, slots=1, busy=min(scores, 1.0), waiting=max(scores - 1.0, 0.0)),
-        "rollout_worker": RoleLoad(workers=1, slots=100, busy=episodes, waiting=0.0),
+        "rollout_worker": RoleLoad(workers=1, slots=100, busy=episodes, waiting=0.0, cpu=0.3),
     }
     usual = {"processes": PROCESSES, "run_cpu": 1.0, "machine_cpu": used, "cores": cores, "allowed": 100}
     return LoadMeasured(seconds=100.0, trainer_waits=waits, episodes=episodes, roles=roles, **{**usual, **fields})
@@ -68,6 +68,20 @@ def test_the_cause_is_named_with_its_remedy(measured, blocked, words, sentence, 
     found = find_limit(measured, blocked, recipe(*words))
     assert found.sentence.startswith(sentence)
     assert advice in found.advice[0]
+
+
+def with_agents(measured, **fields):
+    roles = measured.roles | {"rollout_worker": msgspec.structs.replace(measured.roles["rollout_worker"], **fields)}
+    return msgspec.structs.replace(measured, roles=roles)
+
+
+def test_agents_that_only_wait_are_told_from_those_that_get_no_core():
+    measured = load(calls=2.0, used=2.0, bounds={"staleness": 0.9})
+    waiting = find_limit(with_agents(measured, cpu=0.3, cpu_waits=0.1), [], recipe())
+    assert waiting.sentence.startswith("The agent limits")
+    assert "max_staleness = 2" in waiting.advice[0]
+    starved = find_limit(with_agents(measured, cpu=0.3, cpu_waits=0.6), [], recipe())
+    assert starved.sentence.startswith("The CPU of this machine limits")
 
 
 def test_neither_more_workers_nor_staleness_are_advised_on_a_machine_without_a_free_core():

@@ -228,6 +228,8 @@ class Heartbeat(Telemetry):
     """CPU time of the process in seconds."""
     peak_memory_bytes: int
     """Peak resident memory of the process in bytes."""
+    cpu_wait_seconds: float = 0.0
+    """Time in seconds for which its main thread was ready to run, and no core was free; 0 if unknown."""
 
 
 class Throughput(Telemetry):

@@ -21,6 +21,8 @@ class RoleLoad(Value):
     """Work that waits for a slot."""
     cpu: float = 0.0
     """CPU cores that the busiest process of the role uses."""
+    cpu_waits: float = 0.0
+    """Share of the window for which the main thread of such a process was ready to run and had no core, the longest."""
 
 
 class LoadMeasured(Event):

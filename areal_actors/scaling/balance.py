@@ -75,6 +75,7 @@ def mean_load(loads: Sequence[LoadMeasured]) -> LoadMeasured | None:
             busy=mean(load.roles[role].busy for load in same),
             waiting=mean(load.roles[role].waiting for load in same),
             cpu=mean(load.roles[role].cpu for load in same),
+            cpu_waits=mean(load.roles[role].cpu_waits for load in same),
         )
         for role, now in last.roles.items()
     }

@@ -35,8 +35,10 @@ FULL = 0.9
 """Share of the cores in use from which none is free."""
 BUSY = 0.8
 """CPU cores from which a process of Python counts as busy all the time."""
-DOMINATES, IDLE = 0.4, 0.15
-"""Shares of the run's CPU time from which a party is what the others wait for, and below which it only waits."""
+DOMINATES = 0.4
+"""Share of the run's CPU time from which a party is what the others wait for."""
+IDLE = 0.6
+"""Share of the time below which agents that neither compute nor wait for a core wait for something outside."""
 BLOCKED = 0.1
 """Share of the time for which an agent's code has to block its event loop to be named."""
 MENTIONED = 0.25
@@ -126,7 +128,7 @@ class _Judgement:
             (self.in_rewards >= MAIN, self._of_rewards),
             (self._is_blocked(), self._of_agents),
             (self._queues(), self._of_the_engine),
-            (self.in_agents >= MAIN and (free or self._cpu_share("agents") < IDLE), self._of_agents),
+            (self.in_agents >= MAIN and (free or self._waits_outside()), self._of_agents),
             (self.load.gateway_cpu >= BUSY, self._of_the_gateway),
             (not free and self._cpu_share("agents") >= DOMINATES, self._of_agents),
             (not free and self._cpu_share("gateway") >= DOMINATES, self._of_the_gateway),
@@ -135,6 +137,10 @@ class _Judgement:
             (bounds.get("concurrency", 0.0) >= MAIN and free, self._of_concurrency),
         )
         return next((cause for is_it, cause in causes if is_it), self._of_the_engine)()
+
+    def _waits_outside(self) -> bool:
+        """Returns True if agents neither compute nor wait for a core most of the time."""
+        return 0.0 < self.agents.cpu + self.agents.cpu_waits < IDLE
 
     def _cpu_share(self, party: Party) -> float:
         return self.cpu[party] / max(self.load.run_cpu, sum(self.cpu.values()), 1e-9)
@@ -235,7 +241,7 @@ class _Judgement:
             )
         elif self.agents.cpu >= BUSY and self.has_free_core:
             yield f"actors.rollout_worker.count = {self.agents.workers + 1}: the busiest process is busy all the time"
-        elif self.cpu["agents"] < 0.3:
+        elif self._waits_outside():
             yield from self._more_at_once("agents mostly wait for something outside of the run")
         yield "less work between model calls"
 

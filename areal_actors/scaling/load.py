@@ -62,6 +62,9 @@ class _Worker:
     cpu_seconds: float = 0.0
     cpu_before: float | None = None
     """CPU time at the beginning of the window; None before its first heartbeat."""
+    waited: float = 0.0
+    """Time for which it was ready to run and had no core."""
+    waited_before: float = 0.0
 
     def cpu(self, seconds: float) -> float:
         """Returns the CPU cores that its process used in these seconds."""
@@ -108,7 +111,7 @@ class LoadFold:
         self._busy = dict.fromkeys(self.slots, 0.0)
         self._waiting = dict.fromkeys(self.slots, 0.0)
         for worker in self.workers.values():
-            worker.cpu_before = worker.cpu_seconds or None
+            worker.cpu_before, worker.waited_before = worker.cpu_seconds or None, worker.waited
 
     def receive(self, message: Message) -> None:
         """Fold a message."""
@@ -202,6 +205,9 @@ class LoadFold:
                 busy=round(self._busy[role] / seconds, 3),
                 waiting=round(self._waiting[role] / seconds, 3),
                 cpu=round(max((worker.cpu(seconds) for worker in workers), default=0.0), 3),
+                cpu_waits=round(
+                    max((worker.waited - worker.waited_before for worker in workers), default=0) / seconds, 3
+                ),
             )
         return LoadMeasured(
             seconds=round(seconds, 3),
@@ -234,7 +240,9 @@ class LoadFold:
         if (worker := self.workers.get(beat.actor)) is not None:
             worker.handling = sum(count for kind, count in beat.handling.items() if kind in HANDLED)
             worker.cpu_seconds = beat.cpu_seconds
-            worker.cpu_before = beat.cpu_seconds if worker.cpu_before is None else worker.cpu_before
+            worker.waited = beat.cpu_wait_seconds
+            if worker.cpu_before is None:
+                worker.cpu_before, worker.waited_before = beat.cpu_seconds, beat.cpu_wait_seconds
 
     def _add_worker(self, actor: str) -> None:
         role = actor.rpartition("-")[0]
