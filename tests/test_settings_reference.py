@@ -15,6 +15,7 @@ import pytest
 from areal_actors.cli import main
 from areal_actors.core.devices import CudaDevices
 from areal_actors.recipe.load import load
+from areal_actors.recipe.other_names import OTHER_NAMES
 from areal_actors.recipe.reference import json_schema, settings
 from areal_actors.stages.stage_file import has_stages
 
@@ -86,7 +87,7 @@ def test_explain_describes_settings_and_tables(capsys):
     [
         (
             "trainer.microbatch_token",
-            "`trainer.microbatch_token` is not a setting; did you mean `trainer.microbatch_tokens`?",
+            "`trainer.microbatch_token` is not a setting; did you mean `trainer.microbatch_tokens`",
         ),
         ("trainr", "`trainr` is not a setting"),
     ],
@@ -94,3 +95,25 @@ def test_explain_describes_settings_and_tables(capsys):
 def test_explain_refuses_an_unknown_setting(capsys, name, complaint):
     assert main(["explain", name]) == 2
     assert capsys.readouterr().err.startswith(complaint)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("lr", ("algorithm.critic.lr = ", "trainer.optimizer.lr = ", "warm_start.lr = ")),
+        ("num_generations", ("num_generations of other programs", "algorithm.group_size = 8")),
+        ("actor.optimizer.lr", ("algorithm.critic.lr = ", "trainer.optimizer.lr = ", "warm_start.lr = ")),
+        ("max_head_offpolicyness", ("max_head_offpolicyness of other", "staleness_gate.max_staleness = ")),
+    ],
+)
+def test_explain_finds_settings_by_their_last_part_and_by_names_of_other_programs(capsys, name, lines):
+    assert main(["explain", name]) == 0
+    found = capsys.readouterr().out.splitlines()
+    assert len(found) == len(lines)
+    assert all(line.startswith(beginning) for line, beginning in zip(found, lines, strict=True))
+
+
+def test_names_of_other_programs_mean_settings_that_there_are():
+    names = {setting.name for setting in settings()}
+    assert {ours for meant in OTHER_NAMES.values() for ours in meant} <= names
+    assert not OTHER_NAMES.keys() & {name.rpartition(".")[2] for name in names}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,19 +16,23 @@ from typing import Any, get_args
 import msgspec
 from msgspec import inspect as types
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.installed_parts import InstalledPart, PartKind, installed_parts
 from areal_actors.core.part_problems import settings_of
-from areal_actors.core.problems import nearest, toml_value
+from areal_actors.core.problems import toml_value
 from areal_actors.core.task_settings import WEIGHTED, TaskSettings
 from areal_actors.core.trackers import TRACKERS
 from areal_actors.generation.engines import engine_descriptions
+from areal_actors.recipe.other_names import OTHER_NAMES
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import REWARDS
 from areal_actors.tasks.sources import READERS
 from areal_actors.tokenization.tool_parsers.families import FORMATS
 from areal_actors.training.algorithms import AnyAlgorithm
 
+LISTED = 20
+"""Largest number of settings of a table that an error lists."""
 REQUIRED, NOT_SET = "required", "not set"
 KINDS_OF_SETTING: dict[str, tuple[PartKind, ...]] = {
     "generation.engine": ("engine",),
@@ -53,6 +58,10 @@ class Setting(msgspec.Struct, frozen=True):
     meaning: str
     algorithms: tuple[str, ...] = ()
     """Algorithms that have it with this default; empty for settings outside of `[algorithm]`."""
+
+    def line(self) -> str:
+        """Returns name, default and the first sentence of its meaning."""
+        return f"{self.name} = {self.default}  {self.meaning.partition('. ')[0].rstrip('.')}."
 
     def text(self) -> str:
         """Returns a description in plain text."""
@@ -86,16 +95,34 @@ def explain_settings(names: Sequence[str]) -> str:
         RecipeError: there is no such setting or table.
     """
     chosen = [] if names else list(settings())
+    lines: list[str] = []
     for name in names:
-        matching = [one for one in settings() if one.name == name or one.name.startswith(f"{name}.")]
-        if not matching:
-            setting_names, table = [one.name for one in settings()], name.rpartition(".")[0]
-            near = nearest(
-                name, dict.fromkeys([one for one in setting_names if one.startswith(table)] or setting_names)
-            )
-            raise RecipeError(f"`{name}` is not a setting; {near}")
+        matching = [setting for setting in settings() if f"{setting.name}.".startswith(f"{name}.")]
         chosen += matching
-    return "\n\n".join(_with_installed(setting) for setting in chosen)
+        lines += [] if matching else _settings_called(name)
+    return "\n\n".join(["\n".join(lines)] * bool(lines) + [_with_installed(setting) for setting in chosen])
+
+
+def _settings_called(name: str) -> list[str]:
+    """Returns a line for each setting whose last part is a name, else of those that it means in other programs.
+
+    Raises:
+        RecipeError: there is none; names the nearest.
+    """
+    known = {setting.name: setting for setting in reversed(settings())}  # of several algorithms: the first
+    table, _, last = name.rpartition(".")
+    called = [setting.line() for setting in known.values() if setting.name.rpartition(".")[2] == last][::-1]
+    elsewhere = [known[key].line() for key in OTHER_NAMES.get(last, ()) if key in known]
+    if called or elsewhere:
+        return called or [f"{name} of other programs (docs/coming-from.md):", *elsewhere]
+    near = difflib.get_close_matches(name, known, n=3) or difflib.get_close_matches(
+        last, {key.rpartition(".")[2]: key for key in known}, n=3
+    )
+    inside = [key for key in known if table and key.startswith(f"{table}.")]
+    if inside and len(inside) <= LISTED:
+        raise RecipeError(f"`{name}` is not a setting; known: {', '.join(inside)}")
+    hint = f"did you mean {', '.join(f'`{key}`' for key in near)}?" if near else f"`{COMMAND} explain` lists all"
+    raise RecipeError(f"`{name}` is not a setting; {hint}")
 
 
 def _with_installed(setting: Setting) -> str:
