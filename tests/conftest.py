@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import compileall
 import itertools
 import logging
 import os
+import sys
 from contextlib import nullcontext
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -51,11 +54,32 @@ LONGEST_FILES = (
 """They start first: one of them at the end would leave the other processors idle."""
 
 
-def pytest_configure():
+def pytest_configure(config):
     """One thread for each process's tensors, before torch is imported: threads that wait for each other stand still on
     a busy machine."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
+        compile_product()
+
+
+def compile_product():
+    """Bytecode of the package and the bus, where the machine's settings let no process write it.
+
+    Else each of the hundreds of processes that tests start compiles the same modules again.
+    """
+    for folder in ("areal_actors", "bus/areal_bus"):
+        compileall.compile_dir(Path(__file__).parents[1] / folder, quiet=2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """The rewritten assertions of tests are kept for the next start; tests write no bytecode of what they import."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def pytest_collection_modifyitems(items):

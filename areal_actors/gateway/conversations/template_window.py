@@ -5,11 +5,15 @@ A placeholder has the features of the conversation that it stands for: a system 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from threading import Lock
 from typing import Any
+
+from cachetools import LRUCache, cached
 
 from areal_actors.core.errors import ArealError
 from areal_actors.gateway.conversations.message_equality import MessageDict
+from areal_actors.tokenization.chat_template import ChatTemplate
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 Messages = list[dict[str, Any]]
@@ -53,27 +57,35 @@ def window(features: frozenset[str]) -> tuple[Messages, Messages]:
     return messages, [PLACEHOLDER_TOOL] if "tools" in features else []
 
 
-def local_features(chat: ChatTokenizer) -> dict[frozenset[str], bool]:
-    """By features of test conversations: true if the template renders all of them as with a placeholder history."""
+def _template_key(template: ChatTemplate) -> Hashable:
+    return template.source, tuple(template.special_tokens.items()), template.dialect
+
+
+@cached(LRUCache(64), key=_template_key, lock=Lock())
+def local_features(template: ChatTemplate) -> Mapping[frozenset[str], bool]:
+    """By features of test conversations: true if the template renders all of them as with a placeholder history.
+
+    Tested once for equal templates: of several policies, or of a gateway that starts again.
+    """
     local: dict[frozenset[str], bool] = {}
     for before, answer, new, tools in test_conversations():
         used = {"tools"} if tools else set()
         kind = features_of([*before, answer]) | used
         placeholder = window(features_of(before) | used)
-        same = _text_after_sentinel(chat, before, tools, answer, new) == _text_after_sentinel(
-            chat, *placeholder, answer, new
+        same = _text_after_sentinel(template, before, tools, answer, new) == _text_after_sentinel(
+            template, *placeholder, answer, new
         )
         local[kind] = local.get(kind, True) and same
     return local
 
 
 def _text_after_sentinel(
-    chat: ChatTokenizer, before: Messages, tools: Messages, answer: dict[str, Any], new: Messages
+    template: ChatTemplate, before: Messages, tools: Messages, answer: dict[str, Any], new: Messages
 ) -> str | None:
     """Rendered text after the sentinel in the answer; None where the template rejects or rewrites the messages."""
     try:
-        opened = chat.render(before, tools)
-        whole = chat.render([*before, answer, *new], tools)
+        opened = template.render(before, tools)
+        whole = template.render([*before, answer, *new], tools)
     except ArealError:
         return None
     return whole.rpartition(SENTINEL)[2] if whole.startswith(opened) and SENTINEL in whole else None
