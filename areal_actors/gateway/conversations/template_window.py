@@ -5,15 +5,13 @@ A placeholder has the features of the conversation that it stands for: a system 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from threading import Lock
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
-
-from cachetools import LRUCache, cached
 
 from areal_actors.core.errors import ArealError
 from areal_actors.gateway.conversations.message_equality import MessageDict
-from areal_actors.tokenization.chat_template import ChatTemplate
+from areal_actors.tokenization.chat_template import ChatTemplate, ToolDialect
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 Messages = list[dict[str, Any]]
@@ -57,16 +55,20 @@ def window(features: frozenset[str]) -> tuple[Messages, Messages]:
     return messages, [PLACEHOLDER_TOOL] if "tools" in features else []
 
 
-def _template_key(template: ChatTemplate) -> Hashable:
-    return template.source, tuple(template.special_tokens.items()), template.dialect
-
-
-@cached(LRUCache(64), key=_template_key, lock=Lock())
 def local_features(template: ChatTemplate) -> Mapping[frozenset[str], bool]:
     """By features of test conversations: true if the template renders all of them as with a placeholder history.
 
     Tested once for equal templates: of several policies, or of a gateway that starts again.
     """
+    return _test_features(template.source, tuple(template.special_tokens.items()), template.dialect)
+
+
+@lru_cache(maxsize=64)
+def _test_features(
+    source: str, special_tokens: tuple[tuple[str, str], ...], dialect: ToolDialect
+) -> Mapping[frozenset[str], bool]:
+    template = ChatTemplate(source, dict(special_tokens))
+    template.dialect = dialect
     local: dict[frozenset[str], bool] = {}
     for before, answer, new, tools in test_conversations():
         used = {"tools"} if tools else set()
