@@ -201,7 +201,7 @@ def touches(tree):
 
 @cache
 def trees():
-    """The parsed files, read when the first test needs them: whoever only collects the tests does not."""
+    """The parsed files, read when the first test needs them: a run that only collects the tests does not."""
     return {path: ast.parse(path.read_text()) for path in FILES}
 
 

@@ -55,7 +55,7 @@ def process(command, cwd, env=None):
     try:
         yield running
     finally:
-        running.terminate()  # whoever starts the tests in the background has taken Ctrl-C from Python's programs
+        running.terminate()  # a shell that starts the tests in the background takes Ctrl-C from Python's programs
         try:
             running.communicate(timeout=60)
         except subprocess.TimeoutExpired:
