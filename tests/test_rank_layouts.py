@@ -127,6 +127,7 @@ def ranks(models, batches, alone, tmp_path_factory):
         ),
     ]
     rows = {models[name]: two for name, two in batches.items()}
+    cases = [msgspec.structs.replace(case, scored=False) for case in cases]
     return run_cases(folder, cases, rows) | {"folder": folder}
 
 
