@@ -5,9 +5,11 @@ A placeholder has the features of the conversation that it stands for: a system 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from areal_actors.core.errors import ArealError
 from areal_actors.gateway.conversations.message_equality import MessageDict
@@ -15,6 +17,8 @@ from areal_actors.tokenization.chat_template import ChatTemplate, ToolDialect
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 Messages = list[dict[str, Any]]
+Render = Callable[[Messages, Messages], str | None]
+"""Renders messages and tools; None where the template rejects the messages."""
 
 SENTINEL = "answer-7c1e"
 """Text that no template contains."""
@@ -69,28 +73,34 @@ def _test_features(
 ) -> Mapping[frozenset[str], bool]:
     template = ChatTemplate(source, dict(special_tokens))
     template.dialect = dialect
+    rendered: dict[bytes, str | None] = {}
+
+    def render(messages: Messages, tools: Messages) -> str | None:
+        """Many test conversations begin alike, or have the same placeholder."""
+        if (key := msgspec.json.encode([messages, tools])) not in rendered:
+            rendered[key] = _render(template, messages, tools)
+        return rendered[key]
+
     local: dict[frozenset[str], bool] = {}
     for before, answer, new, tools in test_conversations():
         used = {"tools"} if tools else set()
         kind = features_of([*before, answer]) | used
         placeholder = window(features_of(before) | used)
-        same = _text_after_sentinel(template, before, tools, answer, new) == _text_after_sentinel(
-            template, *placeholder, answer, new
+        same = _text_after_sentinel(render, before, tools, answer, new) == _text_after_sentinel(
+            render, *placeholder, answer, new
         )
         local[kind] = local.get(kind, True) and same
     return local
 
 
 def _text_after_sentinel(
-    template: ChatTemplate, before: Messages, tools: Messages, answer: dict[str, Any], new: Messages
+    render: Render, before: Messages, tools: Messages, answer: dict[str, Any], new: Messages
 ) -> str | None:
     """Rendered text after the sentinel in the answer; None where the template rejects or rewrites the messages."""
-    try:
-        opened = template.render(before, tools)
-        whole = template.render([*before, answer, *new], tools)
-    except ArealError:
+    opened, whole = render(before, tools), render([*before, answer, *new], tools)
+    if opened is None or whole is None or not whole.startswith(opened) or SENTINEL not in whole:
         return None
-    return whole.rpartition(SENTINEL)[2] if whole.startswith(opened) and SENTINEL in whole else None
+    return whole.rpartition(SENTINEL)[2]
 
 
 def renders_names(chat: ChatTokenizer) -> bool:
@@ -104,7 +114,7 @@ def renders_names(chat: ChatTokenizer) -> bool:
     )
 
 
-def _render(chat: ChatTokenizer, messages: Messages, tools: Messages) -> str | None:
+def _render(chat: ChatTokenizer | ChatTemplate, messages: Messages, tools: Messages) -> str | None:
     """Returns None if the template rejects the messages."""
     try:
         return chat.render(messages, tools)
