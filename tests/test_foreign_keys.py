@@ -63,7 +63,7 @@ async def play(program, folder, way, rows):
     ids=["no key in the environment", "a placeholder there", "a foreign one there"],
 )
 @pytest.mark.parametrize("way", ["inline", "subprocess"])
-async def test_clients_with_any_key_or_none_call_the_session_of_their_address(
+async def test_a_client_with_any_key_or_none_calls_the_session_of_its_address(
     tmp_path, monkeypatch, environment, given, way
 ):
     for name in (*KEYS, *EXCEPTIONS):
