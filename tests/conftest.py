@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import compileall
 import itertools
 import logging
 import os
+import sys
 from contextlib import nullcontext
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -31,31 +34,64 @@ class LoggedMessage:
 
 
 LONGEST_FILES = (
-    *(
-        "test_token_fidelity.py",
-        "test_simulation.py",
-        "test_resume.py",
-        "test_benchmarks_quick.py",
-        "test_rank_layouts.py",
-    ),
-    *("test_docs.py", "test_rank_models.py", "test_run.py", "test_reproducibility.py"),
-    *("test_supervised_run.py", "test_poison_run.py", "test_engine_mismatch.py", "test_rank_group.py"),
-    *(
-        "test_rank_group_models.py",
-        "test_agents_frameworks.py",
-        "test_gateway_fuzz.py",
-        "test_tinker_process.py",
-        "test_reward_model.py",
-    ),
+    "test_token_fidelity.py",
+    "test_simulation.py",
+    "test_resume.py",
+    "test_benchmarks_quick.py",
+    "test_rank_layouts.py",
+    "test_docs.py",
+    "test_rank_models.py",
+    "test_run.py",
+    "test_reproducibility.py",
+    "test_supervised_run.py",
+    "test_poison_run.py",
+    "test_engine_mismatch.py",
+    "test_rank_group.py",
+    "test_rank_group_models.py",
+    "test_agents_frameworks.py",
+    "test_gateway_fuzz.py",
+    "test_tinker_process.py",
+    "test_reward_model.py",
+    "test_path.py",
+    "test_gateway_tools.py",
+    "test_rewards_math_references.py",
+    "test_program_tests.py",
+    "test_wrong_inputs.py",
+    "test_rehearsal.py",
+    "test_published_models.py",
+    "test_vision_recipe.py",
+    "test_weight_channels.py",
+    "test_vocabulary.py",
 )
 """They start first: one of them at the end would leave the other processors idle."""
 
 
-def pytest_configure():
+def pytest_configure(config):
     """One thread for each process's tensors, before torch is imported: threads that wait for each other stand still on
     a busy machine."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
+        compile_product()
+
+
+def compile_product():
+    """Bytecode of the package and the bus, where the machine's settings let no process write it.
+
+    Else each of the hundreds of processes that tests start compiles the same modules again.
+    """
+    for folder in ("areal_actors", "bus/areal_bus"):
+        compileall.compile_dir(Path(__file__).parents[1] / folder, quiet=2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """The rewritten assertions of tests are kept for the next start; tests write no bytecode of what they import."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def pytest_collection_modifyitems(items):

@@ -82,7 +82,7 @@ async def test_a_pause_of_client_and_server_that_is_longer_than_a_retry_loses_an
                     await asyncio.sleep(0.05)
                 for pid in (server.pid, process.pid):
                     os.kill(pid, signal.SIGSTOP)
-                await asyncio.sleep(6.0)
+                await asyncio.sleep(4.0)
                 for pid in (process.pid, server.pid):
                     os.kill(pid, signal.SIGCONT)
                 await asyncio.sleep(1.0)

@@ -16,29 +16,20 @@ from areal_actors.rollout.subprocess_runner import SubprocessRunner
 
 FOREIGN = "sk-proj-0123456789abcdefABCDEF"
 PROGRAM = """
-import {sdk}
+import anthropic, openai
+
+MESSAGES = [{"role": "user", "content": "hello"}]
 
 class Agent:
     async def run(self, task, *, base_url, api_key):
-        async with {sdk}.{client}(base_url=base_url, max_retries=0{options}) as client:
-            {call}
+        if task["sdk"] == "openai":
+            async with openai.AsyncOpenAI(base_url=base_url, max_retries=0, **task["options"]) as client:
+                answer = await client.chat.completions.create(model="m", messages=MESSAGES)
+            return float(answer.choices[0].message.content == "hi there")
+        async with anthropic.AsyncAnthropic(base_url=base_url, max_retries=0, **task["options"]) as client:
+            answer = await client.messages.create(model="m", max_tokens=20, messages=MESSAGES)
+        return float(answer.content[0].text == "hi there")
 """
-SDKS = {
-    "openai": (
-        "AsyncOpenAI",
-        (
-            "answer = await client.chat.completions.create(model='m', messages=[{'role': 'user', 'content':"
-            " 'hello'}])\n            return float(answer.choices[0].message.content == 'hi there')"
-        ),
-    ),
-    "anthropic": (
-        "AsyncAnthropic",
-        (
-            "answer = await client.messages.create(model='m', max_tokens=20, messages=[{'role': 'user', 'content':"
-            " 'hello'}])\n            return float(answer.content[0].text == 'hi there')"
-        ),
-    ),
-}
 WORKFLOW = """
 from areal_actors.library.workflow import ArealOpenAI
 
@@ -50,7 +41,8 @@ class Agent:
 """
 
 
-async def play(program, folder, way):
+async def play(program, folder, way, rows):
+    """The rewards of a program for these rows, all in one session."""
     (folder / "program.py").write_text(program)
     async with episode(FixedTextEngine()) as (_, opened, _):
         if way == "inline":
@@ -59,31 +51,30 @@ async def play(program, folder, way):
             runner = SubprocessRunner(AgentProgram(agent="program.py:Agent", root=str(folder)), processes=1)
         await runner.start()
         try:
-            return await runner.run(Task(id="t", data={}), base_url=opened.base_url, api_key=opened.api_key)
+            tasks = [Task(id="t", data=row) for row in rows]
+            return [(await runner.run(task, base_url=opened.base_url, api_key=opened.api_key)).reward for task in tasks]
         finally:
             await runner.close()
 
 
-@pytest.mark.parametrize("sdk", SDKS)
 @pytest.mark.parametrize(
-    ("place", "key"),
-    [("nowhere", ""), ("client", "EMPTY"), ("client", FOREIGN), ("environment", "EMPTY"), ("environment", FOREIGN)],
+    ("environment", "given"),
+    [("", ({}, {"api_key": "EMPTY"}, {"api_key": FOREIGN})), ("EMPTY", ({},)), (FOREIGN, ({},))],
+    ids=["no key in the environment", "a placeholder there", "a foreign one there"],
 )
 @pytest.mark.parametrize("way", ["inline", "subprocess"])
 async def test_a_client_with_any_key_or_none_calls_the_session_of_its_address(
-    tmp_path, monkeypatch, sdk, key, place, way
+    tmp_path, monkeypatch, environment, given, way
 ):
     for name in (*KEYS, *EXCEPTIONS):
-        monkeypatch.setenv(name, key)
-        if place != "environment" or name not in KEYS:
+        monkeypatch.setenv(name, environment)
+        if not environment or name not in KEYS:
             monkeypatch.delenv(name)
     set_client_environment()
-    client, call = SDKS[sdk]
-    options = f", api_key={key!r}" if place == "client" else ""
-    result = await play(PROGRAM.format(sdk=sdk, client=client, call=call, options=options), tmp_path, way)
-    assert result.reward == 1.0
+    rows = [{"sdk": sdk, "options": options} for sdk in ("openai", "anthropic") for options in given]
+    assert await play(PROGRAM, tmp_path, way, rows) == [1.0] * len(rows)
 
 
 @pytest.mark.parametrize("way", ["inline", "subprocess"])
 async def test_the_client_of_a_workflow_takes_any_key(tmp_path, way):
-    assert (await play(WORKFLOW, tmp_path, way)).reward == 1.0
+    assert await play(WORKFLOW, tmp_path, way, [{}]) == [1.0]

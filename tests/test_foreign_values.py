@@ -3,6 +3,8 @@ weight 0."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import msgspec
 import numpy as np
 import pytest
@@ -64,10 +66,11 @@ class Recorder(FakeEngine):
     """Answers with its end at once."""
 
     async def completion(self, prompt_ids, sampling, resumed):
-        return [BOS_CHAT.stop_ids[0]], "stop"
+        return [tokenizer_with_bos().stop_ids[0]], "stop"
 
 
-def with_bos():
+@cache
+def tokenizer_with_bos():
     """A tokenizer that puts a BOS before every text."""
     chat = chat_tokenizer()
     tokenizer = type(chat.tokenizer).from_str(chat.tokenizer.to_str())
@@ -76,33 +79,30 @@ def with_bos():
     return ChatTokenizer(tokenizer, chat.template.source, {}, chat.stop_ids)
 
 
-BOS_CHAT = with_bos()
-
-
 async def test_a_raw_prompt_begins_with_the_bos_of_the_tokenizer_once():
-    async with opened(GatewayHarness(chat=BOS_CHAT)) as harness:
+    async with opened(GatewayHarness(chat=tokenizer_with_bos())) as harness:
         engine = await harness.engine("inference_worker-0", Recorder())
         session = await harness.open()
         async with client(session) as clients:
-            bos = BOS_CHAT.decode([0], skip_special=False)
+            bos = tokenizer_with_bos().decode([0], skip_special=False)
             first = await clients.completions.create(model="m", prompt="hello", max_tokens=5)
             await clients.completions.create(model="m", prompt=bos + "world", max_tokens=5)
             await clients.completions.create(
                 model="m", prompt="bare", max_tokens=5, extra_body={"add_special_tokens": False}
             )
-            stop = BOS_CHAT.decode(BOS_CHAT.stop_ids[:1], skip_special=False)
+            stop = tokenizer_with_bos().decode(tokenizer_with_bos().stop_ids[:1], skip_special=False)
             again = await clients.completions.create(model="m", prompt=f"hello{stop} more", max_tokens=5)
             await clients.completions.create(model="m", prompt=[5, 6], max_tokens=5)
-        plain = BOS_CHAT.encode
+        plain = tokenizer_with_bos().encode
         assert engine.prompts[:3] == [[0, *plain("hello")], [0, *plain("world")], plain("bare")]
-        assert engine.prompts[3:] == [[0, *plain("hello"), BOS_CHAT.stop_ids[0], *plain(" more")], [5, 6]]
+        assert engine.prompts[3:] == [[0, *plain("hello"), tokenizer_with_bos().stop_ids[0], *plain(" more")], [5, 6]]
         calls = {call.interaction: call for call in harness.recorded()}
         assert calls[again.id].prefix == first.id
     assert chat_tokenizer().leading_ids == ()
 
 
 async def test_true_is_a_reward_over_http():
-    async with opened(GatewayHarness(chat=BOS_CHAT)) as harness:
+    async with opened(GatewayHarness(chat=tokenizer_with_bos())) as harness:
         await harness.engine("inference_worker-0", Recorder())
         session = await harness.open()
         async with client(session) as clients:

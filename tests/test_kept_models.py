@@ -1,6 +1,7 @@
 """Embedded models are made once for a seed and its skills, and again if anything about them differs."""
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -41,6 +42,19 @@ def made(models, warm_start=BRIEF, seed=0, threads=1):
     return kept_model(models, warm_start, seed, threads, steps), steps.taken
 
 
+@pytest.fixture(scope="module")
+def first_models(tmp_path_factory):
+    """A folder with one model; tests take a copy."""
+    models = tmp_path_factory.mktemp("kept") / "models"
+    made(models)
+    return models
+
+
+@pytest.fixture
+def models(first_models, tmp_path):
+    return Path(shutil.copytree(first_models, tmp_path / "kept"))
+
+
 def test_the_second_one_takes_no_step(tmp_path):
     first, steps = made(tmp_path / "models")
     assert steps == 2
@@ -50,33 +64,34 @@ def test_the_second_one_takes_no_step(tmp_path):
 @pytest.mark.parametrize(
     "changed", [{"seed": 1}, {"threads": 2}, {"warm_start": msgspec.structs.replace(BRIEF, skills=("boxed",))}]
 )
-def test_what_determines_the_weights_names_the_folder(tmp_path, changed):
-    first, _ = made(tmp_path)
-    other, steps = made(tmp_path, **changed)
+def test_what_determines_the_weights_names_the_folder(models, changed):
+    first, _ = made(models)
+    other, steps = made(models, **changed)
     assert other != first
     assert steps == 2
 
 
-def test_changed_code_makes_another_model(tmp_path, monkeypatch):
-    first, _ = made(tmp_path)
+def test_changed_code_makes_another_model(models, monkeypatch):
+    first, _ = made(models)
     monkeypatch.setattr(kept_models, "SOURCES", ("embedded",))
-    other, steps = made(tmp_path)
+    other, steps = made(models)
     assert other != first
     assert steps == 2
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
-def test_a_damaged_one_is_made_again(tmp_path, damage):
-    folder, _ = made(tmp_path)
+def test_a_damaged_one_is_made_again(models, damage):
+    folder, steps = made(models)
+    assert steps == 0
     intact = weights(folder)
     file = Path(folder) / "model.safetensors"
     if damage == "missing":
         file.unlink()
     else:
         file.write_bytes(intact[:-100] if damage == "cut" else intact[:-1] + bytes([intact[-1] ^ 1]))
-    assert made(tmp_path) == (folder, 2)
+    assert made(models) == (folder, 2)
     assert weights(folder) == intact
-    assert [path.name for path in tmp_path.iterdir()] == [Path(folder).name]
+    assert [path.name for path in models.iterdir()] == [Path(folder).name]
 
 
 def test_the_first_of_two_makers_at_once_is_kept(tmp_path):

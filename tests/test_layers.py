@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,7 @@ def imports(tree):
                 yield name, node.lineno
 
 
+@cache
 def is_module(name):
     place = (ROOT / "bus" if name.startswith("areal_bus") else ROOT) / Path(*name.split("."))
     return place.with_suffix(".py").exists() or (place / "__init__.py").exists()
@@ -198,25 +200,33 @@ def touches(tree):
         yield from ((name, node.lineno) for name in names if name.partition(".")[0] in OUTSIDE)
 
 
-TREES = {path: ast.parse(path.read_text()) for path in FILES}
+@cache
+def trees():
+    """The parsed files, read when the first test needs them: a run that only collects the tests does not."""
+    return {path: ast.parse(path.read_text()) for path in FILES}
 
 
-IMPORTS = {module_of(path): {name for name, _ in imports(tree)} for path, tree in TREES.items()}
-"""Imported project modules of each module; of `from package import module` both names."""
+@cache
+def imported_by():
+    """Imported project modules of each module; of `from package import module` both names."""
+    return {module_of(path): {name for name, _ in imports(tree)} for path, tree in trees().items()}
 
 
-def defines_actor(path):
-    classes = [node for node in TREES[path].body if isinstance(node, ast.ClassDef)]
+@cache
+def actors():
+    """Modules that define an actor."""
+    return {module_of(path) for path, tree in trees().items() if defines_actor(tree)}
+
+
+def defines_actor(tree):
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     return any(isinstance(base, ast.Name) and base.id == "Actor" for node in classes for base in node.bases)
-
-
-ACTORS = {module_of(path) for path in FILES if defines_actor(path)}
 
 
 def test_pure_logic_touches_neither_files_nor_processes_nor_the_clock():
     pure = [path for path in FILES if is_one_of(module_of(path), PURE)]
     assert len(pure) > 80
-    assert {f"{path}:{line}: {name}" for path in pure for name, line in touches(TREES[path])} == set()
+    assert {f"{path}:{line}: {name}" for path in pure for name, line in touches(trees()[path])} == set()
 
 
 @pytest.mark.parametrize(
@@ -228,9 +238,9 @@ def test_the_check_of_pure_logic_can_fail(code):
 
 def test_folders_import_only_from_those_before_them():
     place = {name: number for number, name in enumerate(ORDER)}
-    folders = {folder_of(module) for module in IMPORTS} - {"", "areal_bus"}
+    folders = {folder_of(module) for module in imported_by()} - {"", "areal_bus"}
     assert folders == set(ORDER), "add a new folder to tests/test_layers.py and docs/architecture.md"
-    found = [(module, name) for module, names in IMPORTS.items() for name in names if folder_of(module) in place]
+    found = [(module, name) for module, names in imported_by().items() for name in names if folder_of(module) in place]
     upward = [
         f"{module} imports {name}"
         for module, name in found
@@ -242,28 +252,30 @@ def test_folders_import_only_from_those_before_them():
 def test_the_bus_imports_nothing_of_the_package():
     assert [
         module
-        for module, names in IMPORTS.items()
+        for module, names in imported_by().items()
         if folder_of(module) == "areal_bus" and any(folder_of(name) != "areal_bus" for name in names)
     ] == []
 
 
 def test_a_station_imports_the_foundation_and_what_its_line_names():
     for station, needs in STATIONS.items():
-        used = {folder_of(name) for module, names in IMPORTS.items() if folder_of(module) == station for name in names}
+        used = {
+            folder_of(name) for module, names in imported_by().items() if folder_of(module) == station for name in names
+        }
         assert used - {"", "areal_bus", station} - FOUNDATION == needs, station
 
 
 def test_no_station_imports_a_wing():
     inside = FOUNDATION | SHARED | set(STATIONS)
-    found = [(module, name) for module, names in IMPORTS.items() if folder_of(module) in inside for name in names]
+    found = [(module, name) for module, names in imported_by().items() if folder_of(module) in inside for name in names]
     assert [pair for pair in found if folder_of(pair[1]) in WINGS] == []
 
 
 def test_no_files_import_each_other_in_a_circle():
-    packages = {name.rpartition(".")[0] for name in IMPORTS}
+    packages = {name.rpartition(".")[0] for name in imported_by()}
     needs = {
         module: {name for name in names if name not in packages or name not in ancestors(module)}
-        for module, names in IMPORTS.items()
+        for module, names in imported_by().items()
     }
     order = graphlib.TopologicalSorter(needs)
     order.prepare()  # raises CycleError, which names the circle
@@ -277,9 +289,12 @@ def ancestors(module):
 
 def test_only_modules_of_tensors_import_torch():
     # What lies in server_side runs in the interpreter of an inference server.
-    trees = {module_of(path): tree for path, tree in TREES.items() if "server_side" not in path.parts}
+    by_module = {module_of(path): tree for path, tree in trees().items() if "server_side" not in path.parts}
     users = {
-        module for module, tree in trees.items() for name in imported_names(tree) if name.partition(".")[0] == "torch"
+        module
+        for module, tree in by_module.items()
+        for name in imported_names(tree)
+        if name.partition(".")[0] == "torch"
     }
     assert len(users) > 30
     assert [module for module in users if not is_one_of(module, WITH_TORCH)] == []
@@ -287,10 +302,10 @@ def test_only_modules_of_tensors_import_torch():
 
 def test_the_base_imports_nothing_with_torch():
     """Except while types are checked, and by name where a setting or a command asks for it."""
-    base = {module_of(path): tree for path, tree in TREES.items() if is_base(module_of(path))}
+    base = {module_of(path): tree for path, tree in trees().items() if is_base(module_of(path))}
     assert len(base) > 500
     found = {(module, name) for module, tree in base.items() for name, _ in imports(without_checked_types(tree))}
-    packages = {name.rpartition(".")[0] for name in IMPORTS}
+    packages = {name.rpartition(".")[0] for name in imported_by()}
     assert [(module, name) for module, name in found if name not in packages and not is_base(name)] == []
 
 
@@ -301,7 +316,7 @@ def test_whatever_opens_a_bus_has_declared_the_product():
         for name in ("memory", "nats", "payload", "permissions", "recorded", "server", "subjects", "users")
     }
     needs = {
-        module_of(path): {name for name, _ in imports(without_checked_types(tree))} for path, tree in TREES.items()
+        module_of(path): {name for name, _ in imports(without_checked_types(tree))} for path, tree in trees().items()
     }
     users = [module for module, names in needs.items() if module.startswith("areal_actors.") and names & opens]
     assert len(users) > 30
@@ -321,13 +336,10 @@ def reached(module, needs):
 
 def without_checked_types(tree):
     """The tree without what only a type checker reads."""
-    copied = ast.parse(ast.unparse(tree))
-    copied.body = [
-        node
-        for node in copied.body
-        if not (isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING")
+    body = [
+        node for node in tree.body if not (isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING")
     ]
-    return copied
+    return ast.Module(body=body, type_ignores=[])
 
 
 def imported_names(tree):
@@ -342,27 +354,27 @@ def test_imports_are_at_the_top_of_their_files():
     functions = (
         (path, node)
         for path in FILES
-        for node in ast.walk(TREES[path])
+        for node in ast.walk(trees()[path])
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
     )
     assert [f"{path}:{line}: {name}" for path, node in functions for name, line in imports(node)] == []
 
 
 def test_no_actor_imports_another():
-    assert len(ACTORS) > 10
-    assert [(module, name) for module in ACTORS for name in IMPORTS[module] & ACTORS - {module}] == []
+    assert len(actors()) > 10
+    assert [(module, name) for module in actors() for name in imported_by()[module] & actors() - {module}] == []
 
 
 def test_a_station_has_its_actors_at_its_top():
-    assert {folder_of(module) for module in ACTORS} == {*STATIONS, "supervised"}
-    assert [module for module in ACTORS if module.count(".") != 2] == []
+    assert {folder_of(module) for module in actors()} == {*STATIONS, "supervised"}
+    assert [module for module in actors() if module.count(".") != 2] == []
 
 
 def test_engines_never_touch_the_bus():
     files = [path for path in FILES if is_one_of(module_of(path), WITHOUT_BUS) and not path.name.startswith("trainer_")]
     for path in files:
-        if module_of(path) not in ACTORS:
-            assert {name for name in IMPORTS[module_of(path)] if name.startswith("areal_bus")} <= {
+        if module_of(path) not in actors():
+            assert {name for name in imported_by()[module_of(path)] if name.startswith("areal_bus")} <= {
                 "areal_bus",
                 "areal_bus.message",
             }, path

@@ -50,12 +50,12 @@ def server(model):
 
 @contextmanager
 def process(command, cwd, env=None):
-    """A process that ends with the block, by Ctrl-C."""
+    """A process that ends with the block."""
     running = subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield running
     finally:
-        running.send_signal(signal.SIGINT)
+        running.terminate()  # a shell that starts the tests in the background takes Ctrl-C from Python's programs
         try:
             running.communicate(timeout=60)
         except subprocess.TimeoutExpired:

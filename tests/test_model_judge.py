@@ -12,6 +12,7 @@ from support.judging import CONTEXT, answer_with, panel_of, verdict_of, work
 from areal_actors.core.errors import RecipeError, RewardError
 from areal_actors.messages import EpisodeAbandoned, EpisodeScored, ScoreEpisode
 from areal_actors.rewards import resolve_reward
+from areal_actors.rewards.judge import inquiry
 from areal_actors.rewards.judge.answer_store import AnswerStore
 from areal_actors.rewards.judge.inquiry import JudgeUnavailable, JudgeUnreadable
 from areal_actors.rewards.judge.panel import JudgePanel
@@ -43,7 +44,9 @@ async def test_a_rubric_scores_each_criterion_and_counts_what_it_costs(server):
     assert 2e-6 * answer.tokens < answer.cost < 8e-6 * answer.tokens
 
 
-async def test_64_at_once_are_all_scored_through_rate_limits_errors_slow_and_malformed_answers(server):
+async def test_64_at_once_are_all_scored_through_rate_limits_errors_slow_and_malformed_answers(server, monkeypatch):
+    monkeypatch.setattr(inquiry, "FIRST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(inquiry, "LONGEST_PAUSE_SECONDS", 0.5)
     panel = panel_of(server.url, model="flaky", retries=12, concurrency=64)
     judged = await asyncio.gather(
         *(judge(panel, f"{number}.0", answer_with(number % 5, number)) for number in range(128))

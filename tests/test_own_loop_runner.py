@@ -71,7 +71,7 @@ class Agent:
         return out.decode().strip()
 
     async def connect(self, task):
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(3):
             await asyncio.sleep(0.5)
         return 1.0
 
@@ -109,6 +109,12 @@ class Threaded:
 NAP = next(number for number, line in enumerate(AGENT.splitlines(), start=1) if "time.sleep(seconds)" in line)
 SEARCH = next(number for number, line in enumerate(AGENT.splitlines(), start=1) if "re.search" in line)
 WAIT = next(number for number, line in enumerate(AGENT.splitlines(), start=1) if "asyncio.sleep(100)" in line)
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    """Before `runner`: its end waits only briefly for agents that do not end."""
+    monkeypatch.setattr(agent_loop, "STOP_SECONDS", 0.2)
 
 
 @pytest.fixture
@@ -274,14 +280,14 @@ async def test_a_client_of_a_closed_loop_is_collected_without_a_word(runner, cap
     assert caplog.text == ""
 
 
-async def test_an_agent_that_takes_no_notice_of_its_end_is_left_behind(runner, monkeypatch):
+async def test_an_agent_that_takes_no_notice_of_its_end_is_left_behind(hurried, runner, monkeypatch):
     monkeypatch.setattr(own_loop_runner, "END_SECONDS", 0.1)
     notes = await timed_out(runner, "ignore")
     assert notes[-1].startswith("; it takes no notice of being cancelled and is left behind after 0.1 s")
     assert (await play(runner, "answer")).output == "3.1 agents"
 
 
-async def test_an_agent_that_never_gives_the_loop_back_is_named_and_no_other_runs_there(runner, monkeypatch):
+async def test_an_agent_that_never_gives_the_loop_back_is_named_and_no_other_runs_there(hurried, runner, monkeypatch):
     monkeypatch.setattr(own_loop_runner, "END_SECONDS", 0.5)
     with pytest.raises(TimeoutError) as caught:
         await play(runner, "nap", "7.1", 2.0, pause=20.0)
@@ -308,7 +314,7 @@ async def test_the_thread_of_a_plain_function_is_left_behind_at_its_line(tmp_pat
 async def test_others_time_out_by_the_time_that_they_could_use(runner):
     connecting = asyncio.create_task(play(runner, "connect"))
     await asyncio.sleep(0.3)
-    await play(runner, "nap", pause=9.0)
+    await play(runner, "nap", pause=4.0)
     assert await connecting == AgentResult(reward=1.0)
 
 

@@ -20,6 +20,7 @@ from areal_actors.messages import (
     RunFinished,
     RunResumed,
     StepCompleted,
+    TrajectoryExported,
     WeightsPublished,
 )
 
@@ -29,6 +30,11 @@ EXAMPLES = (
     *("run=gsm8k-grpo", "profile=embedded", "warm_start.steps=0", "warm_start.tail_steps=0"),
     *("evaluation.tasks=16", "evaluation.every_steps=4", "trainer.batch_size=4"),
 )
+
+
+TWO_ROLES = ("run=gsm8k-grpo", "algorithm.name=rae", "algorithm.group_size=1", "trainer.batch_size=8")
+"""Settings of a game of two players, each with a baseline of its own, which follows from the batches before."""
+DECAY = 0.95
 
 
 async def events_of(run):
@@ -55,15 +61,34 @@ def assert_every_step_was_taken_once(events, steps):
     assert of(events, RunFinished)[-1] == RunFinished(steps=steps)
 
 
+def baselines_of_the_log(log):
+    """The paper's update over the episodes of the recorded batches: name and value, in their order."""
+    trajectories = {place: event.trajectory for place, event in log if isinstance(event, TrajectoryExported)}
+    averages, baselines = {}, []
+    for batch in (event for _, event in log if isinstance(event, BatchFormed)):
+        for member in (member for group in batch.groups for member in group):
+            trajectory = trajectories[member.sequence]
+            before = averages.get(trajectory.role, 0.0)
+            baselines.append({trajectory.role: pytest.approx(before, abs=1e-12)})
+            averages[trajectory.role] = DECAY * before + (1 - DECAY) * trajectory.reward
+    return baselines
+
+
 async def test_a_killed_run_takes_the_steps_since_its_checkpoint_again_and_comes_to_the_same_weights(live):
-    run = live("steps=9", "checkpoint.every_steps=3", "evaluation.every_steps=4")
+    recipe = ROOT / "recipes" / "two_player_nim.toml"
+    run = live("steps=9", "checkpoint.every_steps=3", "evaluation.every_steps=4", *TWO_ROLES, recipe=recipe)
     async with run.listening():
         await run.until(StepCompleted, 5)
     run.process.kill()
     run.resume()
     assert await run.ended() == 0, run.output()
-    events = await events_of(run)
+    log = await run.log()
+    events = [event for _, event in log]
     assert_every_step_was_taken_once(events, 9)
+    recorded = [member.baselines for batch in of(events, BatchFormed) for group in batch.groups for member in group]
+    assert {name for baselines in recorded for name in baselines} == {"first", "second"}
+    assert recorded == baselines_of_the_log(log)
+    assert all("baseline/first" in step.metrics for step in of(events, StepCompleted))
     (resumed,) = of(events, RunResumed)
     reached = len(of(events[: events.index(resumed)], StepCompleted))
     published = [event.weight_version for event in of(events, WeightsPublished)]

@@ -12,6 +12,8 @@ from support.math_references import REFERENCES
 from areal_actors.rewards.math_equivalence import MathEquivalence
 
 RULE = MathEquivalence(seconds=10.0)
+ENDLESS = "\\boxed{9^{9^{9^9}}}"
+"""A number that nothing computes: scored when the time is over."""
 GSM8K = (
     Path(os.environ.get("AREAL_GSM8K", Path(__file__).parent.parent.parent / "shared" / "data" / "gsm8k"))
     / "test.jsonl"
@@ -202,7 +204,6 @@ WRONG = [
     ("73", "<answer></answer>"),
     ("73", "<answer>"),
     ("73", "<answer>7300000000000000000000000000000000000000000000000000</answer>"),
-    ("73", "\\boxed{9^{9^{9^9}}}"),
     ("\\text{Evelyn}", "\\boxed{\\text{Evelyn or Briana}}"),
     ("\\text{Evelyn}", "\\boxed{Briana}"),
     ("e", "\\boxed{\\mathrm{i}}"),
@@ -233,7 +234,7 @@ HACKS = [
     r"Answer: 73 Answer: 72",
     r"\boxed{73 \text{ or } 72}",
     r"\boxed{" + "9" * 20000 + "}",
-    r"\boxed{9^{9^{9^9}}}",
+    ENDLESS,
     r"\boxed{10^{10^{10}}!}",
     r"\boxed{\sum_{n=1}^{10^{12}} n^n}",
     r"\boxed{\int_0^1 x^{x^{x^x}} dx}",
@@ -311,9 +312,15 @@ def test_an_answer_that_only_resembles_the_reference_does_not_count(truth, answe
     assert RULE({"answer": truth}, answer) == 0.0
 
 
+def test_a_number_that_cannot_be_computed_does_not_count_when_the_time_is_over():
+    rule = MathEquivalence(seconds=1.0)
+    rule.prepare()
+    assert rule({"answer": "73"}, ENDLESS) == 0.0
+
+
 @pytest.mark.slow
 def test_an_attempt_to_be_rewarded_without_an_answer_scores_0_within_its_deadline():
-    rule = MathEquivalence(seconds=0.5)
+    rule = MathEquivalence(seconds=0.25)
     for answer in HACKS:
         started = time.process_time()
         assert rule({"answer": "73"}, answer) == 0.0, answer[:60]

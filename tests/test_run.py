@@ -117,7 +117,7 @@ async def test_a_run_ends_with_everything_in_its_place(live):
 
 
 async def test_any_process_may_be_killed_and_the_final_step_count_is_exact(live):
-    run = live("steps=48", "checkpoint.every_steps=4")
+    run = live("steps=24", "checkpoint.every_steps=4")
     processes = ["rollout_worker", "inference_worker", "trainer", "reward_worker", "gateway", "control"]
     async with run.listening():
         for number, process in enumerate(processes):
@@ -128,12 +128,12 @@ async def test_any_process_may_be_killed_and_the_final_step_count_is_exact(live)
     failures = [event for _, event in log if isinstance(event, ActorFailed)]
     assert {event.process for event in failures} == set(processes)
     assert all("SIGKILL" in event.reason for event in failures)
-    assert [event.step for _, event in log if isinstance(event, StepCompleted)] == list(range(1, 49))
+    assert [event.step for _, event in log if isinstance(event, StepCompleted)] == list(range(1, 25))
     batches = [event for _, event in log if isinstance(event, BatchFormed)]
     members = [member.episode for batch in batches for group in batch.groups for member in group]
     groups = [number for batch in batches for number in batch.group_numbers()]
     assert len(members) == len(set(members))
-    assert len(groups) == len(set(groups)) == 48 * 4
+    assert len(groups) == len(set(groups)) == 24 * 4
     assert run.processes_left() == []
 
 

@@ -14,11 +14,19 @@ from pathlib import Path
 import pytest
 from support.bus_cases import KINDS, Double, Doubled, Happened, numbers, stamp, take
 
+from areal_bus import server_keeper
 from areal_bus.base import Subscription
 from areal_bus.errors import AnswerLost, LogUnavailable, ServerUnavailable
 from areal_bus.nats import NatsBus
 from areal_bus.server import EmbeddedServer, find_binary
 from areal_bus.server_keeper import Outage, RestartSettings, ServerKeeper
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers are asked for their health three times a second."""
+    monkeypatch.setattr(server_keeper, "PROBE_SECONDS", 0.3)
+
 
 UNANSWERED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """nats-py forgets a connection that was not answered."""
@@ -118,7 +126,7 @@ async def test_a_server_that_is_killed_while_it_starts_is_started_again(
 
 
 @UNANSWERED
-async def test_a_server_that_does_not_answer_is_killed_and_started_again(tmp_path: Path) -> None:
+async def test_a_server_that_does_not_answer_is_killed_and_started_again(tmp_path: Path, impatient: None) -> None:
     async with kept(tmp_path, RestartSettings(answer_seconds=1.0)) as keeper, joined(keeper) as bus:
         os.kill(keeper.server.pid, signal.SIGSTOP)
         publishing = asyncio.create_task(bus.publish(Happened(n=1), stamp()))
@@ -129,7 +137,7 @@ async def test_a_server_that_does_not_answer_is_killed_and_started_again(tmp_pat
 
 
 @UNANSWERED
-async def test_a_server_that_is_stopped_for_a_while_is_left_alone(tmp_path: Path) -> None:
+async def test_a_server_that_is_stopped_for_a_while_is_left_alone(tmp_path: Path, impatient: None) -> None:
     async with kept(tmp_path, RestartSettings(answer_seconds=600.0)) as keeper, joined(keeper) as bus:
         pid = keeper.server.pid
         os.kill(pid, signal.SIGSTOP)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -103,13 +104,14 @@ class Recorded:
         return Recorder
 
 
-async def run_recorded(seed, monkeypatch):
+@cache
+def run_recorded(seed):
     """A run of the whole system, with deaths; its log, what its actors knew when, and how to make them."""
     recorded = Recorded()
-    monkeypatch.setattr("areal_actors.runtime.runtime.FoldKeeper", recorded.recorder())
     simulation = variant(seed)
-    outcome = await asyncio.to_thread(simulation.run)
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("areal_actors.runtime.runtime.FoldKeeper", recorded.recorder())
+        outcome = simulation.run()
     bus = MemoryBus()
     make = simulation.actors(bus, ToyTrainer(), outcome.agent)
     return outcome.log, recorded.at, {name: make[name] for name in recorded.at}
@@ -123,8 +125,8 @@ def comparable(state):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_a_living_actor_s_snapshot_is_what_a_replay_of_the_log_up_to_there_comes_to(seed, monkeypatch):
-    log, taken, make = await run_recorded(seed, monkeypatch)
+async def test_a_living_actor_s_snapshot_is_what_a_replay_of_the_log_up_to_there_comes_to(seed):
+    log, taken, make = await asyncio.to_thread(run_recorded, seed)
     assert {"staleness_gate-0", "task_source-0", "batcher-0", "evaluator-0", "session_manager-0", "trainer-0"} <= set(
         taken
     )
@@ -142,8 +144,8 @@ async def test_a_living_actor_s_snapshot_is_what_a_replay_of_the_log_up_to_there
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_an_actor_restored_anywhere_has_the_output_and_state_of_one_that_received_everything(seed, monkeypatch):
-    log, taken, make = await run_recorded(seed, monkeypatch)
+async def test_an_actor_restored_anywhere_has_the_output_and_state_of_one_that_received_everything(seed):
+    log, taken, make = await asyncio.to_thread(run_recorded, seed)
     dice = random.Random(seed)
     for name, states in taken.items():
         for cut in sorted(dice.sample(sorted(states), min(CUTS, len(states)))):
@@ -163,8 +165,8 @@ async def test_an_actor_restored_anywhere_has_the_output_and_state_of_one_that_r
                 assert set(copied(again).book.finished) == set(copied(whole).book.finished)
 
 
-async def test_a_trainer_that_begins_with_a_snapshot_comes_to_the_weights_of_the_run_before_its_first_step(monkeypatch):
-    log, taken, make = await run_recorded(3, monkeypatch)
+async def test_a_trainer_that_begins_with_a_snapshot_comes_to_the_weights_of_the_run_before_its_first_step():
+    log, taken, make = await asyncio.to_thread(run_recorded, 3)
     cut = max(taken["trainer-0"])
     trainer = restored(make["trainer-0"], msgspec.msgpack.decode(taken["trainer-0"][cut], type=Trainer.state_type))
     assert trainer.engine is None
@@ -188,7 +190,7 @@ class Decoder:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_the_episode_log_writes_the_same_lines_from_any_place_on(seed, tmp_path, monkeypatch):
+async def test_the_episode_log_writes_the_same_lines_from_any_place_on(seed, tmp_path):
     log = (await asyncio.to_thread(Simulation(seed=seed, trouble=0.15).run)).log
     lines = {}
     for cut in (0, *sorted(random.Random(seed).sample(range(1, len(log)), CUTS))):

@@ -366,11 +366,11 @@ async def test_a_server_that_does_not_take_a_version_in_time_is_unavailable(
         asyncio.timeout(GUARD_SECONDS),
     ):
         await bring(channel, versions[0], 0)
-        channel._settings = msgspec.structs.replace(channel._settings, weights_seconds=20.0)
+        channel._settings = msgspec.structs.replace(channel._settings, weights_seconds=5.0)
         receiver.sleeps = True
         late = (
             "broadcast of weight version 1 to Receiver at http://127.0.0.1:9 did not end within"
-            " generation.server.weights_seconds = 20"
+            " generation.server.weights_seconds = 5"
         )
         with pytest.raises(EngineUnavailable, match=late):
             await bring(channel, versions[0], 1)

@@ -92,8 +92,14 @@ def _several(gateway: GatewaySettings, count: int, bus: BusSettings) -> Problems
             yield ("gateway", "port"), f"{fault}; write another"
 
 
-def unused_settings(gateway: GatewaySettings, bus: BusSettings) -> Iterator[Key]:
-    """Yields the key of a certificate that is not named, and the number of gateways of hosts that cannot join."""
+def unused_settings(gateway: GatewaySettings, bus: BusSettings, facts: RunFacts) -> Iterator[Key]:
+    """Yields settings without effect.
+
+    Those of external agents where there are none, the key of a certificate that is not named, and the number of
+    gateways of hosts that cannot join.
+    """
+    if not (facts.is_online or facts.is_served or facts.is_serving):
+        yield from (("gateway", name) for name in ("feedback", "idle_timeout_seconds", "reservation_ttl_seconds"))
     if not bus.host:
         yield ("gateway", "joined")
     if not gateway.certificate:

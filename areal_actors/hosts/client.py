@@ -37,7 +37,13 @@ from areal_actors.folder.process_logs import log_to_terminal
 from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.hosts.client_recipe import recipe_here
 from areal_actors.hosts.portable_recipe import code_digest
-from areal_actors.hosts.run_connection import JoinOptions, await_listener, connect_to_run
+from areal_actors.hosts.run_connection import (
+    CONNECT_SECONDS,
+    RETRY_SECONDS,
+    JoinOptions,
+    await_listener,
+    connect_to_run,
+)
 from areal_actors.messages import JoinAnswer, JoinRun, LeaveRun, RenewLease
 from areal_actors.processes.process import EXIT_FATAL, EXIT_START_FAILED, has_tensors
 from areal_actors.processes.remote_environment import HURRY, JoinedWorker
@@ -92,11 +98,10 @@ def _place(folder: str) -> Iterator[Path]:
 
 async def _join(options: JoinOptions, folder: RunFolder) -> int:
     stopped = asyncio.Event()
-    if options.wait_seconds:
-        await await_listener(options, stopped)
+    listens = not options.wait_seconds or await await_listener(options, stopped)
     if stopped.is_set():
         return FINISHED
-    bus = await connect_to_run(options)
+    bus = await connect_to_run(options, CONNECT_SECONDS if listens else RETRY_SECONDS)
     try:
         return FINISHED if stopped.is_set() else await JoinedHost(options, folder, bus).serve()
     finally:

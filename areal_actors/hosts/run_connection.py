@@ -19,6 +19,7 @@ from areal_bus.users import without_credentials
 
 RETRY_SECONDS = 1.0
 """Time between two attempts, and limit of each."""
+CONNECT_SECONDS = 10.0
 
 
 class JoinOptions(Value):
@@ -39,11 +40,11 @@ class JoinOptions(Value):
     """`KEY=VALUE` of settings that differ on this host."""
 
 
-async def connect_to_run(options: JoinOptions) -> NatsBus:
-    """Returns the connection to the bus of the run."""
+async def connect_to_run(options: JoinOptions, seconds: float = CONNECT_SECONDS) -> NatsBus:
+    """Returns the connection to the bus of the run, established within these seconds."""
     address, shown = options.address, without_credentials(options.address.url)
     try:
-        return await NatsBus.connect(address.url, address.run, name=JOINER)
+        return await NatsBus.connect(address.url, address.run, name=JOINER, connect_timeout=seconds)
     except ServerUnavailable as error:
         if "refused the credentials" in str(error):
             changed = "take join.json of this run; it changes with every start"
@@ -56,8 +57,11 @@ async def connect_to_run(options: JoinOptions) -> NatsBus:
         ) from error
 
 
-async def await_listener(options: JoinOptions, stopped: asyncio.Event) -> None:
-    """Wait until something listens at the run's address, the time is over, or a signal to end has set `stopped`."""
+async def await_listener(options: JoinOptions, stopped: asyncio.Event) -> bool:
+    """Wait until something listens at the run's address, the time is over, or a signal to end has set `stopped`.
+
+    Returns True if something listens.
+    """
     parts, until = urlsplit(options.address.url), time.monotonic() + options.wait_seconds
     on_interrupt(
         stopped, lambda name: sys.stderr.write(f"{name}: this host no longer waits for run '{options.address.run}'\n")
@@ -71,6 +75,7 @@ async def await_listener(options: JoinOptions, stopped: asyncio.Event) -> None:
             async with asyncio.timeout(RETRY_SECONDS):
                 _, writer = await asyncio.open_connection(parts.hostname, parts.port)
             writer.close()
-            break
+            return True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopped.wait(), RETRY_SECONDS)
+    return False

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jinja2
@@ -158,8 +159,9 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
 
+@lru_cache(maxsize=64)
 def compile_template(source: str) -> jinja2.Template:
-    """Compile a chat template in the environment that templates on the Hub expect."""
+    """Compile a chat template in the environment that templates on the Hub expect; equal sources share one."""
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, GenerationBlock])
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = raise_exception

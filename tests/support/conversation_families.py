@@ -79,6 +79,14 @@ TOOLS = (
 @cache
 def byte_pairs(marks: tuple[str, ...]) -> Tokenizer:
     """A byte-level BPE of two thousand tokens, learnt from this repository's documents; marks are special tokens."""
+    tokenizer = Tokenizer.from_str(learnt_byte_pairs())
+    tokenizer.add_special_tokens(list(marks))
+    return tokenizer
+
+
+@cache
+def learnt_byte_pairs() -> str:
+    """The tokenizer without marks, as JSON."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -90,11 +98,9 @@ def byte_pairs(marks: tuple[str, ...]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     texts = [path.read_text(encoding="utf-8") for path in sorted((Path(__file__).parents[2] / "docs").glob("*.md"))]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=2000, special_tokens=list(marks), initial_alphabet=alphabet, show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=2000, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+    return tokenizer.to_str()
 
 
 def family(template: str) -> ChatTokenizer:

@@ -11,7 +11,7 @@ import anthropic
 import openai
 import pytest
 from support.fake_engine import Script, ScriptEngine
-from support.gateway_harness import GatewayHarness, opened
+from support.gateway_harness import AUTHORITIES, GatewayHarness, opened
 from support.samples import work
 
 from areal_actors.core.loading import load_named
@@ -123,9 +123,17 @@ def opened_chat_gateway(group_size=0, **options):
 async def clients(session):
     """Both SDKs, for one session."""
     async with (
-        openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as theirs,
+        openai.AsyncOpenAI(
+            base_url=session.base_url,
+            api_key=session.api_key,
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(verify=AUTHORITIES),
+        ) as theirs,
         anthropic.AsyncAnthropic(
-            base_url=session.base_url.removesuffix("/v1"), api_key=session.api_key, max_retries=0
+            base_url=session.base_url.removesuffix("/v1"),
+            api_key=session.api_key,
+            max_retries=0,
+            http_client=anthropic.DefaultAsyncHttpxClient(verify=AUTHORITIES),
         ) as others,
     ):
         yield theirs, others

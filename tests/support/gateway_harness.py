@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -29,6 +30,8 @@ from areal_bus import MemoryBus, Stamp
 
 SECRET = b"secret"
 ADMIN = admin_key(SECRET)
+AUTHORITIES = ssl.create_default_context()
+"""Shared by clients: each would read all certificates of the system again."""
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -130,9 +133,9 @@ def opened_gateway(config=None):
 
 @asynccontextmanager
 async def client(opened, **options):
-    async with openai.AsyncOpenAI(
-        base_url=opened.base_url, **{"max_retries": 0, "api_key": opened.api_key, **options}
-    ) as made:
+    http = openai.DefaultAsyncHttpxClient(verify=AUTHORITIES)
+    given = {"max_retries": 0, "api_key": opened.api_key, "http_client": http, **options}
+    async with openai.AsyncOpenAI(base_url=opened.base_url, **given) as made:
         yield made
 
 

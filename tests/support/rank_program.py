@@ -44,6 +44,8 @@ class Case(msgspec.Struct, kw_only=True):
     algorithm: dict[str, object] = {}
     """Default: GRPO without options."""
     settings: dict[str, object] = {}
+    scored: bool = True
+    """The log-probabilities before the first step are among the results."""
 
 
 def main(folder: Path) -> None:
@@ -77,7 +79,7 @@ def run(case, layout, batches):
     )
     if case.load:
         trainer.load(case.load)
-    computed = logp_and_values(trainer, batches[0])
+    computed = logp_and_values(trainer, batches[0]) if case.scored else {}
     metrics, gradients = [], []
     for number in case.steps:
         metrics.append(trainer.step(batches[number]))

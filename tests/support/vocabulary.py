@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,13 +35,11 @@ _DATA = ("tests/", "agents/", "areal_actors/embedded/system_prompts.py")
 _OWN = {"tests/support/vocabulary.py", "tests/test_vocabulary.py", "docs/glossary.md"}
 
 
-def banned(text: str) -> Iterator[str]:
+@cache
+def banned(text: str) -> tuple[str, ...]:
     """The banned words and phrases of a piece of text or of a name."""
-    for part in _PARTS.findall(text):
-        if part.lower() in WORDS:
-            yield part.lower()
-    for phrase in _PHRASE.findall(" ".join(text.split())):
-        yield phrase.lower()
+    words = [part.lower() for part in _PARTS.findall(text) if part.lower() in WORDS]
+    return (*words, *(phrase.lower() for phrase in _PHRASE.findall(" ".join(text.split()))))
 
 
 def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:

@@ -224,10 +224,10 @@ WRONG = {
         "wrong",
     ),
     "an agent that does not return": agent(
-        "the agent did not return within 3 s; raise task.timeout_seconds ... it waited at agent.py:18",
+        "the agent did not return within 1 s; raise task.timeout_seconds ... it waited at agent.py:18",
         "import asyncio\nasync def slow(task, *, base_url, api_key):\n    await asyncio.sleep(1000)",
         "slow",
-        "task.timeout_seconds=3",
+        "task.timeout_seconds=1",
     ),
     "another base_url": agent(
         "agent.py:away raised APIConnectionError ... at agent.py:7",
@@ -273,9 +273,9 @@ WRONG = {
         "agent.py:scored raised KeyError: 'anser'", "def scored(task, output):\n    return task['anser']"
     ),
     "a reward that hangs": reward(
-        "agent.py:scored hung for more than 2 s",
+        "agent.py:scored hung for more than 1 s",
         "import time\ndef scored(task, output):\n    time.sleep(100)",
-        "task.reward_timeout_seconds=2",
+        "task.reward_timeout_seconds=1",
     ),
     # the data
     "no such data": recipe(

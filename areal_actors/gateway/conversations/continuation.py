@@ -87,7 +87,7 @@ class Continuations:
         self.first_prompts = FirstPrompts(chat.template.source)
         """Prompts of calls that continue no other."""
         self._openings: dict[tuple[frozenset[str], str], str] = {}
-        self._local = local_features(chat)
+        self._local = local_features(chat.template)
         self._renders_names = renders_names(chat)
 
     def without_unseen_names(self, request: ModelRequest) -> ModelRequest:

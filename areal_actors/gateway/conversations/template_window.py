@@ -5,14 +5,20 @@ A placeholder has the features of the conversation that it stands for: a system 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from areal_actors.core.errors import ArealError
 from areal_actors.gateway.conversations.message_equality import MessageDict
+from areal_actors.tokenization.chat_template import ChatTemplate, ToolDialect
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 Messages = list[dict[str, Any]]
+Render = Callable[[Messages, Messages], str | None]
+"""Renders messages and tools; None where the template rejects the messages."""
 
 SENTINEL = "answer-7c1e"
 """Text that no template contains."""
@@ -53,30 +59,48 @@ def window(features: frozenset[str]) -> tuple[Messages, Messages]:
     return messages, [PLACEHOLDER_TOOL] if "tools" in features else []
 
 
-def local_features(chat: ChatTokenizer) -> dict[frozenset[str], bool]:
-    """By features of test conversations: true if the template renders all of them as with a placeholder history."""
+def local_features(template: ChatTemplate) -> Mapping[frozenset[str], bool]:
+    """By features of test conversations: true if the template renders all of them as with a placeholder history.
+
+    Tested once for equal templates: of several policies, or of a gateway that starts again.
+    """
+    return _test_features(template.source, tuple(template.special_tokens.items()), template.dialect)
+
+
+@lru_cache(maxsize=64)
+def _test_features(
+    source: str, special_tokens: tuple[tuple[str, str], ...], dialect: ToolDialect
+) -> Mapping[frozenset[str], bool]:
+    template = ChatTemplate(source, dict(special_tokens))
+    template.dialect = dialect
+    rendered: dict[bytes, str | None] = {}
+
+    def render(messages: Messages, tools: Messages) -> str | None:
+        """Many test conversations begin alike, or have the same placeholder."""
+        if (key := msgspec.json.encode([messages, tools])) not in rendered:
+            rendered[key] = _render(template, messages, tools)
+        return rendered[key]
+
     local: dict[frozenset[str], bool] = {}
     for before, answer, new, tools in test_conversations():
         used = {"tools"} if tools else set()
         kind = features_of([*before, answer]) | used
         placeholder = window(features_of(before) | used)
-        same = _text_after_sentinel(chat, before, tools, answer, new) == _text_after_sentinel(
-            chat, *placeholder, answer, new
+        same = _text_after_sentinel(render, before, tools, answer, new) == _text_after_sentinel(
+            render, *placeholder, answer, new
         )
         local[kind] = local.get(kind, True) and same
     return local
 
 
 def _text_after_sentinel(
-    chat: ChatTokenizer, before: Messages, tools: Messages, answer: dict[str, Any], new: Messages
+    render: Render, before: Messages, tools: Messages, answer: dict[str, Any], new: Messages
 ) -> str | None:
     """Rendered text after the sentinel in the answer; None where the template rejects or rewrites the messages."""
-    try:
-        opened = chat.render(before, tools)
-        whole = chat.render([*before, answer, *new], tools)
-    except ArealError:
+    opened, whole = render(before, tools), render([*before, answer, *new], tools)
+    if opened is None or whole is None or not whole.startswith(opened) or SENTINEL not in whole:
         return None
-    return whole.rpartition(SENTINEL)[2] if whole.startswith(opened) and SENTINEL in whole else None
+    return whole.rpartition(SENTINEL)[2]
 
 
 def renders_names(chat: ChatTokenizer) -> bool:
@@ -90,7 +114,7 @@ def renders_names(chat: ChatTokenizer) -> bool:
     )
 
 
-def _render(chat: ChatTokenizer, messages: Messages, tools: Messages) -> str | None:
+def _render(chat: ChatTokenizer | ChatTemplate, messages: Messages, tools: Messages) -> str | None:
     """Returns None if the template rejects the messages."""
     try:
         return chat.render(messages, tools)
