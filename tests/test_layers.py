@@ -26,7 +26,8 @@ ORDER = (
         "evaluation",
         "metrics",
     ),
-    *("audit", "supervised", "embedded", "calibration", "chaos", "history", "policies", "feedback", "canary"),
+    *("audit", "supervised", "embedded", "calibration", "chaos", "history", "policies", "privacy"),
+    *("feedback", "canary"),
     *(
         "recipe",
         "lint",
@@ -87,6 +88,7 @@ WINGS = {
     "audit",
     "history",
     "policies",
+    "privacy",
     "feedback",
     "canary",
     "reader",
@@ -125,7 +127,7 @@ PURE = (
         "training.algorithms",
         "training.checkpoint_retention",
     ),
-    "scaling",
+    *("privacy.known_kinds", "scaling"),
     *("training.engine_mismatch", "training.packing.prefix_tree", "web.rows"),
 )
 """Modules that only compute."""

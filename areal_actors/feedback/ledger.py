@@ -179,6 +179,7 @@ class FeedbackLedger:
             "judged": sum(bool(session.given) for session in sessions),
             "contradicted": sum(session.is_contradicted() for session in sessions),
             "late": sum(given.is_late for session in sessions for given in session.given),
+            "redacted": sum(bool(given.redacted) for session in sessions for given in session.given),
             "without_consent": sum(not session.has_consent for session in sessions),
             "erased": sum(session.is_erased for session in sessions),
         }

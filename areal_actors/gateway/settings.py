@@ -63,6 +63,9 @@ class GatewaySettings(Config):
     idle_timeout_seconds: PositiveFloat = 600.0
     """Seconds without use after which the session of an external agent is abandoned, and with it the unstarted members
     of its group; a pause of the gateway's process (SIGSTOP, a suspended machine) does not count."""
+    default_consent: bool = True
+    """Consent of a session whose client sends neither `consent` nor the header `x-areal-consent`: with `false` nothing
+    is kept of it for training. See docs/privacy.md."""
     reservation_ttl_seconds: PositiveFloat = 60.0
     """Seconds for which a reserved slot is kept, and the place in its group of a session that was lost with its
     gateway."""

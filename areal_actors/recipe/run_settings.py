@@ -6,6 +6,7 @@ from typing import Literal
 
 from areal_actors.core.config import Config, NonNegativeInt, PositiveFloat
 from areal_actors.core.conversation_settings import ConversationSettings
+from areal_actors.privacy.settings import RedactionSettings, RetentionSettings
 
 
 class LogSettings(Config):
@@ -22,6 +23,8 @@ class LogSettings(Config):
     """Compress complete blocks (8 MB) of a new log. If such a block is damaged and the server's index is lost, too, the
     server finds no log at all, where otherwise the events before the damage are used; see docs/durability.md."""
     conversations: ConversationSettings = ConversationSettings()
+    redaction: RedactionSettings = RedactionSettings()
+    retention: RetentionSettings = RetentionSettings()
 
 
 class SupervisorSettings(Config):
