@@ -25,6 +25,7 @@ from areal_actors.messages import (
     FeedbackGiven,
     FeedbackRecorded,
     GiveFeedback,
+    LogTrimmed,
     Refusal,
     RewardSet,
     SessionsErased,
@@ -195,6 +196,11 @@ class FeedbackSessionManager(SessionManager):
     def feedback_given(self, event: FeedbackGiven, context: Context) -> None:
         """Also what other gateways have recorded."""
         self.ledger.fold(event, context.now)
+
+    @on
+    def log_trimmed(self, event: LogTrimmed) -> None:
+        """Forget what was given on deleted sessions; their names and users stay, so that they can still be erased."""
+        self.registry.forget_finished(self.ledger.delete_before(event.before))
 
     @on
     def sessions_erased(self, event: SessionsErased, context: Context) -> None:

@@ -282,6 +282,17 @@ def copy_into_memory(path: Path) -> History:
     return history
 
 
+def remove_database(folder: Path) -> None:
+    """Remove the database of a run's folder, which the next command builds again from what its log has.
+
+    Raises:
+        SetupError: another process holds the database for too long.
+    """
+    with _lock_of(folder) or nullcontext():
+        for suffix in SUFFIXES:
+            (folder / f"{DATABASE}{suffix}").unlink(missing_ok=True)
+
+
 def store_copy(history: History, folder: Path) -> None:
     """Store a committed history as the database of a run's folder, unless that has as many events.
 

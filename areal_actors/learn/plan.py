@@ -101,7 +101,12 @@ def plan_learning(
         run=run,
         folder=folder,
         model=model,
-        lines=(*_describe(read, baseline), *sentences, f"rows: {path}; recipe: {written}"),
+        lines=(
+            *(f"{recorded.name}: {recorded.notice}" for recorded in runs if recorded.notice),
+            *_describe(read, baseline),
+            *sentences,
+            f"rows: {path}; recipe: {written}",
+        ),
     )
 
 

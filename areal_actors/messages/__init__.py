@@ -108,6 +108,7 @@ from areal_actors.messages.run import (
     RunStarted,
     RunStopping,
     SnapshotRefused,
+    SnapshotsDue,
     SnapshotStored,
     Throughput,
     TrainerProgress,
