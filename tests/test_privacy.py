@@ -296,5 +296,7 @@ def test_a_function_of_ones_own_is_a_rule(tmp_path):
 
 
 def test_what_is_no_rule_is_refused_by_name(tmp_path):
-    with pytest.raises(SetupError, match=r"`emial` is no redaction rule and no path\.py:function; did you mean `email`"):
+    with pytest.raises(
+        SetupError, match=r"`emial` is no redaction rule and no path\.py:function; did you mean `email`"
+    ):
         load_redaction(RedactionSettings(rules=("emial",)), tmp_path)

@@ -20,7 +20,7 @@ from areal_actors.display.run_state import RunState
 from areal_actors.display.snapshot_start import AUDIT, RUN_STATE
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.history.database import remove_database
-from areal_actors.messages import CandidatePublished, LogTrimmed, SnapshotsDue
+from areal_actors.messages import CandidatePublished, LogTrimmed, SessionsErased, SnapshotsDue
 from areal_actors.privacy.session_spans import SessionSpans
 from areal_actors.privacy.settings import RetentionSettings
 from areal_actors.recovery.log_retention import FOLDING, LogReaders, Reader, folds_of
@@ -66,8 +66,12 @@ class ServedRetention:
         self.folds = folds_of(instances, FOLDING, readers)
         self.spans = SessionSpans()
         self.versions = ServedVersions()
+        self.erased: dict[str, int] = {}
+        """Position of the erasure of each session that was erased on request."""
         self.candidate_at = 0
         """Position of the newest candidate's publication."""
+        self.read_to = 0
+        """Position of the last event that was read."""
         self.caught_up = asyncio.Event()
         """Set once the log has been read as far as it was at the start."""
 
@@ -81,8 +85,11 @@ class ServedRetention:
                 self.versions.fold(envelope.open(kind))
                 if kind is CandidatePublished:
                     self.candidate_at = envelope.sequence
+            if envelope.subject == SessionsErased.subject:
+                self.erased |= dict.fromkeys(envelope.open(SessionsErased).sessions, envelope.sequence)
             if envelope.sequence > read:
                 self.readers.receive(envelope)
+            self.read_to = envelope.sequence
             if envelope.sequence >= last:
                 self.caught_up.set()
 
@@ -107,13 +114,14 @@ class ServedRetention:
         if first <= span.first or not self._is_settled():
             return None
         (kept,) = await self.bus.read([first])
-        sessions = sum(start < first for start in self.spans.ended)
+        if not (sessions := sum(start < first for start in self.spans.ended)):
+            return None
         trimmed = LogTrimmed(first=first, step=0, removed=first - span.first, sessions=sessions, before=kept.time)
         await self.publish(trimmed)  # all folds forget the sessions before they store what they have
         for _ in range(KEPT):
             if not await self._store_snapshots():
                 return None
-        await self._publish_again()
+        await self._publish_again(first)
         await self.bus.trim(first)
         await asyncio.to_thread(remove_database, self.folder.path)
         self.spans.forget(first)
@@ -179,11 +187,16 @@ class ServedRetention:
         logger.warning("no old session was deleted: snapshots are missing", folds=late, seconds=SNAPSHOT_SECONDS)
         return False
 
-    async def _publish_again(self) -> None:
-        """Publish the served weights, and a decided candidate, again: after a trimming only these are in the log."""
+    async def _publish_again(self, first: int) -> None:
+        """Publish again what is before the first event to keep, and counts on: weights, a decision, erasures.
+
+        Rows that were learned from outlive the log, so that an erasure still has to reach them.
+        """
         versions = self.versions
         await keep_asked_model(self.bus, versions)
         candidate = () if self._is_compared() else (versions.candidate, versions.decided)
         for event in (versions.published, *candidate):
             if event is not None:
                 await self.publish(event)
+        if erased := tuple(session for session, position in self.erased.items() if position < first):
+            await self.publish(SessionsErased(sessions=erased, reason="erased earlier, in events that are deleted"))
