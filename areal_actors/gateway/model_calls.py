@@ -121,7 +121,7 @@ class ModelCalls:
             session = session.engine_answered(digest_of(call.request))
         self.registry.update(session.with_answer(name, [choice.whole for choice in call.choices]) if name else session)
         for choice, (_, done) in zip(call.choices, ended, strict=True):
-            self.unreported.add(interaction_recorded(session, choice, done, context, call.links.found))
+            self.unreported.add(interaction_recorded(session, choice, done, context, call))
         for parts, _ in ended:
             yield from parts
 
@@ -138,4 +138,4 @@ class ModelCalls:
             if choice.sampled and (session := self.registry.find(name)) is not None and session.state == "active":
                 done = choice.finish_cancelled(trained=trained)
                 session = self.registry.update(self._record(session, call, done, context.now))
-                self.unreported.add(interaction_recorded(session, choice, done, context, call.links.found))
+                self.unreported.add(interaction_recorded(session, choice, done, context, call))

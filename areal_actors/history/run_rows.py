@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from areal_actors.history.row import HistoryRow
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Version of the tables and of the fold that fills them; a database of another version is built again."""
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from areal_actors.messages import (
+    ClientTrace,
     CompletionRefused,
     EpisodeAbandoned,
     EraseSessions,
@@ -63,14 +64,22 @@ def redact_request(redaction: Redaction, message: M) -> M:
             return replace(message, user=rename(message.user))
         case EraseSessions():
             return replace(message, user=rename(message.user), reason=redact(message.reason))
-        case ModelRequest() if message.client_session:
-            return replace(message, client_session=rename(message.client_session))
+        case ModelRequest() if message.client_session or message.trace:
+            trace = message.trace and redact_trace(redaction, message.trace)
+            return replace(message, client_session=rename(message.client_session), trace=trace)
         case SetReward() if message.role or message.spans:
             spans = tuple(replace(span, name=rename(span.name)) for span in message.spans)
             return replace(message, role=rename(message.role), spans=spans)
         case GiveFeedback():
             return replace(message, feedback=redact_feedback(redaction, message.feedback))
     return message
+
+
+def redact_trace(redaction: Redaction, trace: ClientTrace) -> ClientTrace:
+    """Returns the trace of a call without a state that a rule matches, and with pseudonyms in its baggage."""
+    state = "" if redaction.find(trace.state) else trace.state
+    baggage = {name: redaction.rename(value) for name, value in trace.baggage.items()}
+    return msgspec.structs.replace(trace, state=state, baggage=baggage)
 
 
 def redact_feedback(redaction: Redaction, given: FeedbackGiven) -> FeedbackGiven:
