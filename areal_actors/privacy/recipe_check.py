@@ -1,4 +1,4 @@
-"""Validates `[log.redaction]` and `[log.retention]`: rules that exist, in runs whose sessions they can reach."""
+"""Validates `[log.redaction]`, `[log.retention]` and `log.encrypt`: rules that exist, and runs that they can reach."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from areal_actors.core.problems import Problems, nearest, toml_value
 from areal_actors.core.run_facts import RunFacts
 from areal_actors.privacy.known_kinds import KNOWN_KINDS
 from areal_actors.privacy.settings import RedactionSettings, RetentionSettings
+from areal_bus.errors import ServerUnavailable
+from areal_bus.store_key import read_key
 
 REDACTION, RETENTION = ("log", "redaction"), ("log", "retention")
 EXAMPLE = "privacy.py:find_names"
@@ -20,6 +22,11 @@ EXAMPLE = "privacy.py:find_names"
 
 class LogTables(Protocol):
     """Tables of `[log]` that are checked here."""
+
+    @property
+    def encrypt(self) -> bool:
+        """Returns True if the log is encrypted."""
+        ...
 
     @property
     def redaction(self) -> RedactionSettings:
@@ -36,7 +43,19 @@ def find_problems(
     log: LogTables, policies: Mapping[str, Any], bus: BusSettings, facts: RunFacts, *, record_actor_io: bool
 ) -> Problems:
     """Yields every problem that keeps rules from being applied, or a log from being kept within its limits."""
-    redaction, retention = log.redaction, log.retention
+    if log.encrypt:
+        yield from _without_key(bus)
+    if log.redaction.is_on():
+        yield from _wrong_rules(log.redaction)
+        yield from _unreachable(policies, facts, is_taped=record_actor_io)
+    if log.retention.is_on() and not facts.is_serving:
+        fault = "found limits, but only the log of `areal-actors serve` has them"
+        yield RETENTION, f"{fault}; leave the table out, and use log.keep and log.max_mb for a run that trains"
+    elif log.retention.is_on() and bus.url:
+        yield RETENTION, "found limits, but the log is on the server of bus.url; set max_age and max_bytes there"
+
+
+def _wrong_rules(redaction: RedactionSettings) -> Problems:
     for rule in redaction.rules:
         if rule in KNOWN_KINDS:
             continue
@@ -46,24 +65,24 @@ def find_problems(
             fault = f"found {toml_value(rule)}, which is no rule and no `path.py:function`"
             yield (*REDACTION, "rules"), f"{fault}; {nearest(rule, KNOWN_KINDS)}"
     for name, pattern in redaction.patterns.items():
+        key, fault = (*REDACTION, "patterns", name), f"found {toml_value(pattern)}"
         try:
-            compiled = re.compile(pattern)
+            matches_nothing = bool(re.compile(pattern).fullmatch(""))
         except re.error as error:
-            yield (
-                (*REDACTION, "patterns", name),
-                f"found {toml_value(pattern)}, which is no expression: {error}; fix it",
-            )
+            yield key, f"{fault}, which is no expression: {error}; fix it"
             continue
-        if compiled.fullmatch(""):
-            fault = f"found {toml_value(pattern)}, which matches an empty text"
-            yield (*REDACTION, "patterns", name), f"{fault}; write one that needs a character"
-    if redaction.is_on():
-        yield from _unreachable(policies, facts, is_taped=record_actor_io)
-    if retention.is_on() and not facts.is_serving:
-        fault = "found limits, but only the log of `areal-actors serve` has them"
-        yield RETENTION, f"{fault}; leave the table out, and use log.keep and log.max_mb for a run that trains"
-    if retention.is_on() and bus.url:
-        yield RETENTION, "found limits, but the log is on the server of bus.url; set max_age and max_bytes there"
+        if matches_nothing:
+            yield key, f"{fault}, which matches an empty text; write one that needs a character"
+
+
+def _without_key(bus: BusSettings) -> Problems:
+    if bus.url:
+        yield ("log", "encrypt"), "found true, but the log is on the server of bus.url; set `jetstream.key` there"
+        return
+    try:
+        read_key()
+    except ServerUnavailable as error:
+        yield ("log", "encrypt"), f"found true: {error}"
 
 
 def _unreachable(policies: Mapping[str, Any], facts: RunFacts, *, is_taped: bool) -> Problems:
