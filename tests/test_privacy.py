@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from support.fake_engine import FakeEngine
@@ -12,7 +13,8 @@ from support.samples import published
 from support.sessions_harness import ADMIN, SECRET, sessions_harness
 
 from areal_actors.core.conversation_settings import ConversationSettings
-from areal_actors.core.errors import SetupError
+from areal_actors.core.devices import CudaDevices
+from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.feedback_settings import FeedbackSettings
 from areal_actors.feedback.feedback_routes import FeedbackRoutes
 from areal_actors.feedback.feedback_session_manager import FeedbackSessionManager
@@ -32,9 +34,11 @@ from areal_actors.messages.episode_ends import is_failure
 from areal_actors.privacy.known_kinds import KNOWN_KINDS
 from areal_actors.privacy.redaction import load_redaction
 from areal_actors.privacy.settings import RedactionSettings
+from areal_actors.recipe.load import load
 from areal_actors.runtime.runtime import Identity, Runtime
 from areal_bus import Stamp
 
+ROOT = Path(__file__).parent.parent
 FEEDBACK = feedback_key(SECRET)
 SECRET_ADDRESS = "ann@example.com"
 RULES = RedactionSettings(rules=tuple(KNOWN_KINDS), patterns={"customer": r"C-\d{6}"})
@@ -300,3 +304,36 @@ def test_what_is_no_rule_is_refused_by_name(tmp_path):
         SetupError, match=r"`emial` is no redaction rule and no path\.py:function; did you mean `email`"
     ):
         load_redaction(RedactionSettings(rules=("emial",)), tmp_path)
+
+
+# ---------------------------------------------------------------- recipes
+
+
+def refusals(*settings, serving=True, recipe="online.toml"):
+    with pytest.raises(RecipeError) as raised:
+        load([ROOT / "recipes" / recipe], [*settings], CudaDevices(0, "none"), serving=serving)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        (["log.redaction.rules=['emial']"], "is no rule and no `path.py:function`; did you mean `email`"),
+        (["log.redaction.rules=['nowhere.py:f']"], "there is no file nowhere.py"),
+        (["log.redaction.patterns.a='('"], "which is no expression"),
+        (["log.redaction.patterns.a='x*'"], "which matches an empty text"),
+        (["log.redaction.rules=['email']", "record_actor_io=true"], "tapes have the texts of all calls"),
+        (["log.encrypt=true"], "set AREAL_STORE_KEY"),
+        (["log.retention.days=1", "bus.url='nats://h:1'"], "set max_age and max_bytes there"),
+    ],
+)
+def test_check_refuses_what_cannot_be_kept_and_names_the_remedy(settings, found, monkeypatch):
+    monkeypatch.delenv("AREAL_STORE_KEY", raising=False)
+    assert found in refusals(*settings)
+
+
+def test_check_refuses_rules_and_limits_where_they_would_have_no_effect():
+    assert "which this run does not have" in refusals(
+        "log.redaction.rules=['email']", serving=False, recipe="gsm8k_grpo.toml"
+    )
+    assert "use log.keep and log.max_mb" in refusals("log.retention.days=1", serving=False)

@@ -31,7 +31,9 @@ from areal_bus.errors import BusError
 from areal_bus.message import Event
 
 CHECK_SECONDS = 3600.0
-"""Time between two looks at the age and the size of the log."""
+"""Longest time between two looks at the age and the size of the log."""
+LOOKS = 24
+"""Looks at the log in the age at which a session is deleted, at least."""
 SNAPSHOT_SECONDS = 120.0
 """Time in which all folds have to store their snapshots; otherwise the next look deletes."""
 POLL_SECONDS = 0.1
@@ -96,12 +98,14 @@ class ServedRetention:
     async def watch(self) -> None:
         """Look at the log now and then, without end."""
         await self.caught_up.wait()
+        age = self.settings.days * SECONDS_A_DAY
+        seconds = max(min(CHECK_SECONDS, age / LOOKS), POLL_SECONDS) if age else CHECK_SECONDS
         while True:
             try:
                 await self.delete_old()
             except BusError as error:
                 logger.warning("no old session was deleted; the next look tries again", error=str(error))
-            await asyncio.sleep(CHECK_SECONDS)
+            await asyncio.sleep(seconds)
 
     async def delete_old(self) -> LogTrimmed | None:
         """Delete what is beyond the limits; returns the event of it, None if there is nothing or it has to wait.

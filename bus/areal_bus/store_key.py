@@ -1,8 +1,8 @@
 """The key by which a server encrypts its store: from the environment, or a file that the environment names.
 
-A store that was begun with a key has a mark, so that every later start of a server on it asks for that key: with another
-one a server would begin an empty store in its place. Neither the configuration nor a log has the key; the server finds it
-in its own environment.
+A store that was begun with a key has a mark, so that every later start of a server on it asks for that key: with
+another one a server would begin an empty store in its place. Neither the configuration nor a log has the key; the
+server finds it in its own environment.
 """
 
 from __future__ import annotations
