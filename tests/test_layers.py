@@ -27,7 +27,8 @@ ORDER = (
         "evaluation",
         "metrics",
     ),
-    *("audit", "supervised", "embedded", "calibration", "chaos", "history", "policies", "feedback", "canary"),
+    *("audit", "supervised", "embedded", "calibration", "chaos", "history", "policies", "privacy"),
+    *("feedback", "canary"),
     *(
         "recipe",
         "lint",
@@ -89,6 +90,7 @@ WINGS = {
     "audit",
     "history",
     "policies",
+    "privacy",
     "feedback",
     "canary",
     "reader",
@@ -127,7 +129,7 @@ PURE = (
         "training.algorithms",
         "training.checkpoint_retention",
     ),
-    "scaling",
+    *("privacy.known_kinds", "scaling"),
     *("training.engine_mismatch", "training.packing.prefix_tree", "web.rows"),
 )
 """Modules that only compute."""

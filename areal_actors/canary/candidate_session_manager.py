@@ -56,8 +56,6 @@ class CandidateSessionManager(FeedbackSessionManager):
     """Sessions by share, sticky, and the decision about the candidate."""
 
     state_type = CandidateGatewayState
-    state_version = 2
-    """Snapshots of gateways without a candidate lack the trial: after those the log is folded from its beginning."""
 
     def __init__(self, *arguments: Any, candidate: CandidateSettings, **options: Any) -> None:
         """`arguments` and the other options are those of a session manager that records feedback."""
@@ -86,7 +84,7 @@ class CandidateSessionManager(FeedbackSessionManager):
     def restore(self, state: GatewayState) -> None:
         """Restore the state of a predecessor."""
         super().restore(state)
-        if isinstance(state, CandidateGatewayState):
+        if isinstance(state, CandidateGatewayState):  # that of a gateway without a candidate lacks the trial
             self.trial = CandidateTrial(self.trial.seed, state.trial)
 
     async def start(self, submit: Submit) -> None:

@@ -77,6 +77,9 @@ class ShadowCalls:
             async for _ in complete(call, self.calls.pool, context, seconds, context.random.getrandbits(31)):
                 pass
             turn = call.choices[0].finish(last=True, trained=False)[1]
+            screen, chat = self.calls.screen, served.continuations.chat
+            if screen is not None and screen(shadowed.session, turn, chat).matches:
+                return ShadowEnded(error="a rule of log.redaction matches in the session")
         except ArealError as error:
             return ShadowEnded(error=str(error))
         return ShadowAnswered(

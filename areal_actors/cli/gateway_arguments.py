@@ -36,6 +36,14 @@ def add_gateway_command(command: Callable[..., argparse.ArgumentParser]) -> None
     served.add_argument(
         "--record", default="calls.jsonl", metavar="FILE", help="where calls are appended (default: %(default)s)"
     )
+    served.add_argument(
+        "--redact",
+        nargs="+",
+        default=(),
+        metavar="RULE",
+        help="email, phone, credit_card, iban, ip_address, api_key, or FILE.py:FUNCTION: calls in which one matches are"
+        " recorded without tokens and texts",
+    )
     served.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     served.add_argument(
         "--port", type=int, default=8300, help="port to listen on; 0: a free one (default: %(default)s)"

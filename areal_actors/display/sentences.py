@@ -340,7 +340,8 @@ LINES: Mapping[type[Message], Sentence] = {
     CheckpointCommitted: lambda it: f"checkpoint of step {it.step} saved: {it.folder}",
     BestCheckpointChosen: lambda it: f"best checkpoint: {best_checkpoint(it)}",
     LogTrimmed: lambda it: (
-        f"log trimmed: it now begins at event {it.first:,}; the run can be resumed from step {it.step} or later"
+        f"log trimmed: it now begins at event {it.first:,}"
+        + (it.occasion() if it.before else f"; the run can be resumed from step {it.step} or later")
     ),
     ConversationsLimited: lambda it: it.sentence(),
     CandidatePublished: lambda it: it.sentence(),

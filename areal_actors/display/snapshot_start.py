@@ -37,7 +37,7 @@ async def trimmed_notice(bus: Bus, state: RunState) -> str:
     first = (await bus.span()).first
     if first == 1:
         return ""
-    when = f" at step {state.trimmed.step}" if state.trimmed is not None else ""
+    when = state.trimmed.occasion() if state.trimmed is not None else ""
     missing = (
         "" if state.started is not None else ", and no snapshot of the run was found: totals count only what came after"
     )

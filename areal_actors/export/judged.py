@@ -19,12 +19,12 @@ def edit_rows(judged: JudgedSession, encode: Encode, decode: Decode) -> Iterator
     """Yields a demonstration for each edited answer: the prompt as the model had it, and the answer as it should be.
 
     The token that ended the model's own answer ends the edited one, too. The others are those of the text: they were
-    not sampled, and only `sft` learns from them.
+    not sampled, and only `sft` learns from them. An answer that was redacted is left out.
     """
     calls = {call.id: call for call in judged.ended.interactions}
     for given in judged.feedback.given:
         call = calls.get(given.interaction)
-        if given.kind != "edit" or call is None:
+        if given.kind != "edit" or call is None or given.redacted:
             continue
         prompt, answer = prompt_ids(call, calls), encode(given.text)
         sampled = call.completion.ids_array().tolist()

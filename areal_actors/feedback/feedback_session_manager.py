@@ -6,7 +6,7 @@ own id, or is about an unknown or erased session is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from areal_actors.feedback.ledger import FeedbackLedger, LedgerState
 from areal_actors.gateway.gateway_state import GatewayState
 from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.gateway.sessions.kept_conversations import ConversationEvent
 from areal_actors.gateway.sessions.table import CLOSED_STATES
 from areal_actors.gateway.sharing import unavailable
 from areal_actors.messages import (
@@ -24,6 +25,7 @@ from areal_actors.messages import (
     FeedbackGiven,
     FeedbackRecorded,
     GiveFeedback,
+    LogTrimmed,
     Refusal,
     RewardSet,
     SessionsErased,
@@ -32,13 +34,19 @@ from areal_actors.messages import (
     ToolsRefused,
     WeightsPublished,
 )
+from areal_actors.messages.episode_ends import REDACTED
+from areal_actors.privacy.redacted_messages import receive_redacted
+from areal_actors.privacy.redaction import Redaction
+from areal_actors.privacy.screened_calls import CallScreen
 from areal_actors.runtime.actor import Context, Emits, on
+from areal_bus.message import Message
 
 
 class FeedbackGatewayState(GatewayState):
     """Snapshot of a session manager that records feedback."""
 
     feedback: LedgerState = LedgerState()
+    redacted: int = 0
 
 
 class FeedbackSessionManager(SessionManager):
@@ -46,11 +54,16 @@ class FeedbackSessionManager(SessionManager):
 
     state_type = FeedbackGatewayState
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        """`arguments` and `options` are those of every session manager."""
+    def __init__(self, *arguments: Any, redaction: Redaction | None = None, **options: Any) -> None:
+        """`arguments` and the other options are those of every session manager; `redaction` has the recipe's rules."""
         super().__init__(*arguments, **options)
         self.ledger = FeedbackLedger()
         self.newest: WeightsPublished | None = None
+        self.redacted = 0
+        """Ended sessions in which a rule of `log.redaction` matched."""
+        self.redaction = redaction
+        if redaction is not None:
+            self.calls.screen = CallScreen(redaction).apply
 
     @classmethod
     def kind(cls) -> str:
@@ -61,13 +74,19 @@ class FeedbackSessionManager(SessionManager):
         """The state for a successor gateway."""
         state = super().snapshot()
         fields = {name: getattr(state, name) for name in state.__struct_fields__}
-        return FeedbackGatewayState(**fields, feedback=self.ledger.snapshot())
+        return FeedbackGatewayState(**fields, feedback=self.ledger.snapshot(), redacted=self.redacted)
 
     def restore(self, state: GatewayState) -> None:
         """Restore the state of a predecessor."""
         super().restore(state)
         if isinstance(state, FeedbackGatewayState):
-            self.ledger = FeedbackLedger(state.feedback)
+            self.ledger, self.redacted = FeedbackLedger(state.feedback), state.redacted
+
+    def receive(self, message: Message, context: Context) -> AsyncGenerator[Message, None]:
+        """Run the handler of a message; where the recipe has rules, on the message as it may be written."""
+        if self.redaction is None:
+            return super().receive(message, context)
+        return receive_redacted(self.redaction, super().receive, message, context)
 
     @on
     def give_feedback(self, request: GiveFeedback, context: Context) -> Iterator[FeedbackGiven | FeedbackRecorded]:
@@ -153,6 +172,13 @@ class FeedbackSessionManager(SessionManager):
             async for refused in self._load_newest():
                 yield refused
 
+    @on
+    async def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> Emits[ConversationEvent]:
+        """Count the sessions of which nothing is kept."""
+        self.redacted += event.reason == REDACTED
+        async for kept in super().episode_abandoned(event, context):
+            yield kept
+
     async def _load_newest(self) -> AsyncIterator[ToolsRefused]:
         if self.newest is not None:
             if self.newest.location.model != self.model:
@@ -172,6 +198,11 @@ class FeedbackSessionManager(SessionManager):
         self.ledger.fold(event, context.now)
 
     @on
+    def log_trimmed(self, event: LogTrimmed) -> None:
+        """Forget what was given on deleted sessions; their names and users stay, so that they can still be erased."""
+        self.registry.forget_finished(self.ledger.delete_before(event.before))
+
+    @on
     def sessions_erased(self, event: SessionsErased, context: Context) -> None:
         """Live ones go on, and neither their conversations nor their rewards are kept at their ends."""
         self.ledger.fold(event, context.now)
@@ -180,6 +211,7 @@ class FeedbackSessionManager(SessionManager):
                 self.registry.update(msgspec.structs.replace(session, is_kept=False))
 
     def status(self) -> dict[str, float | str]:
-        """Status of every gateway, and the numbers of judged, contradicted and erased sessions."""
+        """Status of every gateway, and the numbers of judged, contradicted, erased and redacted sessions."""
         counts = {f"feedback_{name}": float(count) for name, count in self.ledger.counts().items() if count}
-        return {**super().status(), **counts}
+        redacted = {"redacted_sessions": float(self.redacted)} if self.redacted else {}
+        return {**super().status(), **counts, **redacted}

@@ -31,6 +31,8 @@ class SessionFeedback(Value):
     is_erased: bool = False
     given: tuple[FeedbackGiven, ...] = ()
     """Judgements that count, oldest first."""
+    is_deleted: bool = False
+    """True if `log.retention` has deleted it."""
 
     def with_judgement(self, judgement: FeedbackGiven) -> SessionFeedback:
         """Returns the session with one more judgement, in place of an earlier one of the same place."""
@@ -107,9 +109,22 @@ class FeedbackLedger:
                     self.contents[event.id] = content_id(event)
                     self.sessions[event.session] = session.with_judgement(event)
             case SessionsErased():
-                for name in event.sessions:
-                    if (erased := self.sessions.get(name)) is not None:
-                        self.sessions[name] = msgspec.structs.replace(erased, is_erased=True, given=())
+                for name in event.sessions:  # its start may be deleted, and what was learned from it is not
+                    erased = self.sessions.get(name, SessionFeedback(started=time, user=event.user, is_deleted=True))
+                    self.sessions[name] = msgspec.structs.replace(erased, is_erased=True, given=())
+
+    def delete_before(self, time: float) -> list[str]:
+        """Delete what was given on the sessions that began before a time, in seconds since the epoch.
+
+        Returns:
+            The names of the sessions, which stay, with those of their users: they can still be erased.
+        """
+        deleted = [name for name, session in self.sessions.items() if session.started < time and not session.is_deleted]
+        for name in deleted:
+            for given in self.sessions[name].given:
+                self.contents.pop(given.id, None)
+            self.sessions[name] = msgspec.structs.replace(self.sessions[name], given=(), is_deleted=True)
+        return deleted
 
     def with_id(self, feedback: FeedbackGiven) -> FeedbackGiven:
         """Returns feedback with an id: its own, that of the same judgement if it still counts, or a new one.
@@ -145,8 +160,9 @@ class FeedbackLedger:
         if session is None:
             reason = f"there is no session '{feedback.session}' in the log of this gateway"
             return Refusal(status=404, reason=reason, field="session_id")
-        if session.is_erased:
-            return Refusal(status=410, reason=f"session {feedback.session} was erased on request")
+        if session.is_erased or session.is_deleted:
+            cause = "erased on request" if session.is_erased else "deleted, as log.retention has it"
+            return Refusal(status=410, reason=f"session {feedback.session} was {cause}")
         if now - session.started > max_days * SECONDS_A_DAY:
             age = (now - session.started) / SECONDS_A_DAY
             reason = f"session {feedback.session} began {age:.1f} days ago; gateway.feedback.max_days is {max_days:g}"
@@ -179,6 +195,8 @@ class FeedbackLedger:
             "judged": sum(bool(session.given) for session in sessions),
             "contradicted": sum(session.is_contradicted() for session in sessions),
             "late": sum(given.is_late for session in sessions for given in session.given),
+            "redacted": sum(bool(given.redacted) for session in sessions for given in session.given),
             "without_consent": sum(not session.has_consent for session in sessions),
             "erased": sum(session.is_erased for session in sessions),
+            "deleted": sum(session.is_deleted for session in sessions),
         }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,8 +30,37 @@ CLIENT_ERROR_LOGGERS = ("aiohttp.server",)
 """Loggers with a traceback for each invalid HTTP request; the gateway logs its own failures."""
 EMPTY_WARNING = "returning true from eof_received() has no effect when using ssl"
 """Warning of asyncio's streams whenever the server ends an encrypted connection."""
+NOT_REDACTED = ("timestamp", "process", "level", "logger", "pid", "actors")
+"""Fields of a line without texts of people, in which a rule may see a number."""
 _TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
 """Without local variables: they may contain session keys and client data."""
+
+
+class _RedactingFormatter(logging.Formatter):
+    """Redacts the texts of each line of JSON that another formatter writes."""
+
+    def __init__(self, inner: logging.Formatter, redact: Callable[[str], str]) -> None:
+        super().__init__()
+        self.inner, self.redact = inner, redact
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = json.loads(self.inner.format(record))
+        kept = {name: value if name in NOT_REDACTED else self._without(value) for name, value in fields.items()}
+        return json.dumps(kept)
+
+    def _without(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.redact(value)
+        if isinstance(value, dict):
+            return {name: self._without(entry) for name, entry in value.items()}
+        return [self._without(entry) for entry in value] if isinstance(value, list) else value
+
+
+def redact_log(redact: Callable[[str], str]) -> None:
+    """Redact all texts that this process writes into its log from here on, those of errors included."""
+    for handler in logging.getLogger().handlers:
+        if type(handler) is logging.FileHandler and handler.formatter is not None:
+            handler.setFormatter(_RedactingFormatter(handler.formatter, redact))
 
 
 def log_to_file(path: Path, process: str) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from areal_actors.core.errors import ArealError, EngineError, RequestError, SessionError
 from areal_actors.gateway.completion import ModelCall, ServedModel, complete
 from areal_actors.gateway.completion_check import CompletionFault
+from areal_actors.gateway.conversations.turns import ConversationTurn
 from areal_actors.gateway.server import LongWork
 from areal_actors.gateway.sessions.calls import (
     call_digest,
@@ -31,6 +32,9 @@ from areal_actors.messages import CompletionRefused, ModelRequest, ModelResponse
 from areal_actors.runtime.actor import Context
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
+SearchCall = Callable[[Session, ConversationTurn, ChatTokenizer], Session]
+"""Returns the session of a completed call with what was found in that call."""
+
 
 class ModelCalls:
     """Answers calls and records them in their sessions."""
@@ -46,6 +50,8 @@ class ModelCalls:
         self.served: ServedModel | None = None
         """None until weights are published."""
         self.long_work = LongWork(2, "long-requests")
+        self.screen: SearchCall | None = None
+        """Notes matches of the rules of `log.redaction` in a completed call; None without rules."""
 
     @property
     def chat(self) -> ChatTokenizer | None:
@@ -110,21 +116,26 @@ class ModelCalls:
         ended = [choice.finish(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
         session = self.registry.get(session_id)
         for _, done in ended:
-            session = session.record(done, context.now, call.request.client_session, call.links)
+            session = self._record(session, call, done, context.now)
         if session.unanswered:
             session = session.engine_answered(digest_of(call.request))
         self.registry.update(session.with_answer(name, [choice.whole for choice in call.choices]) if name else session)
         for choice, (_, done) in zip(call.choices, ended, strict=True):
-            self.unreported.add(interaction_recorded(session, choice, done, context, call.links.found))
+            self.unreported.add(interaction_recorded(session, choice, done, context, call))
         for parts, _ in ended:
             yield from parts
+
+    def _record(self, session: Session, call: ModelCall, done: ConversationTurn, now: float) -> Session:
+        """Returns the session with a call, and with the matches in it of rules that forbid to keep it."""
+        session = session.record(done, now, call.request.client_session, call.links)
+        if self.screen is None or self.chat is None:
+            return session
+        return self.screen(session, done, self.chat)
 
     def _keep_cancelled(self, name: str, call: ModelCall, context: Context, *, trained: bool) -> None:
         """Record the streamed part of a cancelled call: the next call of the conversation may continue it."""
         for choice in call.choices:
             if choice.sampled and (session := self.registry.find(name)) is not None and session.state == "active":
                 done = choice.finish_cancelled(trained=trained)
-                session = self.registry.update(
-                    session.record(done, context.now, call.request.client_session, call.links)
-                )
-                self.unreported.add(interaction_recorded(session, choice, done, context, call.links.found))
+                session = self.registry.update(self._record(session, call, done, context.now))
+                self.unreported.add(interaction_recorded(session, choice, done, context, call))

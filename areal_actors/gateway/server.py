@@ -34,6 +34,7 @@ from areal_actors.gateway.protocols.base import AnswerWriter, Dialect
 from areal_actors.gateway.protocols.lenient import accept
 from areal_actors.gateway.protocols.openapi import GATEWAY_ENDPOINTS, openapi
 from areal_actors.gateway.protocols.session_requests import ENDPOINTS
+from areal_actors.gateway.protocols.trace_context import read_trace
 from areal_actors.gateway.settings import GatewaySettings, UnknownFields
 from areal_actors.messages import ModelRequest, ModelResponsePart
 from areal_actors.runtime.actor import Submit
@@ -181,6 +182,8 @@ class Gateway:
                 len(body), _parse_request, dialect, body, session, self.config.unknown_fields
             )
             ignored = _shorten_names([*ignored, *[name for name in dialect.ignored_headers if name in request.headers]])
+            trace, invalid = read_trace(request.headers, self.config.recorded_baggage)
+            ignored = (*ignored, *invalid)
             request_id = next((name for header in REQUEST_IDS if (name := request.headers.get(header))), "")
             client_session = request.headers.get(CLIENT_SESSION, "")
             question = msgspec.structs.replace(
@@ -188,6 +191,7 @@ class Gateway:
                 request_id=readable(request_id),
                 ignored=ignored,
                 client_session=readable(client_session)[:LONGEST_NAME],
+                trace=trace,
             )
             created = int(time.time())
             headers = {IGNORED: ", ".join(ignored)} if ignored else {}

@@ -52,6 +52,8 @@ R = TypeVar("R", bound=Reply)
 AddRoutes = Callable[[SessionRegistry, web.Application, Gateway], None]
 """Adds routes and middlewares to a gateway that knows its sessions, before it listens."""
 
+CONSENT = "x-areal-consent"
+"""Header of `/rl/start_session` in place of its field `consent`."""
 MSGPACK = "application/msgpack"
 MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
 
@@ -115,7 +117,7 @@ class SessionEndpoints:
             group_size=asked.group_size or 0,
             replace=asked.replace,
             user=asked.user or "",
-            consent=asked.consent,
+            consent=consent_of(asked, request, default=self.gateway.config.default_consent),
         )
         given = await self._ask(question)
         origin = self.gateway.root if self.own_address else f"{request.scheme}://{readable(request.host)}"
@@ -228,6 +230,20 @@ class SessionEndpoints:
             raise RequestRefused(
                 Refusal(status=403, reason=f"{request.path} requires the admin key; this is another key")
             )
+
+
+def consent_of(asked: StartSessionRequest, request: web.Request, *, default: bool) -> bool:
+    """Returns the consent of a session: of its request's body, else of its header, else the recipe's.
+
+    Raises:
+        RequestError: the header is neither `true` nor `false`.
+    """
+    if asked.consent is not None:
+        return asked.consent
+    header = request.headers.get(CONSENT, "").strip().lower()
+    if header not in {"", "true", "false"}:
+        raise RequestError(f"the header {CONSENT} is {readable(header)!r:.40}; send true or false", CONSENT)
+    return header == "true" if header else default
 
 
 def _session_json(described: SessionDescribed) -> dict[str, Any]:

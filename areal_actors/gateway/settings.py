@@ -63,6 +63,9 @@ class GatewaySettings(Config):
     idle_timeout_seconds: PositiveFloat = 600.0
     """Seconds without use after which the session of an external agent is abandoned, and with it the unstarted members
     of its group; a pause of the gateway's process (SIGSTOP, a suspended machine) does not count."""
+    default_consent: bool = True
+    """Consent of a session whose client sends neither `consent` nor the header `x-areal-consent`: with `false` nothing
+    is kept of it for training. See docs/privacy.md."""
     reservation_ttl_seconds: PositiveFloat = 60.0
     """Seconds for which a reserved slot is kept, and the place in its group of a session that was lost with its
     gateway."""
@@ -89,6 +92,9 @@ class GatewaySettings(Config):
     """Fields of requests, items of histories and kinds of tools that the gateway does not know: `list` leaves them out
     and lists them in the response header `x-areal-ignored` and in the log; `refuse` refuses the request by the name of
     the first. What is known to change what is sampled is refused in both, unless it has its default value."""
+    recorded_baggage: tuple[str, ...] = ()
+    """Names of entries of the header `baggage` that are recorded with a call beside the ids of its `traceparent` and
+    `tracestate`; see docs/tracking.md. The other entries are not written, since they may be about people."""
     marks_in_text: Literal["text", "control"] = "text"
     """The text of a special token, such as `<|im_end|>`, in a message, a tool or a tool result: `text` tokenises it as
     plain text, so that control tokens come from the chat template only; `control` reads it as that token, as servers do

@@ -1,7 +1,4 @@
-"""The fold of attempts at episodes and their model calls.
-
-It follows them from the grant of their group to the weights that they trained.
-"""
+"""The fold of attempts at episodes and their model calls, from the grant of their group to the weights they trained."""
 
 from __future__ import annotations
 
@@ -10,8 +7,9 @@ from sqlite3 import Connection
 
 import msgspec
 
-from areal_actors.history.episode_rows import OUTPUT_CHARACTERS, AttemptRecord, CallRecord
+from areal_actors.history.episode_rows import OUTPUT_CHARACTERS, TRACE_COLUMNS, AttemptRecord, CallRecord
 from areal_actors.history.parts import (
+    NO_TRACE,
     AbandonedPart,
     ConversationPart,
     EpisodeWork,
@@ -338,6 +336,7 @@ def first_characters(output: str) -> str:
 
 
 def _recorded_call(event: RecordedPart, attempt: int, number: int, position: int, time: float) -> CallRecord:
+    client = event.trace or NO_TRACE
     return CallRecord(
         attempt_id=attempt,
         number=number,
@@ -355,6 +354,10 @@ def _recorded_call(event: RecordedPart, attempt: int, number: int, position: int
         trained=int(event.trained),
         prefix_break_reason=event.prefix_break_reason,
         tool_call_error=event.tool_call_error,
+        trace=client.trace,
+        trace_span=client.span,
+        trace_state=client.state,
+        baggage=_json(client.baggage) if client.baggage else "",
     )
 
 
@@ -387,6 +390,7 @@ def _exported_calls(
             prefix_break_reason=known.prefix_break_reason if known else "",
             tool_call_error=known.tool_call_error if known else "",
             tokens=position,
+            **({name: getattr(known, name) for name in TRACE_COLUMNS} if known else {}),
         )
 
 

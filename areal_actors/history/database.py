@@ -23,6 +23,7 @@ from areal_actors.history.fold import HistoryFold
 from areal_actors.history.run_rows import SCHEMA_VERSION, AnswerRecord, ProgressRecord
 from areal_actors.history.schema import TABLES, definitions, insertion
 from areal_bus.base import Envelope
+from areal_bus.store_key import is_encrypted
 
 DATABASE = "history.sqlite"
 LOCK = "history.lock"
@@ -195,13 +196,15 @@ def open_database(folder: Path) -> Iterator[History]:
     """Open the database of a run's folder, to bring it up to date within the block, while no other process does.
 
     It stays open.
-    A missing database is created. Where it cannot be written or locked it is copied into memory.
+    A missing database is created. Where it cannot be written or locked it is copied into memory, and that of an
+    encrypted log is made there.
 
     Raises:
         SetupError: another process holds the database for too long, or it cannot be written for lack of space.
     """
     path = folder / DATABASE
-    lock = _lock_of(folder) if os.access(folder, os.W_OK) else None
+    is_plain = not is_encrypted(folder / "nats")  # of an encrypted log no rows with texts are stored
+    lock = _lock_of(folder) if is_plain and os.access(folder, os.W_OK) else None
     if lock is None:
         yield copy_into_memory(path)
         return
@@ -280,6 +283,17 @@ def copy_into_memory(path: Path) -> History:
     except (OSError, sqlite3.DatabaseError) as error:
         logger.info("%s is built again, in memory: %s", path, error)
     return history
+
+
+def remove_database(folder: Path) -> None:
+    """Remove the database of a run's folder, which the next command builds again from what its log has.
+
+    Raises:
+        SetupError: another process holds the database for too long.
+    """
+    with _lock_of(folder) or nullcontext():
+        for suffix in SUFFIXES:
+            (folder / f"{DATABASE}{suffix}").unlink(missing_ok=True)
 
 
 def store_copy(history: History, folder: Path) -> None:

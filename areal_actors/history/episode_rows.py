@@ -97,6 +97,10 @@ class AttemptRecord(HistoryRow, kw_only=True, gc=False):
     """Bytes of these calls, as `log.conversations.max_mb` counts them."""
 
 
+TRACE_COLUMNS = ("trace", "trace_span", "trace_state", "baggage")
+"""Columns of a call about the client's trace."""
+
+
 class CallRecord(HistoryRow, kw_only=True, gc=False):
     """A completed model call."""
 
@@ -141,6 +145,14 @@ class CallRecord(HistoryRow, kw_only=True, gc=False):
     """Tool call of the answer that could not be read."""
     tokens: int | None = None
     """Position of the trajectory with its tokens; null if there is none: see `attempt.conversation`."""
+    trace: str = ""
+    """Id of the client's trace in which it was made (`traceparent`); empty without one."""
+    trace_span: str = ""
+    """Id of the client's span."""
+    trace_state: str = ""
+    """The client's `tracestate`."""
+    baggage: str = ""
+    """Recorded entries of the client's `baggage`, JSON; empty without any."""
 
 
 class BatchRecord(HistoryRow, kw_only=True, gc=False):

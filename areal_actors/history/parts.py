@@ -90,6 +90,18 @@ class TrajectoryPart(msgspec.Struct, gc=False):
     end_cause: str = ""
 
 
+class TracePart(msgspec.Struct, gc=False):
+    """`ClientTrace`."""
+
+    trace: str
+    span: str
+    state: str = ""
+    baggage: dict[str, str] = {}
+
+
+NO_TRACE = TracePart(trace="", span="")
+
+
 class RecordedPart(msgspec.Struct, gc=False):
     """`InteractionRecorded`."""
 
@@ -108,6 +120,7 @@ class RecordedPart(msgspec.Struct, gc=False):
     time: float = 0.0
     attempt: int = 0
     continues: str = ""
+    trace: TracePart | None = None
 
 
 class ConversationPart(msgspec.Struct, gc=False):

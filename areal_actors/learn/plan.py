@@ -102,7 +102,8 @@ def plan_learning(names: Sequence[str], choices: Choices, folder: Path) -> Learn
     header = f"# Learns from {len(rows)} recorded rows of {', '.join(run.name for run in runs)}.\n"
     text = "".join(f"{key} = {toml_value(value)}\n" for key, value in settings.items())
     atomic_write(written, (header + text).encode())
-    lines = (*sentences, f"rows: {path}; recipe: {written}")
+    notices = (f"{recorded.name}: {recorded.notice}" for recorded in runs if recorded.notice)
+    lines = (*notices, *sentences, f"rows: {path}; recipe: {written}")
     return LearningPlan(rows=path, recipe=written, run=run, folder=folder, model=model, lines=lines)
 
 

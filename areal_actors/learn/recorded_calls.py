@@ -183,6 +183,9 @@ class RowWriter:
             if call is None or self.encode is None:
                 self.read.left_out["an edited answer without its call, or without a tokenizer"] += 1
                 continue
+            if given.redacted:
+                self.read.left_out["an edited answer that was redacted"] += 1
+                continue
             end = call.completion.ids_array().tolist()[-1:] if call.finish_reason == "stop" else []
             prompt, answer = prompt_ids(call, calls), [*self.encode(given.text), *end]
             yield RecordedRow(

@@ -20,6 +20,7 @@ from areal_actors.messages.candidates import (
     ShadowAnswered,
     ShadowEnded,
 )
+from areal_actors.messages.client_traces import ClientTrace
 from areal_actors.messages.conversations import ConversationKept, ConversationsLimited
 from areal_actors.messages.draws import PoolsMeasured, SourcesChanged
 from areal_actors.messages.engines import (
@@ -108,6 +109,7 @@ from areal_actors.messages.run import (
     RunStarted,
     RunStopping,
     SnapshotRefused,
+    SnapshotsDue,
     SnapshotStored,
     Throughput,
     TrainerProgress,

@@ -26,7 +26,9 @@ UNREWARDED = "unrewarded"
 """Reason of a session of a served model that ended without a reward: its feedback may come at any time."""
 NO_CONSENT = "consent"
 """Reason of a session from which nothing may be learned."""
-NOT_FAILED = frozenset({SURPLUS, UNUSED, UNREWARDED, NO_CONSENT})
+REDACTED = "redacted"
+"""Reason of a session in which a rule of `log.redaction` matches: neither its tokens nor its texts are kept."""
+NOT_FAILED = frozenset({SURPLUS, UNUSED, UNREWARDED, NO_CONSENT, REDACTED})
 BY_RECIPE = ("filtered", SURPLUS)
 """Reasons of dropped trajectories that are no loss: the recipe asks for it."""
 LONGEST_DEED = 100

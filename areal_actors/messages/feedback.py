@@ -42,6 +42,8 @@ class FeedbackGiven(Event):
     """Text beside it, for readers."""
     is_late: bool = False
     """True if the session had ended."""
+    redacted: tuple[str, ...] = ()
+    """Rules of `log.redaction` that have changed its texts; an edited answer with one is not learned from."""
 
     def place(self) -> tuple[str, str, str, str, str]:
         """Returns what identifies a judgement: a later one with the same place replaces it."""

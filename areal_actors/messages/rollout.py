@@ -9,6 +9,7 @@ import msgspec
 from areal_actors.core.byte_stream_split import IdStreams, join_streams, set_fields, split_streams, streams_needed
 from areal_actors.core.span_rewards import SpanReward
 from areal_actors.core.values import Constraint, ImageRef, SamplingParams, Task, TokenColumns, Value
+from areal_actors.messages.client_traces import ClientTrace
 from areal_bus.message import Event, MonitorEvent, Reply, Request, Work
 
 Purpose = Literal["train", "evaluate"]
@@ -171,10 +172,7 @@ class ModelResponsePart(Reply):
 
 
 class ModelRequest(Request[ModelResponsePart]):
-    """Sample an answer from the model in training and record each choice as an interaction.
-
-    All dialects are parsed into this.
-    """
+    """Sample an answer from the model in training, recorded as an interaction; all dialects are parsed into this."""
 
     subject: ClassVar[str] = "model.call"
     reply: ClassVar[type[Reply]] = ModelResponsePart
@@ -217,19 +215,19 @@ class ModelRequest(Request[ModelResponsePart]):
     logprobs: bool = False
     stream: bool = False
     store: bool = True
-    """False if the client requests not to store the call. It is recorded nevertheless, since later calls continue
-    it."""
+    """False if the client requests not to store the call, which is recorded nevertheless: later calls continue it."""
     request_id: str = ""
     """Idempotency key of the client: a repeated request with the same key gets the same answer, recorded once."""
     client_session: str = ""
     """Name of the conversation at the client, from the header `X-Session-ID`; empty without one."""
     count_only: bool = False
-    """Only count the prompt's tokens: the reply is one part with `prompt_tokens`, and no token is sampled or
-    recorded."""
+    """Only count the prompt's tokens: the reply is one part with `prompt_tokens`, and nothing is recorded."""
     body_bytes: int = 0
     """Size of the client's request in bytes; large ones are processed outside the event loop."""
     ignored: tuple[str, ...] = ()
     """Fields, tools and headers of the client's request that are accepted without effect."""
+    trace: ClientTrace | None = None
+    """Span of the client's application in which the call was made, from its header `traceparent`."""
 
 
 class RewardSet(Reply):
@@ -382,6 +380,8 @@ class InteractionRecorded(Event):
     """Attempt at the episode; 0 in logs of earlier releases."""
     continues: Continues = ""
     """Evidence for the calls that it continues for credit."""
+    trace: ClientTrace | None = None
+    """Span of the client's application in which the call was made; None if the client sends none."""
 
     def is_of(self, attempt: int) -> bool:
         """False if the call was made by another attempt: a call may be reported after its attempt was abandoned."""

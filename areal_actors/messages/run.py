@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal
 
 from areal_actors.core.values import Value
@@ -189,15 +190,35 @@ class SnapshotRefused(Event):
 
 
 class LogTrimmed(Event):
-    """Events that neither a kept checkpoint nor a snapshot needs were removed from the beginning of the log."""
+    """Events that neither a kept checkpoint nor a snapshot needs are removed from the beginning of the log.
+
+    Or those that are older than `log.retention` allows.
+    """
 
     subject: ClassVar[str] = "log.trimmed"
     first: int
     """Sequence of the first remaining event."""
     step: int
-    """Step of the oldest checkpoint from which the log can be resumed."""
+    """Step of the oldest checkpoint from which the log can be resumed; 0 for that of a served model."""
     removed: int
     """Number of events removed."""
+    sessions: int = 0
+    """Number of sessions that `log.retention` deletes with them."""
+    before: float = 0.0
+    """Time of the first remaining event, in seconds since the epoch; 0 unless `log.retention` deletes."""
+
+    def occasion(self) -> str:
+        """Returns the step of the trimming, or what `log.retention` deleted, as the end of a sentence."""
+        if not self.before:
+            return f" at step {self.step}"
+        until = datetime.fromtimestamp(self.before, UTC).strftime("%Y-%m-%d %H:%M")
+        return f" by log.retention, which deleted {self.sessions:,} sessions until {until} UTC"
+
+
+class SnapshotsDue(Event):
+    """Folds store snapshots of their state, so that the log can be trimmed up to here."""
+
+    subject: ClassVar[str] = "snapshots.due"
 
 
 class Wait(Value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from areal_actors.canary.candidate_session_manager import CandidateSessionManager
@@ -10,6 +11,7 @@ from areal_actors.feedback.feedback_session_manager import FeedbackSessionManage
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.keys import feedback_key
+from areal_actors.privacy.redaction import load_redaction
 from areal_actors.recipe.recipe import Recipe
 
 
@@ -23,7 +25,8 @@ def manager_with_feedback(
     routes = FeedbackRoutes(
         recipe.gateway.feedback, admin_key=folder.admin_key(recipe), feedback_key=feedback_key(folder.secret())
     )
-    options = {**options, "add_routes": routes.add_routes}
+    redaction = load_redaction(recipe.log.redaction, Path.cwd(), folder.secret())
+    options = {**options, "add_routes": routes.add_routes, "redaction": redaction}
     if recipe.has_candidate():
         return CandidateSessionManager, {**options, "candidate": recipe.gateway.candidate}
     return FeedbackSessionManager, options

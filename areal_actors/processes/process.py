@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -29,10 +29,11 @@ from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.durable_files import atomic_write, explain_os_error
 from areal_actors.core.errors import ArealError, CheckpointError, RecipeError, SetupError, StepMismatch
 from areal_actors.folder.connections import retry_seconds
-from areal_actors.folder.process_logs import log_to_file
+from areal_actors.folder.process_logs import log_to_file, redact_log
 from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.generation.engines import describe_engine
 from areal_actors.messages import ActorStopped
+from areal_actors.privacy.redaction import load_redaction
 from areal_actors.processes.cpu_actors import CPU_ACTORS
 from areal_actors.processes.fold_actors import BuildContext, Builder
 from areal_actors.processes.remote_environment import (
@@ -124,12 +125,23 @@ def serve_actors(builders: Mapping[str, Builder], arguments: list[str]) -> None:
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     served: list[Served] = []
+    redact: Callable[[str], str] = str
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
+            redact = _redact_log(folder)
             runner.run(_serve(folder, process, builders, server, served))
         except BaseException as error:  # every error is reported to the supervisor by file and exit status
             logger.exception("failed")
-            _end_failed(folder, process, error, at_start=not served or any(map(_has_failed, served)))
+            _end_failed(folder, process, error, redact, at_start=not served or any(map(_has_failed, served)))
+
+
+def _redact_log(folder: RunFolder) -> Callable[[str], str]:
+    """Have the log of this process redacted by the recipe's rules; returns how a text of an error is."""
+    redaction = load_redaction(folder.recipe().log.redaction, Path.cwd())
+    if redaction is None:
+        return str
+    redact_log(redaction.redact)
+    return redaction.redact
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -145,12 +157,14 @@ def _has_failed(served: Served) -> bool:
     return task.done() and not task.cancelled() and task.exception() is not None and not runtime.handled
 
 
-def _end_failed(folder: RunFolder, process: str, error: BaseException, *, at_start: bool) -> NoReturn:
+def _end_failed(
+    folder: RunFolder, process: str, error: BaseException, redact: Callable[[str], str], *, at_start: bool
+) -> NoReturn:
     """Exit at once: a hanging thread, as in loading a model, would keep the interpreter alive."""
     every = _leaves(error)
     # A group that is already failing refuses new tasks: that is no cause.
     leaves = [leaf for leaf in every if not (isinstance(leaf, RuntimeError) and "TaskGroup" in str(leaf))] or every
-    text = "; ".join(dict.fromkeys(_error_text(leaf) for leaf in leaves))
+    text = redact("; ".join(dict.fromkeys(_error_text(leaf) for leaf in leaves)))
     try:
         atomic_write(folder.failure_of(process), text.encode())
     except OSError:

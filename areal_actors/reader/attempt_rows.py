@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from areal_actors.core.values import Interaction
-from areal_actors.history.episode_rows import CallRecord
+from areal_actors.history.episode_rows import TRACE_COLUMNS, CallRecord
 from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated
 from areal_actors.reader.records import EndedEpisode
 
@@ -84,7 +84,13 @@ def _sampled_call(
         "worker": call.worker,
         "prefix_break_reason": recorded.prefix_break_reason if recorded else "",
         "tool_call_error": recorded.tool_call_error if recorded else "",
+        **_trace_of(recorded),
     }
+
+
+def _trace_of(call: CallRecord | None) -> dict[str, Any]:
+    """Returns the ids of the client's trace and span, if it sent them, and recorded entries of its baggage."""
+    return {name: getattr(call, name, "") for name in TRACE_COLUMNS}
 
 
 def _recorded_call(call: CallRecord) -> dict[str, Any]:
@@ -100,4 +106,5 @@ def _recorded_call(call: CallRecord) -> dict[str, Any]:
         "trained": bool(call.trained),
         "prefix_break_reason": call.prefix_break_reason,
         "tool_call_error": call.tool_call_error,
+        **_trace_of(call),
     }

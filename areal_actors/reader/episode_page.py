@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -33,6 +34,10 @@ NAMES_SHOWN = 8
 
 
 ENDED = "SELECT count(*) FROM attempt WHERE episode = ? AND ended IS NOT NULL"
+TRACE = re.compile("[0-9a-f]{32}")
+OF_TRACE = """
+SELECT DISTINCT episode FROM attempt JOIN call ON attempt_id = id WHERE trace = ? AND ended IS NOT NULL
+"""
 LATEST = """
 SELECT * FROM attempt WHERE ended IS NOT NULL AND ? IN ('', outcome) AND (? IS NULL OR step = ?) AND ? IN ('', task)
 ORDER BY ended DESC LIMIT ?
@@ -71,7 +76,8 @@ def show(
 
     Args:
         run: name, folder or exported log; empty for the latest run.
-        episode: name of an episode; empty for the list.
+        episode: name of an episode, or the id of a client's trace, for all episodes with a call in it; empty for the
+            list.
         folder: where runs are written.
         chosen: what the list has.
         tokens: also print every sampled token.
@@ -87,14 +93,19 @@ def show(
         screen.print(Text(opened.notice, style="yellow"))
     rows = [] if episode else (chosen or EpisodeFilter()).of(opened)
     names = {episode} if episode else {row["episode"] for row in rows}
-    if episode and not opened.history.value(ENDED, episode):
+    if TRACE.fullmatch(episode):
+        names = set(opened.history.query(OF_TRACE, episode))
+        if not names:
+            raise SetupError(f"run '{opened.name}' has no ended episode with a call in the trace {episode}")
+    elif episode and not opened.history.value(ENDED, episode):
         raise SetupError(_not_found(opened, episode))
     if not episode and not as_json:
         hint = Text(f"\nOne episode, call by call: {COMMAND} show {opened.name} EPISODE", style="dim")
         screen.print(_list(rows), hint)
         return 0
     part = opened.only(names)
-    episodes = list(part.records.attempts(episode)) if episode else [part.records.ended[row["ended"]] for row in rows]
+    attempts = (ended for name in sorted(names) for ended in part.records.attempts(name))
+    episodes = list(attempts) if episode else [part.records.ended[row["ended"]] for row in rows]
     if as_json:
         for ended in episodes:
             line = episode_row(ended) | {
@@ -219,6 +230,7 @@ def _call(call: dict[str, Any], title: str, before: str) -> Iterator[RenderableT
         f"continues {call['parent']}" if call["parent"] not in ("", before) else "",
         f"prompt is not an extension: {call['prefix_break_reason']}" if call["prefix_break_reason"] else "",
         f"tool call not read: {call['tool_call_error']}" if call["tool_call_error"] else "",
+        f"trace {call['trace']}, span {call['trace_span']} {call['baggage']}".rstrip() if call["trace"] else "",
     ]
     yield Text(f"{title}  {call['interaction']}", style="bold cyan")
     yield Text(" · ".join(filter(None, facts)), style="dim")

@@ -18,6 +18,7 @@ from areal_actors.feedback.ledger import FeedbackEvent, FeedbackLedger, SessionF
 from areal_actors.history.database import History
 from areal_actors.history.run_events import notice_events
 from areal_actors.messages import FeedbackGiven, SessionsErased, SessionStarted, TrajectoryExported
+from areal_actors.messages.episode_ends import REDACTED
 from areal_actors.reader.records import EndedEpisode
 from areal_actors.sequences.build import apply_rewards
 
@@ -67,6 +68,8 @@ def judge_sessions(
         feedback = ledger.sessions.get(sessions.get((attempt.episode, attempt.attempt), ""))
         if feedback is None:
             judged.others.append(attempt)
+        elif attempt.reason == REDACTED:
+            judged.left_out["a match of a redaction rule"] += 1
         elif not feedback.is_usable():
             judged.left_out["no consent" if not feedback.has_consent else "an erasure on request"] += 1
         else:
@@ -92,6 +95,7 @@ def _describe_judgement(given: FeedbackGiven) -> str:
         "preference": f"better than {given.worse}",
     }[given.kind]
     place = given.interaction or "the session"
+    judgement += f" (redacted: {', '.join(given.redacted)})" if given.redacted else ""
     by, late = f" by {given.user}" if given.user else "", ", after its end" if given.is_late else ""
     return f"{place}: {judgement}{by}{late}{f': {given.comment}' if given.comment else ''}"
 

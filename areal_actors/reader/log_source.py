@@ -86,7 +86,7 @@ def trimmed_sentence(state: RunState, first: int) -> str:
     begins = max(first, state.trimmed.first if state.trimmed is not None else 1)
     if begins == 1:
         return ""
-    when = f" at step {state.trimmed.step}" if state.trimmed is not None else ""
+    when = state.trimmed.occasion() if state.trimmed is not None else ""
     missing = (
         "" if state.started is not None else ", and no snapshot of the run was found: totals count only what came after"
     )

@@ -8,6 +8,7 @@ from areal_actors.display.sentences import count_of
 from areal_actors.history.database import History
 from areal_actors.history.run_events import notice_events
 from areal_actors.messages import ConversationKept, ConversationsLimited
+from areal_actors.messages.episode_ends import NO_CONSENT, REDACTED
 
 LOST = "session"
 """Reason of an attempt that was abandoned because its gateway's process ended."""
@@ -22,6 +23,10 @@ def reason_without_texts(history: History, recipe: dict[str, Any], attempt_id: i
     purpose, outcome, reason, calls = history.query(statement, attempt_id)[0]
     if outcome == "exported":
         return "The log no longer has the tokens of this episode."
+    if reason == REDACTED:
+        return "Neither texts nor tokens of it are kept, since rules of log.redaction match in its calls."
+    if reason == NO_CONSENT:
+        return "Neither texts nor tokens of it are kept, since its user has not consented."
     if not calls:
         return "The episode ended without a completed call."
     if reason == LOST:

@@ -66,7 +66,7 @@ INTERACTIONS = (
         "completion_tokens",
     ),
     *("finish_reason", "oldest_version", "newest_version", "mean_logprob", "reward", "trained", "worker"),
-    *("prefix_break_reason", "tool_call_error"),
+    *("prefix_break_reason", "tool_call_error", "trace", "trace_span", "trace_state", "baggage"),
 )
 TOKENS = ("episode", "attempt", "interaction", "position", "token_id", "token", "logprob", "weight_version")
 EVENTS = ("sequence", "time", "subject", "sender", "id", "cause", "message")

@@ -6,6 +6,7 @@ from typing import Literal
 
 from areal_actors.core.config import Config, NonNegativeInt, PositiveFloat
 from areal_actors.core.conversation_settings import ConversationSettings
+from areal_actors.privacy.settings import RedactionSettings, RetentionSettings
 
 
 class LogSettings(Config):
@@ -21,7 +22,13 @@ class LogSettings(Config):
     compress: bool = False
     """Compress complete blocks (8 MB) of a new log. If such a block is damaged and the server's index is lost, too, the
     server finds no log at all, where otherwise the events before the damage are used; see docs/durability.md."""
+    encrypt: bool = False
+    """Have the run's own server encrypt the log, the work queue and the values, with the key in the variable
+    `AREAL_STORE_KEY`, or in the file that `AREAL_STORE_KEY_FILE` names. Every command that reads the log needs it. See
+    docs/privacy.md for what is not encrypted."""
     conversations: ConversationSettings = ConversationSettings()
+    redaction: RedactionSettings = RedactionSettings()
+    retention: RetentionSettings = RetentionSettings()
 
 
 class SupervisorSettings(Config):

@@ -38,6 +38,7 @@ from areal_bus.log_rewrite import (
 )
 from areal_bus.nats import DUPLICATE_SECONDS, NatsBus
 from areal_bus.server import has_users, resolve_server
+from areal_bus.store_key import begin_encrypted, is_encrypted
 from areal_bus.users import without_credentials
 
 POSITION = "_position."
@@ -86,6 +87,8 @@ async def recover_log(recipe: Recipe, folder: RunFolder) -> Recovered:
         moved = {actor: answers.position(actor, position, check.end) for actor, position in positions.items()}
         # Rewritten even if the log is only shorter: a queue from lost events would run episodes that were never
         # granted.
+        if is_encrypted(folder.nats):
+            begin_encrypted(unfinished_store(folder.nats))
         async with open_store(
             unfinished_store(folder.nats), folder, recipe.run, owner_only=has_users(folder.nats)
         ) as fresh:

@@ -22,7 +22,7 @@ import structlog
 
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.snapshots import Fold, Snapshot, SnapshotStore, oldest, restore
-from areal_actors.messages import BatchFormed, CheckpointCommitted, LogTrimmed, SnapshotStored
+from areal_actors.messages import BatchFormed, CheckpointCommitted, LogTrimmed, SnapshotsDue, SnapshotStored
 from areal_actors.recipe.run_settings import LogSettings
 from areal_actors.training.checkpoint_store import folder_bytes
 from areal_bus.base import Bus, Envelope
@@ -32,6 +32,8 @@ from areal_bus.message import Event
 MAX_KEPT_SHARE = 0.9
 """Trimming that would keep more than this share of the log is postponed to the next checkpoint."""
 
+OCCASIONS = frozenset({CheckpointCommitted.subject, SnapshotsDue.subject})
+"""Subjects of the events after which snapshots are taken."""
 FOLDING = frozenset(
     {
         "staleness_gate",
@@ -85,10 +87,10 @@ class LogReaders:
         return last
 
     def receive(self, envelope: Envelope) -> None:
-        """Pass the next event to every reader; after a checkpoint, write their snapshots in the background."""
+        """Pass the next event to every reader; where snapshots are due, write them in the background."""
         for name, reader in self._readers.items():
             reader.receive(envelope)
-            if envelope.subject == CheckpointCommitted.subject:
+            if envelope.subject in OCCASIONS:
                 taken = Snapshot.of(name, reader, envelope.sequence, envelope.id)
                 task = asyncio.create_task(self._keep(taken))
                 self._writing.add(task)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from areal_actors.core.values import SamplingParams, Value, WeightsLocation
 from areal_actors.folder.process_logs import log_to_terminal
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.gateway.call_record import RecordedCalls
+from areal_actors.gateway.conversations.turns import ConversationTurn, text_of
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.gateway.sessions.keys import admin_key
@@ -42,6 +44,8 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
+from areal_actors.privacy.redaction import load_redaction
+from areal_actors.privacy.settings import RedactionSettings
 from areal_actors.processes.actor_host import ActorHost
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.supervision.run_session import on_interrupt
@@ -89,6 +93,8 @@ class LoneGatewayOptions(Value):
     """Key of the session that is always open; empty generates one."""
     sessions: int = 256
     """Sessions at once."""
+    redact: tuple[str, ...] = ()
+    """Rules as in `log.redaction.rules`: calls in which one matches are recorded without tokens and texts."""
 
 
 def serve_gateway(options: LoneGatewayOptions) -> int:
@@ -148,6 +154,7 @@ class LoneGateway:
             SetupError: the file of calls cannot be written, or the folder has no tokenizer.
         """
         self.options, self.described, self.folder = options, described, folder
+        self.redaction = load_redaction(RedactionSettings(rules=options.redact), Path.cwd())
         self.key = options.key or f"sk-{secrets.token_urlsafe(24)}"
         self.secret = secrets.token_bytes(32)
         context = described.context or context_of(folder) or DEFAULT_CONTEXT
@@ -165,7 +172,8 @@ class LoneGateway:
             run_folder=place,
         )
         try:
-            self.calls = RecordedCalls(self.manager.registry, Path(options.record))
+            search = self._search if self.redaction is not None else None
+            self.calls = RecordedCalls(self.manager.registry, Path(options.record), search)
         except OSError as error:
             raise SetupError(f"--record: {options.record} cannot be written: {error.strerror}") from error
         self.manager.calls.unreported = self.calls
@@ -175,6 +183,11 @@ class LoneGateway:
             name=WORKER,
             concurrency=options.sessions,
         )
+
+    def _search(self, path: Sequence[ConversationTurn]) -> Mapping[str, int]:
+        assert self.redaction is not None
+        chat = self.manager.calls.chat
+        return self.redaction.count(text_of(path, chat)) if chat is not None else {}
 
     async def start(self) -> None:
         """Serve the actors, and open the session that is always open.

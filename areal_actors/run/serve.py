@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvloop
@@ -31,6 +33,7 @@ from areal_actors.recipe.recipe import Recipe, redact_recipe
 from areal_actors.run.preflight import check_chat_template, check_devices, check_inference_server
 from areal_actors.run.served_candidate import candidate_events, refuse_other_tokens
 from areal_actors.run.served_log import continued_log, has_served_log, next_weights, served_folder
+from areal_actors.run.served_retention import ServedRetention
 from areal_actors.supervision.nats_server import RunServer, with_port
 from areal_actors.supervision.run_session import Launch, on_interrupt, open_bus
 from areal_bus.nats import NatsBus
@@ -142,6 +145,14 @@ class _Serving(Launch):
         self.interrupted = interrupted
         self.earlier = 0
         """Position of the last event of the log as it was found."""
+        self.ready = asyncio.Event()
+        """Set once sessions can be served."""
+        settings, instances = recipe.log.retention, tuple(self.supervisor.instances().items())
+        self.retention = (
+            ServedRetention(settings, bus, folder, instances=instances, publish=self.publish)
+            if settings.is_on()
+            else None
+        )
         self.model = recipe.model
         """Model that is served: a promoted candidate may be in the place of the recipe's."""
 
@@ -153,9 +164,10 @@ class _Serving(Launch):
         self.earlier = span.last
         serving, versions = await next_weights(self.bus, self.recipe.run, location)
         self.model = serving.location.folder if serving.location != location else self.recipe.model
-        async with self.supervise(self._show_when_ready()):
+        async with self.supervise(self._show_when_ready(), *self._keep_limits()):
             await self.publish(opening)
-            if versions.published is None or versions.published.weight_version != serving.weight_version:
+            is_known = versions.published is not None and versions.published.weight_version == serving.weight_version
+            if not is_known or span.first > 1:  # a snapshot of another kind of gateway may not have them
                 await self.publish(serving)
             for event in candidate_events(self.recipe, versions, serving, candidate):
                 await self.publish(event)
@@ -163,20 +175,36 @@ class _Serving(Launch):
             error = await self.first_end() or ""
             if self.bus_answers():
                 await self.publish(RunFinished(steps=0, error=error))
+            if self.retention is not None:
+                await self.retention.close()
         return error
+
+    def _keep_limits(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yields the work of deleting old sessions, if the recipe has limits."""
+        if (retention := self.retention) is None:
+            return
+
+        async def watch() -> None:
+            await self.ready.wait()
+            await retention.watch()
+
+        yield retention.follow()
+        yield watch()
 
     async def _show_when_ready(self) -> None:
         """Print the address once all actors serve and weights are loaded; those of earlier days do not count."""
         unstarted, loaded, shown = set(self.supervisor.instances()), False, False
-        async with self.bus.events(ActorStarted, WeightsLoaded, consumer="serve", history="all") as inbox:
+        kinds = (ActorStarted, WeightsLoaded)
+        async with self.bus.events(*kinds, consumer="serve", history="all", after=self.earlier) as inbox:
             async for delivery in inbox:
-                event, is_new = delivery.message, delivery.envelope.sequence > self.earlier
-                if isinstance(event, ActorStarted) and is_new:
+                event = delivery.message
+                if isinstance(event, ActorStarted):
                     unstarted.discard(event.actor)
-                loaded = loaded or (isinstance(event, WeightsLoaded) and is_new)
+                loaded = loaded or isinstance(event, WeightsLoaded)
                 await delivery.acknowledge()
                 if loaded and not unstarted and not shown:
                     shown = True
+                    self.ready.set()
                     self._show()
 
     def _show(self) -> None:

@@ -21,8 +21,35 @@ from areal_actors.supervision.disk_watch import refuse_full_disk
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_bus.base import Bus
 
+ASKED = "served.asked"
+"""Key of the model that was asked for when the served weights were published."""
 VOCABULARY = "served.vocabulary"
 """Key of the digest of the tokenizer of the models that the log has."""
+
+
+class AskedModel(msgspec.Struct):
+    """What a log whose beginning was deleted no longer has of the published weights."""
+
+    weight_version: int
+    asked: WeightsLocation | None
+    newest: int
+    """Highest version of any weights."""
+
+
+async def keep_asked_model(bus: Bus, versions: ServedVersions) -> None:
+    """Keep beside the log what its next start asks of the beginning, which is about to be deleted."""
+    version = versions.published.weight_version if versions.published is not None else -1
+    kept = AskedModel(weight_version=version, asked=versions.asked, newest=versions.newest)
+    await bus.put(ASKED, msgspec.json.encode(kept))
+
+
+async def _recall_asked_model(bus: Bus, versions: ServedVersions) -> None:
+    if (value := await bus.get(ASKED)) is None:
+        return
+    kept = msgspec.json.decode(value, type=AskedModel)
+    versions.newest = max(versions.newest, kept.newest)
+    if versions.published is not None and versions.published.weight_version == kept.weight_version:
+        versions.asked = kept.asked
 
 
 def has_served_log(folder: RunFolder) -> bool:
@@ -83,6 +110,7 @@ async def next_weights(bus: Bus, run: str, location: WeightsLocation) -> tuple[W
     async for envelope in bus.log():  # a training loop may have joined the model, and published weights of its own
         if (kind := KINDS.get(envelope.subject)) is not None:
             versions.fold(envelope.open(kind))
+    await _recall_asked_model(bus, versions)
     vocabulary = (await asyncio.to_thread(vocabulary_digest, location.model)).encode()
     if versions.published is not None and await bus.get(VOCABULARY) not in {None, vocabulary}:
         raise SetupError(

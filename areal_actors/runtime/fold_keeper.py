@@ -1,6 +1,7 @@
 """Restores an actor's fold from its newest snapshot at its start, and takes a snapshot at every checkpoint.
 
-All folds of a run receive the same `CheckpointCommitted`, so their snapshots have the same sequence.
+All folds of a run receive the same `CheckpointCommitted`, or that of a served model `SnapshotsDue`, so their snapshots
+have the same sequence.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from collections.abc import Sequence
 import structlog
 
 from areal_actors.core.snapshots import Fold, Snapshot, Snapshots, restore
-from areal_actors.messages import CheckpointCommitted, SnapshotRefused, SnapshotStored
+from areal_actors.messages import CheckpointCommitted, SnapshotRefused, SnapshotsDue, SnapshotStored
 from areal_actors.runtime.message_ids import message_id
 from areal_bus.base import Bus, Delivery, Stamp
 from areal_bus.message import Event
 
+OCCASIONS: tuple[type[Event], ...] = (CheckpointCommitted, SnapshotsDue)
+"""Events after which snapshots are taken."""
 logger = structlog.get_logger(__name__)
 
 
@@ -44,12 +47,12 @@ class FoldKeeper:
             await self._bus.publish(refused, self._stamp(now, "refused", now, reason))
 
     def subscribed_kinds(self, kinds: Sequence[type[Event]]) -> Sequence[type[Event]]:
-        """Returns the events to subscribe to: those of the fold, and the one after which snapshots are taken."""
-        return kinds if self._store is None or CheckpointCommitted in kinds else [*kinds, CheckpointCommitted]
+        """Returns the events to subscribe to: those of the fold, and those after which snapshots are taken."""
+        return kinds if self._store is None else list(dict.fromkeys([*kinds, *OCCASIONS]))
 
     def on_folded(self, delivery: Delivery, tasks: asyncio.TaskGroup | None, now: float) -> None:
-        """Take a snapshot if the event just folded is a checkpoint; it is written in a task of `tasks`."""
-        if self._store is None or tasks is None or not isinstance(delivery.message, CheckpointCommitted):
+        """Take a snapshot if it is due after the event just folded; it is written in a task of `tasks`."""
+        if self._store is None or tasks is None or not isinstance(delivery.message, OCCASIONS):
             return
         taken = Snapshot.of(self._name, self._fold, delivery.envelope.sequence, delivery.envelope.id)
         tasks.create_task(self._keep(taken, self._store, now))

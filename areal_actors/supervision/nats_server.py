@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
+import structlog
 
 from areal_actors.batching.batcher import Batcher
 from areal_actors.canary.candidate_session_manager import CandidateSessionManager
@@ -65,6 +66,7 @@ from areal_bus.permissions import Listener, permissions_of
 from areal_bus.server import resolve_server
 from areal_bus.server_config import LOOPBACK
 from areal_bus.server_keeper import RestartSettings, ServerKeeper
+from areal_bus.store_key import begin_encrypted, is_encrypted
 from areal_bus.tls import SCHEME, Certificate
 from areal_bus.users import MONITOR, BusUsers, Permissions, without_credentials
 
@@ -82,6 +84,9 @@ JOINER = "areal-join"
 """User that may only ask to become a worker of the run, and renew and end the leases of workers."""
 TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
 """Passwords that a variable may fix."""
+PLAIN = "blobs (events above 256 KiB), snapshots, images, learn, exports, checkpoints"
+"""Folders in that of a run that an encrypted log does not protect."""
+logger = structlog.get_logger(__name__)
 JOINED = "joined."
 """Prefix of the users of joined workers; the rest is the worker's name."""
 
@@ -199,6 +204,12 @@ async def run_server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[RunServ
 async def _own_server(recipe: Recipe, folder: RunFolder, certificate: Certificate | None) -> AsyncIterator[RunServer]:
     users = users_of(recipe)
     bus = recipe.bus
+    if recipe.log.encrypt:
+        begin_encrypted(folder.nats)
+    if is_encrypted(folder.nats):
+        logger.warning(
+            "the log is encrypted; these folders of the run are not, and may have texts or tokens", folders=PLAIN
+        )
     if bus.host and (token := fixed_token()):
         users = users.with_password(JOINER, token)
     keeping = RestartSettings(

@@ -240,14 +240,20 @@ class Traces:
         # The gateway's own actors exchange requests within their process: monitors see what they ask of an engine.
         asked = self._began.pop(call.cause, generated)
         begin = min(asked if asked is not None else before, call.time)
-        attributes = {
+        attributes: dict[str, Any] = {
             "areal.interaction": event.interaction,
             "areal.weight_version": event.weight_version,
             "gen_ai.usage.input_tokens": event.prompt_tokens,
             "gen_ai.usage.output_tokens": event.completion_tokens,
             "gen_ai.response.finish_reasons": [event.finish_reason],
         }
-        yield Span("call", place, root.span, begin, call.time, attributes | ({} if asked is not None else INFERRED))
+        links: tuple[SpanPlace, ...] = ()
+        attributes = attributes | ({} if asked is not None else INFERRED)
+        if (client := event.trace) is not None:
+            links = (SpanPlace(client.trace, client.span),)
+            attributes |= {"areal.client.trace_id": client.trace, "areal.client.span_id": client.span}
+            attributes |= {f"areal.client.baggage.{name}": value for name, value in client.baggage.items()}
+        yield Span("call", place, root.span, begin, call.time, attributes, links)
         yield from _segments(place, begin if generated is None else generated, call, sampled)
 
     def _export(self, envelope: Envelope, event: TrajectoryExported) -> Iterator[Span]:

@@ -23,6 +23,7 @@ import msgspec
 from areal_bus.errors import ServerKilled, ServerUnavailable
 from areal_bus.product import current_product
 from areal_bus.server_config import CONFIG_FILE, LOGIN_SECONDS, LOOPBACK, Ports, server_config, write_config
+from areal_bus.store_key import encryption_environment
 from areal_bus.tls import SCHEME, Certificate
 from areal_bus.users import ACCOUNT, OWNER, BusUsers, owner_account
 
@@ -236,6 +237,7 @@ def resolve_server(url: str | None = None) -> str | None:
 
 
 async def _spawn(binary: str, folder: Path, config: dict[str, Any]) -> asyncio.subprocess.Process:
+    secret = encryption_environment(folder)
     lock, config_file = await _prepare(folder, config)
     try:
         with (folder / "nats-server.log").open("ab") as log:
@@ -246,7 +248,7 @@ async def _spawn(binary: str, folder: Path, config: dict[str, Any]) -> asyncio.s
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={"GOMAXPROCS": str(max((os.cpu_count() or 1) // _CORES_FOR_ONE, 1)), **os.environ},
+                env={"GOMAXPROCS": str(max((os.cpu_count() or 1) // _CORES_FOR_ONE, 1)), **os.environ, **secret},
                 pass_fds=[lock],
                 preexec_fn=_end_with_parent,
                 start_new_session=True,  # Ctrl-C is for the parent, which publishes more before it stops the server

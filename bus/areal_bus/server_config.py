@@ -10,6 +10,7 @@ import msgspec
 
 from areal_bus.descriptors import highest_descriptor_limit
 from areal_bus.errors import ServerUnavailable
+from areal_bus.store_key import VARIABLE, encryption_config
 from areal_bus.tls import Certificate
 
 CONFIG_FILE: Final = "nats-server.conf"
@@ -51,7 +52,11 @@ def server_config(
         "max_payload": 1 << 20,
         "max_pending": 64 << 20,
         "write_deadline": "10s",
-        "jetstream": {"store_dir": str(folder / "store"), "sync_interval": sync_interval},
+        "jetstream": {
+            "store_dir": str(folder / "store"),
+            "sync_interval": sync_interval,
+            **encryption_config(folder),
+        },
     }
 
 
@@ -61,7 +66,8 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
     try:
         file.unlink(missing_ok=True)
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
-            opened.write(msgspec.json.encode(config))
+            # a variable is resolved only where it is not quoted
+            opened.write(msgspec.json.encode(config).replace(f'"${VARIABLE}"'.encode(), f"${VARIABLE}".encode()))
     except OSError as error:
         raise ServerUnavailable(
             f"{file} cannot be written: {error}; free disk space, or choose another run folder"

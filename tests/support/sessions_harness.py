@@ -28,12 +28,22 @@ class SessionsHarness:
     """One gateway after the other on one bus, as a run has it."""
 
     def __init__(
-        self, config=None, *, group_size=1, slots=0, bus=None, share=ONLY, make=SessionManager, **manager_options
+        self,
+        config=None,
+        *,
+        group_size=1,
+        slots=0,
+        bus=None,
+        share=ONLY,
+        make=SessionManager,
+        snapshots=None,
+        **manager_options,
     ):
         self.config = config or GatewaySettings()
         self.group_size, self.slots = group_size, slots
         self.bus = bus or MemoryBus()
         self.share = share
+        self.snapshots = snapshots
         self.make, self.manager_options = make, manager_options
         self.now = 1000.0
         self.count = 0
@@ -53,7 +63,11 @@ class SessionsHarness:
         )
         self.manager.tick_seconds = 0.02
         runtime = self.runtime = Runtime(
-            self.manager, self.bus, Identity(instance=self.share.name, process="p"), now=lambda: self.now
+            self.manager,
+            self.bus,
+            Identity(instance=self.share.name, process="p"),
+            now=lambda: self.now,
+            snapshots=self.snapshots,
         )
         self.task = asyncio.create_task(runtime.serve())
         await runtime.ready.wait()

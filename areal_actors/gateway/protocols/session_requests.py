@@ -42,8 +42,9 @@ class StartSessionRequest(RequestStruct):
     """If `api_key` has an unfinished session: end and export it, instead of a 409."""
     user: Annotated[str, msgspec.Meta(max_length=256)] | None = None
     """User whom the session serves, so that all sessions of a user can be erased."""
-    consent: bool = True
-    """False if nothing may be learned from the session: its conversation is not kept."""
+    consent: bool | None = None
+    """False if nothing may be learned from the session: its conversation is not kept. Without it that of the header
+    `x-areal-consent`, or `gateway.default_consent`."""
 
 
 class SpanRequest(RequestStruct):

@@ -13,11 +13,12 @@ import msgspec
 
 from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.choice import Choice
+from areal_actors.gateway.completion import ModelCall
 from areal_actors.gateway.completion_check import CompletionFault
 from areal_actors.gateway.conversations.message_equality import digest
 from areal_actors.gateway.conversations.turns import ConversationTurn
 from areal_actors.gateway.sessions.table import Session
-from areal_actors.messages import CompletionRefused, Continues, InteractionRecorded, ModelRequest
+from areal_actors.messages import CompletionRefused, InteractionRecorded, ModelRequest
 from areal_actors.runtime.actor import Context
 
 SEED_BYTES = 6
@@ -28,14 +29,13 @@ def name_of(request: ModelRequest) -> str:
     """The client's request id with a digest of the request, since some clients reuse one id; empty without an id."""
     if not request.request_id:
         return ""
-    return (
-        f"{request.request_id} {digest(msgspec.structs.replace(request, stream=False, body_bytes=0, ignored=())).hex()}"
-    )
+    asked = msgspec.structs.replace(request, stream=False, body_bytes=0, ignored=(), trace=None)
+    return f"{request.request_id} {digest(asked).hex()}"
 
 
 def digest_of(request: ModelRequest) -> bytes:
     """Digest of a request without its id: equal when a client retries."""
-    return digest(msgspec.structs.replace(request, stream=False, request_id="", body_bytes=0, ignored=()))
+    return digest(msgspec.structs.replace(request, stream=False, request_id="", body_bytes=0, ignored=(), trace=None))
 
 
 def call_digest(prompt_ids: bytes, sampling: SamplingParams) -> bytes:
@@ -79,7 +79,7 @@ def completion_refused(session: Session, error: CompletionFault) -> CompletionRe
 
 
 def interaction_recorded(
-    session: Session, choice: Choice, done: ConversationTurn, context: Context, continues: Continues
+    session: Session, choice: Choice, done: ConversationTurn, context: Context, call: ModelCall
 ) -> InteractionRecorded:
     """The record of a completed choice of a call."""
     interaction = done.interaction
@@ -101,5 +101,6 @@ def interaction_recorded(
         time=context.now,
         request=context.cause,
         attempt=session.work.attempt,
-        continues=continues,
+        continues=call.links.found,
+        trace=call.request.trace,
     )

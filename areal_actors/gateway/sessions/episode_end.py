@@ -22,7 +22,7 @@ from areal_actors.messages import (
     InteractionsRecorded,
     TrajectoryExported,
 )
-from areal_actors.messages.episode_ends import NO_CONSENT, UNREWARDED, UNUSED
+from areal_actors.messages.episode_ends import NO_CONSENT, REDACTED, UNREWARDED, UNUSED
 from areal_actors.sequences.build import apply_rewards
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
@@ -120,6 +120,11 @@ def _abandoned_event(session: Session) -> EpisodeAbandoned | None:
         last = msgspec.structs.replace(session.work, attempts_left=0)
         detail = "the session was started with consent = false, or was erased on request"
         return EpisodeAbandoned(work=last, reason=NO_CONSENT, detail=detail)
+    if session.matches:
+        last = msgspec.structs.replace(session.work, attempts_left=0)
+        rules = ", ".join(f"{rule} ({count})" for rule, count in session.matches.items())
+        detail = f"rules of log.redaction match in its calls, of which nothing is kept: {rules}"
+        return EpisodeAbandoned(work=last, reason=REDACTED, detail=detail)
     if failure := session.engine_failure():
         return EpisodeAbandoned(work=session.work, reason="engine", detail=failure)
     return None

@@ -84,11 +84,11 @@ class KeptConversations:
         )
 
     def _is_kept(self, session: Session, outcome: Outcome) -> bool:
-        """Returns True if the settings name this kind of episode, its user consents, and the bound is not reached."""
+        """Returns True if the settings name this kind of episode, nothing forbids it, and the bound is not reached."""
         kinds: set[str] = {outcome, "held_out"} if session.work.purpose == "evaluate" else {outcome}
         kinds |= {"unrewarded"} if session.external and not session.rewards else set()
         has_room = max(self._limited_at, self.logged.limited_at) < self.settings.max_mb
-        return session.is_kept and has_room and bool(kinds & set(self.settings.keep))
+        return session.is_kept and not session.matches and has_room and bool(kinds & set(self.settings.keep))
 
     def _conversation(self, session: Session, scored: EpisodeScored | None) -> ConversationKept:
         rewards = {**session.rewards, **(scored.rewards if scored else {})}

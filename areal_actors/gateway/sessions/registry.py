@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -83,6 +84,11 @@ class SessionRegistry:
         self._finished.update(dict.fromkeys(state.finished))
         self._of_old_key.update(state.keys)
         self._kept.update((session.id, session) for session in state.kept)
+
+    def forget_finished(self, names: Iterable[str]) -> None:
+        """Forget the trajectories of finished sessions, so that they can no longer be exported."""
+        for name in names:
+            self._kept.pop(name, None)
 
     def __len__(self) -> int:
         return len(self._sessions)

@@ -83,6 +83,8 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     scored."""
     is_kept: bool = True
     """False if its conversation may not be kept: its user has not consented."""
+    matches: dict[str, int] = {}
+    """Matches of the rules of `log.redaction` in its calls; with one it is not kept either."""
     key: bytes = b""
     """Digest of its key, if another gateway started it, and only that is known here."""
     spans: tuple[SpanReward, ...] = ()
