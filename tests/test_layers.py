@@ -48,6 +48,7 @@ ORDER = (
         "imports",
         "stages",
         "learn",
+        "fork",
         "web",
         "run",
         "contracts",
@@ -90,7 +91,7 @@ WINGS = {
     "feedback",
     "canary",
     "reader",
-} | {*("replay", "track", "export", "imports", "stages", "learn", "web")}
+} | {*("replay", "track", "export", "imports", "stages", "learn", "fork", "web")}
 """Beside the path: these import stations, no station imports them."""
 
 PURE = (

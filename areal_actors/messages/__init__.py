@@ -103,6 +103,7 @@ from areal_actors.messages.run import (
     LogRecovered,
     LogTrimmed,
     RunFinished,
+    RunForked,
     RunResumed,
     RunStalled,
     RunStarted,

@@ -26,8 +26,10 @@ UNREWARDED = "unrewarded"
 """Reason of a session of a served model that ended without a reward: its feedback may come at any time."""
 NO_CONSENT = "consent"
 """Reason of a session from which nothing may be learned."""
-NOT_FAILED = frozenset({SURPLUS, UNUSED, UNREWARDED, NO_CONSENT})
-BY_RECIPE = ("filtered", SURPLUS)
+FORKED = "forked"
+"""Reason of an episode that is not trained, because a fork has other settings of its episodes."""
+NOT_FAILED = frozenset({SURPLUS, UNUSED, UNREWARDED, NO_CONSENT, FORKED})
+BY_RECIPE = ("filtered", SURPLUS, FORKED)
 """Reasons of dropped trajectories that are no loss: the recipe asks for it."""
 LONGEST_DEED = 100
 """Characters of the deed by which a model ended an episode."""
