@@ -220,6 +220,11 @@ class CheckpointCheck:
                     f"reward: event {score.sequence:,}: episode {score.episode} was given {score.recorded:g}, but its"
                     f" output gets {score.error or f'{score.now:g}'}"
                 )
+            elif score is not None and (names := score.differing_metrics()):
+                differ.append(
+                    f"reward: event {score.sequence:,}: episode {score.episode} was given other numbers beside its"
+                    f" reward than its output gets: {', '.join(names)}"
+                )
         self.found.forged += differ[:MOST_FAULTS]
         if len(differ) > MOST_FAULTS:
             self.found.forged.append(f"reward: {len(differ) - MOST_FAULTS} more")
