@@ -12,10 +12,12 @@ import msgspec
 
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
+from areal_actors.core.snapshots import Snapshot, SnapshotStore
 from areal_actors.folder.connections import open_store
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.fork.changes import ForkedRecipe, fork_recipe
 from areal_actors.fork.folder import write_fork
+from areal_actors.fork.folds import fold_beginning
 from areal_actors.fork.recorded_run import Beginning, RecordedRun
 from areal_actors.hosts.portable_recipe import code_digest
 from areal_actors.proof.proof import PROOF, read_proof
@@ -150,8 +152,14 @@ async def _write_forks(
         plans = [PlannedFork(each, recorded.begin_fork(step, each.reuse, positions), step) for each in forked]
         for plan in plans:
             _print(plan.describe(parent.path.name, recorded.last))
+        states: dict[int, list[Snapshot]] = {}
         for plan, folder in zip(plans, forks, strict=False):
-            await write_fork(plan.forked, folder, plan.beginning, step, parent, bus)
+            beginning = plan.beginning
+            if plan.forked.reuse != "batch" and beginning.prefix not in states:
+                states[beginning.prefix] = await fold_beginning(bus, parent, beginning.positions)
+            await write_fork(plan.forked, folder, beginning, step, parent, bus)
+            for state in states[beginning.prefix] if plan.forked.reuse != "batch" else ():
+                SnapshotStore(folder.snapshots).write(state)
 
 
 def _run_forks(forks: Sequence[RunFolder], folder: Path) -> int:

@@ -7,7 +7,6 @@ otherwise on the events of the beginning.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import aclosing
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.snapshots import Snapshot
@@ -32,14 +31,13 @@ async def fold_beginning(bus: Bus, run: RunFolder, positions: Mapping[str, int])
     if not last:
         return []
     control, snapshots = ControlReplay(run), list[Snapshot]()
-    async with aclosing(bus.log()) as log:
-        async for envelope in log:
-            await control.receive(envelope)
-            for actor, replayed in control.actors.items():
-                if wanted.get(actor) == envelope.sequence:
-                    snapshots.append(Snapshot.of(actor, replayed.actor, envelope.sequence, envelope.id))
-            if envelope.sequence >= last:
-                break
+    async for envelope in bus.log():
+        await control.receive(envelope)
+        for actor, replayed in control.actors.items():
+            if wanted.get(actor) == envelope.sequence:
+                snapshots.append(Snapshot.of(actor, replayed.actor, envelope.sequence, envelope.id))
+        if envelope.sequence >= last:
+            break
     if control.left_out:
         reasons = "; ".join(f"{actor}: {reason}" for actor, reason in control.left_out.items())
         raise SetupError(f"the state of the run at the checkpoint cannot be restored here: {reasons}")
