@@ -23,7 +23,7 @@ from areal_actors.hosts.portable_recipe import code_digest
 from areal_actors.proof.proof import PROOF, read_proof
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recovery.log_recovery import read_positions
-from areal_actors.recovery.resume import checkpoint_to_resume, read_kept_recipe, run_to_resume
+from areal_actors.recovery.resume import list_kept_steps, read_kept_recipe, run_to_resume
 from areal_actors.stages.run_stages import start_command
 from areal_actors.supervision.disk_watch import refuse_full_disk
 from areal_actors.training.checkpoint_store import CheckpointStore
@@ -115,9 +115,11 @@ def _refuse_last_step(forked: Sequence[ForkedRecipe], step: int) -> None:
 def _step_of(parent: RunFolder, checkpoint: str, *, other_code: bool) -> int:
     """Returns the step of the checkpoint, whose files are verified against the manifest."""
     name = parent.path.name
-    step = checkpoint_to_resume(parent, checkpoint)
-    if step <= 0:
-        raise SetupError(f"a fork of '{name}' begins at one of its checkpoints; for step 0 run its recipe again")
+    kept = list_kept_steps(parent)
+    step = int(number) if (number := checkpoint.removeprefix("step-")).isdecimal() else -1
+    if step not in kept:
+        steps = ", ".join(f"step-{kept_step}" for kept_step in kept)
+        raise SetupError(f"run '{name}' has no checkpoint '{checkpoint}'; kept: {steps or 'none'}")
     saved = parent.checkpoints / f"step-{step}"
     program = read_proof(saved).program if (saved / PROOF).is_file() else "an unknown version"
     if program != (here := code_digest()) and not other_code:

@@ -152,14 +152,14 @@ class RecordedRun:
     def _end_of_prefix(self, step: int, reuse: Reuse) -> int:
         """Returns the last event before the settings of the fork decide anything.
 
-        That is the event before the batch of the next step; before the publication of the weights, if the settings
-        decide on batches, capacity or episodes.
+        That is the event before the batch of the next step; the publication of the weights, if the settings decide on
+        batches or capacity; the one before it, if they decide on episodes, of which no batch may be formed then.
         """
         if (published := self.published.get(step)) is None or not step:  # learns from examples
             return self.inputs.get(step, self.completed[step] + 1) - 1
-        if reuse != "batch":
-            return published - 1
-        return self.inputs.get(step, published + 1) - 1
+        if reuse == "batch":
+            return self.inputs.get(step, published + 1) - 1
+        return published if reuse == "episodes" else published - 1
 
     def _later_events(self, step: int, prefix: int) -> Iterator[int]:
         """Yields events after the prefix that follow from it alone.

@@ -131,7 +131,7 @@ def checkpoint_to_resume(folder: RunFolder, name: str) -> int:
     """
     if not name:
         return -1
-    kept = _kept_steps(folder)
+    kept = list_kept_steps(folder)
     step = int(number) if (number := name.removeprefix("step-")).isdecimal() else -1
     if step != 0 and step not in kept:
         steps = ", ".join(f"step-{kept_step}" for kept_step in kept)
@@ -145,12 +145,13 @@ def checkpoint_to_resume(folder: RunFolder, name: str) -> int:
 def set_later_aside(folder: RunFolder, step: int) -> None:
     """Rename the checkpoints after this step so that they are not used; none if -1."""
     store = CheckpointStore(folder.path)
-    for later in _kept_steps(folder):
+    for later in list_kept_steps(folder):
         if 0 <= step < later:
             store.set_aside(f"{CHECKPOINTS}/step-{later}", LEFT)
 
 
-def _kept_steps(folder: RunFolder) -> list[int]:
+def list_kept_steps(folder: RunFolder) -> list[int]:
+    """Returns the steps of the checkpoints of a run, in order."""
     names = [path.name.removeprefix("step-") for path in folder.checkpoints.glob("step-*")]
     return sorted(int(name) for name in names if name.isdecimal())
 

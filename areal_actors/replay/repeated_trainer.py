@@ -23,7 +23,7 @@ from areal_bus.message import Message
 
 OF_STEPS = ("steps", "trainer", "algorithm")
 """Settings that a step follows from."""
-OF_CREDIT = ("turn_discount", "branch_credit", "export_style", "baseline_over")
+OF_CREDIT = ("turn_discount", "branch_credit", "export_style", "baseline_over", "reward_weights")
 """Those of `[task]`."""
 
 
