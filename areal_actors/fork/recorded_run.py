@@ -166,7 +166,7 @@ class RecordedRun:
 
         The checkpoint, its losses on held-out examples, and the ends of episodes whose score is in the prefix.
         """
-        yield from (event for event in (self.staged[step], self.saved[step][0]) if event > prefix)
+        yield from (event for event in (self.staged.get(step, 0), self.saved[step][0]) if event > prefix)
         losses = set(self.losses)
         for event, cause, sender in self.answers:
             if cause <= prefix < event and (event in losses or sender.startswith(SESSION_MANAGER)):
