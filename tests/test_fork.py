@@ -1,4 +1,4 @@
-"""What a fork shares with its run, which settings may differ, and what becomes of episodes that have other settings."""
+"""A fork shares the beginning of its run; settings decide which episodes stay valid, and others are not trained."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from areal_actors.recipe.source import read_override
 from areal_actors.recovery.resume import MAY_CHANGE
 
 Reuse = Literal["batch", "episodes", "nothing"]
-"""What stays valid of the events after a checkpoint: the batch that was trained next and all episodes of weights up to
-the checkpoint's; the episodes alone, of which other batches may be formed; or nothing."""
+"""Events after a checkpoint that stay valid: the batch that was trained next and all episodes of weights up to the
+checkpoint's; the episodes alone, of which other batches may be formed; or nothing."""
 
 _WEIGHTS = "the weights are those of the checkpoint"
 _OPTIMIZER = "the checkpoint has the state of the other optimizer"

@@ -38,7 +38,7 @@ BEYOND_PREFIX = ("trainer", "checkpointer", SESSION_MANAGER)
 """Actors that have handled the whole beginning of a fork: weights, checkpoint and reused episodes are theirs."""
 
 
-class Export(msgspec.Struct, frozen=True):
+class RecordedExport(msgspec.Struct, frozen=True):
     """A trajectory that was exported for training."""
 
     sequence: int
@@ -87,7 +87,7 @@ class RecordedRun:
         self.staged: dict[int, int] = {}
         self.saved: dict[int, tuple[int, CheckpointCommitted]] = {}
         """Newest event of each checkpoint, by step."""
-        self.exports: dict[str, Export] = {}
+        self.exports: dict[str, RecordedExport] = {}
         self.scores: dict[tuple[str, int], int] = {}
         self.abandoned: dict[str, list[int]] = {}
         self.losses: list[int] = []
@@ -128,7 +128,7 @@ class RecordedRun:
             case TrajectoryExported(trajectory=trajectory):
                 spans = (span for call in trajectory.interactions for span in call.completion.versions)
                 newest = max((span.weight_version for span in spans), default=-1)
-                export = Export(sequence, trajectory.episode, trajectory.attempt, int(trajectory.group), newest)
+                export = RecordedExport(sequence, trajectory.episode, trajectory.attempt, int(trajectory.group), newest)
                 self.exports.setdefault(trajectory.episode, export)
 
     def begin_fork(self, step: int, reuse: Reuse, positions: dict[str, int]) -> Beginning:
