@@ -21,7 +21,7 @@ from areal_actors.training.trainer import Trainer
 from areal_actors.vision.files import ImageFolder
 from areal_bus.message import Message
 
-OF_STEPS = ("steps", "trainer", "algorithm")
+OF_STEPS = ("steps", "seed", "trainer", "algorithm", "sampling")
 """Settings that a step follows from."""
 OF_CREDIT = ("turn_discount", "branch_credit", "export_style", "baseline_over", "reward_weights")
 """Those of `[task]`."""
