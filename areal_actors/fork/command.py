@@ -50,15 +50,17 @@ class PlannedFork(msgspec.Struct, frozen=True):
 
     def describe(self, run: str, last: int) -> str:
         """Returns what it shares and what it does not, as a sentence."""
-        beginning = self.beginning
-        if self.forked.reuse == "nothing":
-            episodes = "no recorded episode is reused, and those in no batch are dropped: they have other settings"
+        beginning, recipe = self.beginning, self.forked.recipe
+        if recipe.learns_from_examples():
+            episodes = ""
+        elif self.forked.reuse == "nothing":
+            episodes = ", no recorded episode is reused, and those in no batch are dropped: they have other settings"
         else:
-            episodes = f"{beginning.reused:,} later episodes are reused"
+            episodes = f", {beginning.reused:,} later episodes are reused"
             episodes += ", and the next batch" if self.forked.reuse == "batch" else ""
         return (
-            f"{self.forked.recipe.run}: step {self.step} of {run}, {self.forked.changed or 'no other settings'};"
-            f" {beginning.prefix:,} of {last:,} events are shared, {episodes}"
+            f"{recipe.run}: step {self.step} of {run}, {self.forked.changed or 'no other settings'};"
+            f" {beginning.prefix:,} of {last:,} events are shared{episodes}"
         )
 
 
