@@ -138,6 +138,10 @@ audit *args: setup
 verify *args: setup
     @{{ python }} -m areal_actors verify "$@"
 
+# begin another run at a checkpoint of one: `just fork gsm8k-grpo --at step-20 --name slow trainer.optimizer.lr=1e-5`
+fork *args: setup
+    @{{ python }} -m areal_actors fork "$@"
+
 # replay the log of a run to new actors and compare: `just replay gsm8k-grpo staleness_gate.max_staleness=1`
 [group("daily")]
 [no-exit-message]

@@ -51,6 +51,7 @@ ORDER = (
         "stages",
         "learn",
         "promote",
+        "fork",
         "web",
         "run",
         "contracts",
@@ -94,7 +95,7 @@ WINGS = {
     "feedback",
     "canary",
     "reader",
-} | {*("replay", "track", "export", "imports", "stages", "learn", "promote", "web")}
+} | {*("replay", "track", "export", "imports", "stages", "learn", "promote", "fork", "web")}
 """Beside the path: these import stations, no station imports them."""
 
 PURE = (

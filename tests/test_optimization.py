@@ -130,6 +130,20 @@ def test_a_run_resumed_under_another_learning_rate_follows_the_new_one(make, tmp
     assert second.step(sequences_of(first))["lr"] == 5e-4
 
 
+@pytest.mark.parametrize("other", [{"betas": (0.5, 0.9)}, {"weight_decay": 0.1}, {"epsilon": 1e-2}])
+def test_a_run_that_goes_on_with_other_settings_of_the_optimizer_takes_its_next_step_with_them(make, tmp_path, other):
+    first = make(optimizer=OptimizerSettings())
+    first.step(sequences_of(first))
+    first.save(str(tmp_path))
+    after = []
+    for settings in (OptimizerSettings(), OptimizerSettings(**other)):
+        trainer = make(optimizer=settings)
+        trainer.load(str(tmp_path))
+        trainer.step(sequences_of(first, seed=1))
+        after.append(weights(trainer))
+    assert not same(*after)
+
+
 def newton_schulz(matrix):
     """The iteration of the paper, in double precision."""
     across = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix

@@ -198,7 +198,7 @@ def test_three_lines_replay_a_recording_to_an_actor_or_a_reward(recipe):
 
     scores = rescored(LOG, resolve_reward("gsm8k"))
     assert len(scores) > 50
-    assert not [score for score in scores if score.differs()]
+    assert not [score for score in scores if score.differs() or score.differing_metrics()]
 
     def strict(task, output):
         if not output:
@@ -208,6 +208,8 @@ def test_three_lines_replay_a_recording_to_an_actor_or_a_reward(recipe):
     now = rescored(LOG, strict)
     assert [score.now for score in now] == [1.0 if score.output else None for score in now]
     assert all(score.differs() for score in now if score.recorded == 0.0)
+    names = {tuple(score.differing_metrics()) for score in now if score.output}
+    assert names == {("shows_work",)}, "numbers that a rule gave beside the reward are compared, too"
 
 
 def test_an_actor_that_asks_others_needs_a_tape(log):

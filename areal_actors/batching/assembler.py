@@ -29,7 +29,7 @@ from areal_bus.message import FrozenMeta
 Filter = Callable[[tuple[float, ...]], bool]
 """Returns True if a group is to be trained, given the rewards of its episodes (of their calls under
 `task.baseline_over = "calls"`). Must be deterministic."""
-Refusal = Literal["stale", "incomplete group", "filtered", "surplus"]
+Refusal = Literal["stale", "incomplete group", "filtered", "surplus", "forked"]
 
 
 def has_signal(rewards: tuple[float, ...]) -> bool:
@@ -192,6 +192,8 @@ class BatchAssembler(msgspec.Struct, kw_only=True):
     """Complete groups that were not judged since, or refused."""
     baselines: dict[str, float] = {}
     """Role-wise baselines after the latest batch, by name."""
+    discarded_below: int = 0
+    """Groups with a lower number are not trained: a fork has other settings of their episodes."""
 
     def record_grant(self, first: int, groups: int, weight_version: int) -> BatchAssembler:
         """Record the grant of groups, for which batches shall wait."""
@@ -255,7 +257,10 @@ class BatchAssembler(msgspec.Struct, kw_only=True):
             if bound != self.judged
             else sorted(number for number in self.unjudged if number in self.complete)
         )
-        refusals = {number: _refusal(self.complete[number], config, bound, keeps) for number in judged}
+        refusals = {
+            number: "forked" if number < self.discarded_below else _refusal(self.complete[number], config, bound, keeps)
+            for number in judged
+        }
         refused = {number: refusal for number, refusal in refusals.items() if refusal}
         self.judged, self.unjudged = bound, set(refused)
         return refused
@@ -295,6 +300,11 @@ class BatchAssembler(msgspec.Struct, kw_only=True):
             if running > steps * batch_size and (youngest > due or len(chosen) < batch_size):
                 return True
         return False
+
+    def discard_groups(self, below: int) -> BatchAssembler:
+        """Train no group with a lower number that is in no batch yet."""
+        self.discarded_below, self.judged = below, None
+        return self
 
     def form_batch(self, groups: list[PartialGroup]) -> BatchAssembler:
         """Move these groups into a batch."""

@@ -14,6 +14,7 @@ from areal_actors.messages import (
     EpisodeAbandoned,
     FilterExhausted,
     OffPolicyChanged,
+    RunForked,
     TrajectoryDropped,
     TrajectoryExported,
     TrajectoryRef,
@@ -101,6 +102,11 @@ class Batcher(Actor):
     @on
     def off_policy_changed(self, event: OffPolicyChanged) -> Iterator[BatcherEvent]:
         self.assembler.max_staleness = event.max_staleness
+        yield from self._advance()
+
+    @on
+    def run_forked(self, event: RunForked) -> Iterator[BatcherEvent]:
+        self.assembler.discard_groups(event.discarded_below)
         yield from self._advance()
 
     def _advance(self) -> Iterator[BatcherEvent]:

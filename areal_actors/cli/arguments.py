@@ -11,6 +11,7 @@ from pathlib import Path
 
 from areal_actors import __version__
 from areal_actors.cli.export_arguments import add_export, add_import
+from areal_actors.cli.fork_arguments import add_fork
 from areal_actors.cli.gateway_arguments import add_gateway_command
 from areal_actors.cli.installed import DO as INSTALLED
 from areal_actors.cli.installed import add_installed_commands
@@ -145,6 +146,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
     _begins(command)
     add_run_commands(command)
+    add_fork(command)
     add_learn(command)
     add_promote(command)
     _joins(command)

@@ -34,6 +34,7 @@ from areal_actors.messages import (
     OffPolicyChanged,
     PoolsMeasured,
     RunFinished,
+    RunForked,
     RunResumed,
     RunStalled,
     RunStarted,
@@ -313,6 +314,10 @@ FAULTS: Mapping[type[Message], Sentence] = {
 LINES: Mapping[type[Message], Sentence] = {
     **FAULTS,
     RunStarted: lambda it: f"run started, profile {it.profile or 'none'}: {it.reason}; files in {it.folder}",
+    RunForked: lambda it: (
+        f"fork of {it.parent} at step {it.step}, {it.reason or 'with the same settings'}; {it.prefix:,} events are"
+        f" shared, {it.reused:,} later episodes are reused"
+    ),
     RunResumed: lambda it: f"run resumed{f', {it.reason}' if it.reason else ''}; files in {it.folder}",
     StepCompleted: _step,
     EvaluationCompleted: _evaluation,

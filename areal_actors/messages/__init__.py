@@ -104,6 +104,7 @@ from areal_actors.messages.run import (
     LogRecovered,
     LogTrimmed,
     RunFinished,
+    RunForked,
     RunResumed,
     RunStalled,
     RunStarted,

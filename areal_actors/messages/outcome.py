@@ -123,8 +123,8 @@ class EpisodeAbandoned(Event):
     work: RunEpisode
     reason: str
     """Cause: `agent`, `timeout`, `environment` (that of the recipe), `reward`, `engine`, `gateway`, `session`, `lost`;
-    or, which is no failure, `rejected` by the recipe, `surplus`: it still ran when the last batch was formed, or
-    `unused`: its agent did not call this policy."""
+    or, which is no failure, `rejected` by the recipe, `surplus`: it still ran when the last batch was formed,
+    `unused`: its agent did not call this policy, or `forked`: it has the settings of the run before the fork."""
     detail: str
 
     def ended_by(self) -> str:
@@ -184,5 +184,5 @@ class TrajectoryDropped(Event):
     episode: str
     group: str
     reason: str
-    """`stale`, `incomplete group`, `filtered` (by the recipe, for its rewards), or `surplus` (completed after the last
-    step)."""
+    """`stale`, `incomplete group`, `filtered` (by the recipe, for its rewards), `surplus` (completed after the last
+    step), or `forked` (sampled with the settings of the run before the fork)."""

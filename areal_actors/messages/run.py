@@ -44,6 +44,29 @@ class RunResumed(Event):
     """Sequence of the last event whose episodes had been published, by kind of actor that publishes episodes."""
 
 
+class RunForked(Event):
+    """The events before this one are those of another run, up to one of its checkpoints: this run goes on from there.
+
+    A `RunResumed` with its recipe follows.
+    """
+
+    subject: ClassVar[str] = "run.forked"
+    parent: str
+    """Name of the other run's folder, which lies beside that of this run."""
+    step: int
+    """Step of the checkpoint."""
+    prefix: int
+    """Number of events before the fork, which have the sequences that they have in the log of the other run."""
+    head: str
+    """Head of the hash chain over them."""
+    reused: int
+    """Number of recorded episodes that ended after them and are not sampled again; their events follow the prefix."""
+    reason: str
+    """Settings that differ from those of the other run; empty if there are none."""
+    discarded_below: int = 0
+    """Groups with a lower number that are in no batch yet are not trained: the settings of their episodes differ."""
+
+
 class DiskLow(Event):
     """The disk of the run's folder is nearly full; below `needed_bytes` the run saves a checkpoint and ends."""
 

@@ -60,6 +60,7 @@ class Metrics(Actor):
             | messages.EngineLost
             | messages.WeightTransferRefused
             | messages.RunStalled
+            | messages.RunForked
             | messages.RunResumed
             | messages.CheckpointDamaged
             | messages.StepDiffered

@@ -76,13 +76,20 @@ class Auditor:
                 "this log was imported from another program, whose episodes prove no run; audit a run of this one"
             )
         if isinstance(message, RunStarted | RunResumed):
-            self.rows = self.rows or (_sequences_check(message) if self.whole else None)
+            self._take_credit(message)
         elif isinstance(message, StepCompleted):
             self.steps.setdefault(message.step, message)
         if self.rows is not None:
             for check, sentence in self.rows.event(envelope.sequence, message):
                 self.audit.fault(envelope.sequence, check, sentence)
             self.audit.sequences_checked = self.rows.checked
+
+    def _take_credit(self, began: RunStarted | RunResumed) -> None:
+        """Rebuild sequences with the credit of this recipe from now on, if the log has been read from its beginning."""
+        check = _sequences_check(began) if self.whole else None
+        if self.rows is not None and check is not None:
+            self.rows.credit = check.credit
+        self.rows = self.rows or check
 
     async def log(self, envelopes: AsyncIterator[Envelope]) -> None:
         """Fold a whole log; a read error is a fault.

@@ -72,6 +72,7 @@ def facts(run: RunFiles) -> dict[str, Any]:
     return {
         "run": run.name,
         "status": run.status(),
+        "fork_of": run.parent,
         "started": state.started_at or None,
         "seconds": state.now - state.started_at if state.started_at else None,
         "steps": state.steps[-1].number if state.steps else 0,
@@ -90,6 +91,8 @@ def facts(run: RunFiles) -> dict[str, Any]:
 def _table(runs: list[dict[str, Any]], width: int) -> Table:
     """The columns from the left that fit into the width."""
     rows = [_cells(run) for run in runs]
+    if not any(row["fork of"] for row in rows):
+        rows = [{name: cell for name, cell in row.items() if name != "fork of"} for row in rows]
     table, used = Table(box=None, padding=(0, 2, 0, 0), header_style="dim"), 0
     names: list[str] = []
     for name in rows[0]:
@@ -108,6 +111,7 @@ def _cells(run: dict[str, Any]) -> dict[str, str]:
     return {
         "run": run["run"],
         "status": run["status"],
+        "fork of": run["fork_of"],
         "steps": f"{run['steps']}/{run['of_steps']}" if run["of_steps"] else "",
         "reward": _course(run["reward"]),
         "held out": (

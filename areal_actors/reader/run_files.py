@@ -14,7 +14,7 @@ from areal_actors.display.recorded_state import recorded_state
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import count_of
 from areal_actors.folder.run_folder import RunFolder, find_run
-from areal_actors.messages import KINDS
+from areal_actors.messages import KINDS, RunForked
 from areal_actors.reader.recorded_history import history_of_file
 from areal_bus.message import Event, Message
 
@@ -32,6 +32,8 @@ class RunFiles(msgspec.Struct, frozen=True):
     state: RunState
     complaint: str = ""
     """Sentence about damaged lines; empty if there are none."""
+    parent: str = ""
+    """Run at whose checkpoint it began, if it is a fork."""
 
     def status(self) -> str:
         """Returns `live`, `finished`, `ended early`, `interrupted` for a run that was killed, `served` for a model."""
@@ -58,13 +60,15 @@ def read_run_files(place: RunFolder) -> RunFiles:
         recipe = msgspec.json.decode((place.path / "recipe.json").read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
         raise SetupError(f"{place.path / 'recipe.json'} cannot be read: {error}") from error
-    lines, state, unknown = read_lines(place.metrics), RunState(run=place.path.name), 0
+    lines, state, unknown, parent = read_lines(place.metrics), RunState(run=place.path.name), 0, ""
     for row in lines.rows:
         try:
             message = message_of(row)
         except msgspec.ValidationError:
             unknown += 1
         else:
+            if isinstance(message, RunForked):
+                parent = message.parent
             if message is not None:
                 state.fold(message, float(row.get("time", 0.0)))
     complaints = [
@@ -72,7 +76,12 @@ def read_run_files(place: RunFolder) -> RunFiles:
         f"{count_of(unknown, 'line')} of another version ignored" * bool(unknown),
     ]
     return RunFiles(
-        name=place.path.name, folder=place, recipe=recipe, state=state, complaint="; ".join(filter(None, complaints))
+        name=place.path.name,
+        folder=place,
+        recipe=recipe,
+        state=state,
+        complaint="; ".join(filter(None, complaints)),
+        parent=parent,
     )
 
 

@@ -74,7 +74,7 @@ async def recover_log(recipe: Recipe, folder: RunFolder) -> Recovered:
     async with open_store(folder.nats, folder, recipe.run) as bus:
         answers = AnsweredEvents()
         check = await _check_log(bus, recipe, folder, answers)
-        positions = await _positions(bus)
+        positions = await read_positions(bus)
         late = _late_checkpoints(folder, check.end)
         problem = _problem(check, positions, late) or _unnoticed_loss(folder, check, answers)
         if not problem:
@@ -117,7 +117,7 @@ async def _check_elsewhere(url: str, recipe: Recipe, folder: RunFolder) -> Recov
     """Check the log on an external server, which is not rewritten: a damaged log is refused."""
     async with connect_to_run(ServerAddress(url=url, run=recipe.run, pid=0), folder) as bus:
         check = await _check_log(bus, recipe, folder, AnsweredEvents())
-        positions = await _positions(bus)
+        positions = await read_positions(bus)
         if problem := _problem(check, positions, _late_checkpoints(folder, check.end)):
             raise SetupError(
                 _unusable(
@@ -136,7 +136,7 @@ async def _check_log(bus: NatsBus, recipe: Recipe, folder: RunFolder, answers: A
     return await check_log(bus.streams, answers.receive)
 
 
-async def _positions(bus: NatsBus) -> dict[str, int]:
+async def read_positions(bus: NatsBus) -> dict[str, int]:
     """Returns the log position of each actor."""
     names = [key.removeprefix(POSITION) for key in await keys(bus.streams, POSITION)]
     return {name: await bus.position(name) for name in names}

@@ -85,7 +85,7 @@ def recipe_to_resume(folder: RunFolder, overrides: Sequence[str]) -> tuple[Recip
         RecipeError: an override is invalid, or its setting may not change.
         SetupError: the run's recipe cannot be read, or it trains nothing.
     """
-    before = _kept_recipe(folder)
+    before = read_kept_recipe(folder)
     over = Layer({}, {})
     for override in overrides:
         over = read_override(override).over(over)
@@ -103,6 +103,26 @@ def recipe_to_resume(folder: RunFolder, overrides: Sequence[str]) -> tuple[Recip
     return recipe, f"with {', '.join(changed)}" if changed else ""
 
 
+def read_kept_recipe(folder: RunFolder) -> Recipe:
+    """Returns the recipe of a run that trains, with a free port for its gateway if it had one.
+
+    Raises:
+        SetupError: it cannot be read, or the run trains nothing.
+    """
+    try:
+        recipe = folder.recipe()
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SetupError(
+            f"{folder.path / 'recipe.json'} cannot be read ({error}); was it written by another version?"
+        ) from error
+    if recipe.is_served():
+        raise SetupError(f"'{folder.path.name}' was served, not trained; start `{COMMAND} serve` again")
+    if recipe.gateway.port in STABLE_PORTS and not recipe.is_online():
+        # The port was chosen automatically, and no external client depends on it.
+        return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=0))
+    return recipe
+
+
 def checkpoint_to_resume(folder: RunFolder, name: str) -> int:
     """Returns the step of the checkpoint of this name, `step-N`; -1 if the name is empty.
 
@@ -111,7 +131,7 @@ def checkpoint_to_resume(folder: RunFolder, name: str) -> int:
     """
     if not name:
         return -1
-    kept = _kept_steps(folder)
+    kept = list_kept_steps(folder)
     step = int(number) if (number := name.removeprefix("step-")).isdecimal() else -1
     if step != 0 and step not in kept:
         steps = ", ".join(f"step-{kept_step}" for kept_step in kept)
@@ -125,29 +145,15 @@ def checkpoint_to_resume(folder: RunFolder, name: str) -> int:
 def set_later_aside(folder: RunFolder, step: int) -> None:
     """Rename the checkpoints after this step so that they are not used; none if -1."""
     store = CheckpointStore(folder.path)
-    for later in _kept_steps(folder):
+    for later in list_kept_steps(folder):
         if 0 <= step < later:
             store.set_aside(f"{CHECKPOINTS}/step-{later}", LEFT)
 
 
-def _kept_steps(folder: RunFolder) -> list[int]:
+def list_kept_steps(folder: RunFolder) -> list[int]:
+    """Returns the steps of the checkpoints of a run, in order."""
     names = [path.name.removeprefix("step-") for path in folder.checkpoints.glob("step-*")]
     return sorted(int(name) for name in names if name.isdecimal())
-
-
-def _kept_recipe(folder: RunFolder) -> Recipe:
-    try:
-        recipe = folder.recipe()
-    except (OSError, msgspec.MsgspecError) as error:
-        raise SetupError(
-            f"{folder.path / 'recipe.json'} cannot be read ({error}); was it written by another version?"
-        ) from error
-    if recipe.is_served():
-        raise SetupError(f"'{folder.path.name}' was served, not trained; start `{COMMAND} serve` again")
-    if recipe.gateway.port in STABLE_PORTS and not recipe.is_online():
-        # The port was chosen automatically, and no external client depends on it.
-        return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=0))
-    return recipe
 
 
 def _keys(data: Mapping[str, Any], table: Key = ()) -> list[Key]:

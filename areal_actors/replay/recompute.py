@@ -31,7 +31,7 @@ from areal_actors.messages import (
     TrajectoryExported,
 )
 from areal_actors.replay.recompute_stretches import repeat_stretches
-from areal_actors.replay.repeated_trainer import make_trainer, newest_folder, progress_of
+from areal_actors.replay.repeated_trainer import make_trainer, newest_folder, progress_of, step_settings
 from areal_actors.runtime.log_context import LogContext
 from areal_actors.training.checkpoint_store import CHECKPOINTS, CheckpointStore
 from areal_actors.training.trainer import Trainer
@@ -52,19 +52,19 @@ class Recomputation:
         self.trajectory_sequences: dict[str, list[int]] = {}
         """Sequences of each episode's trajectories."""
         self.changes = dict(self._changes())
-        """Step of the checkpoint from which a resumed run continues with changed trainer settings, by sequence of the
-        resume."""
+        """Step of the checkpoint from which a resumed run continues with changed settings of its steps, by sequence of
+        the resume."""
         self.trainer: Trainer | None = None
 
     def _changes(self) -> Iterator[tuple[int, int]]:
         saved = 0
-        trainer: dict[str, Any] = {}
+        settings: tuple[Any, ...] = ()
         for envelope in read_log(self.log):
             if envelope.subject == CheckpointCommitted.subject:
                 saved = envelope.open(CheckpointCommitted).step
             elif envelope.subject in (RunStarted.subject, RunResumed.subject):
-                before, trainer = trainer, msgspec.msgpack.decode(envelope.body)["recipe"]["trainer"]
-                if before and before != trainer:
+                before, settings = settings, step_settings(msgspec.msgpack.decode(envelope.body)["recipe"])
+                if before and before != settings:
                     yield envelope.sequence, saved
 
     async def results(self) -> AsyncGenerator[RecomputeProgress, None]:

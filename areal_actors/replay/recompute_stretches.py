@@ -19,10 +19,10 @@ from areal_actors.messages import (
     RunStarted,
     TrajectoryExported,
 )
-from areal_actors.replay.repeated_trainer import make_trainer, newest_folder, progress_of
+from areal_actors.replay.repeated_trainer import make_trainer, newest_folder, progress_of, step_settings
 from areal_actors.runtime.log_context import LogContext
 from areal_actors.training.checkpoint_store import CHECKPOINTS, CheckpointStore
-from areal_actors.training.trainer import TrainerState
+from areal_actors.training.trainer import Trainer, TrainerState
 from areal_actors.training.trainer_history import HistoryState
 from areal_bus.base import Envelope
 from areal_bus.recorded import read_log
@@ -77,26 +77,29 @@ async def repeat_stretches(
     Checkpoints are read through links, so that one that turns out to be damaged stays where it is.
 
     Raises:
-        SetupError: a step is not in the log, or the settings of the trainer changed within a stretch.
+        SetupError: a step is not in the log.
     """
     wanted = {step for start, last in stretches.items() for step in range(start, last)}
     steps = RecordedSteps.read(log, wanted)
     (scratch / CHECKPOINTS).mkdir()
+
+    def weights(version: int) -> str:
+        return newest_folder(scratch, version)
+
     for start, last in sorted(stretches.items()):
         versions = range(start, last)
         if missing := [version + 1 for version in versions if version not in steps.batches]:
             raise SetupError(f"the log has no batch of step {missing[0]}")
-        recipe = steps.recipes[start]
-        if any(steps.recipes[version]["trainer"] != recipe["trainer"] for version in versions):
-            raise SetupError(
-                f"settings of [trainer] changed on a resume between the steps {start + 1} and {last}, which cannot be"
-                " repeated from one state; `areal-actors audit --recompute` repeats the whole run"
-            )
-        trainer = make_trainer(
-            recipe, folder, CheckpointStore(scratch), lambda version: newest_folder(scratch, version)
-        )
-        trainer.restore(_state_at(start, steps, folder, scratch))
+        trainer, settings = None, ()
         for version in versions:
+            recipe = steps.recipes[version]
+            if trainer is None or step_settings(recipe) != settings:  # also at a fork, or a resume with other settings
+                state = _state_at(start, steps, folder, scratch) if trainer is None else _save(trainer)
+                trainer, settings = (
+                    make_trainer(recipe, folder, CheckpointStore(scratch), weights),
+                    step_settings(recipe),
+                )
+                trainer.restore(state)
             envelope = steps.batches[version]
             context = LogContext(envelope, steps.trajectories)
             async for emitted in trainer.receive(_step_input(envelope), context):
@@ -104,15 +107,27 @@ async def repeat_stretches(
                     yield result
 
 
+def _save(trainer: Trainer) -> TrainerState:
+    """Save the state of a trainer, for another that continues from it."""
+    step = trainer.weight_version
+    place = f"{CHECKPOINTS}/between-{step}"
+    assert trainer.engine is not None
+    trainer.checkpoints.write(trainer.engine.save, place)
+    return _begin_at(step, CheckpointCommitted(folder=place, step=step, cursor=0))
+
+
 def _state_at(start: int, steps: RecordedSteps, folder: RunFolder, scratch: Path) -> TrainerState:
-    saved: tuple[CheckpointCommitted, ...] = ()
-    if start:
-        if start not in steps.saved:
-            raise SetupError(f"the log has no checkpoint of step {start}")
-        name = f"step-{start}"
-        (scratch / CHECKPOINTS / name).symlink_to((folder.checkpoints / name).absolute())
-        saved = (msgspec.structs.replace(steps.saved[start], folder=f"{CHECKPOINTS}/{name}"),)
+    if not start:
+        return _begin_at(0)
+    if start not in steps.saved:
+        raise SetupError(f"the log has no checkpoint of step {start}")
+    name = f"step-{start}"
+    (scratch / CHECKPOINTS / name).symlink_to((folder.checkpoints / name).absolute())
+    return _begin_at(start, msgspec.structs.replace(steps.saved[start], folder=f"{CHECKPOINTS}/{name}"))
+
+
+def _begin_at(step: int, *saved: CheckpointCommitted) -> TrainerState:
     past = HistoryState(
         batches={}, checkpoints=saved, weights={}, sequences={}, arithmetic={}, other_settings=()
     )  # no checksums of the log: what differs is reported, not refused
-    return TrainerState(weight_version=start, cursor=0, groups_trained=0, past=past)
+    return TrainerState(weight_version=step, cursor=0, groups_trained=0, past=past)

@@ -21,6 +21,17 @@ from areal_actors.training.trainer import Trainer
 from areal_actors.vision.files import ImageFolder
 from areal_bus.message import Message
 
+OF_STEPS = ("steps", "seed", "trainer", "algorithm", "sampling")
+"""Settings that a step follows from."""
+OF_CREDIT = ("turn_discount", "branch_credit", "export_style", "baseline_over", "reward_weights")
+"""Those of `[task]`."""
+
+
+def step_settings(recipe: dict[str, Any]) -> tuple[Any, ...]:
+    """Returns the settings that a step follows from, to compare recipes of one run."""
+    task = recipe.get("task", {})
+    return (*(recipe.get(name) for name in OF_STEPS), *(task.get(name) for name in OF_CREDIT))
+
 
 def make_trainer(
     recipe: dict[str, Any], folder: RunFolder, checkpoints: CheckpointStore, weights_folder: Callable[[int], str]

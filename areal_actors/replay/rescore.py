@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Iterator, Mapping
+from math import inf, isclose
 from typing import Any
 
 from areal_actors.core.errors import RewardError
@@ -44,10 +45,26 @@ class Rescored(Value):
     """Rewards of its parts now."""
     recorded_parts: RewardedParts = RewardedParts()
     """Those that it had."""
+    recorded_metrics: dict[str, float] = {}
+    """Further numbers that it had."""
 
     def differs(self) -> bool:
         """True if the rewards differ by more than rounding, or the reward function failed."""
         return self.now is None or abs(self.now - self.recorded) > ROUNDING
+
+    def differing_metrics(self) -> list[str]:
+        """Returns the names of further numbers that differ by more than rounding, or that one side lacks.
+
+        None without an output: an episode that the model ended was not given to the reward function.
+        """
+        return [
+            name
+            for name in sorted(self.metrics.keys() | self.recorded_metrics.keys())
+            if self.output
+            and not isclose(
+                self.metrics.get(name, inf), self.recorded_metrics.get(name, inf), rel_tol=ROUNDING, abs_tol=ROUNDING
+            )
+        ]
 
 
 async def rescore(
@@ -78,6 +95,7 @@ async def rescore(
         metrics={} if now is None else dict(now.metrics),
         parts=RewardedParts() if now is None else RewardedParts(spans=now.spans, places=dict(now.places)),
         recorded_parts=RewardedParts(spans=event.spans, places=event.places),
+        recorded_metrics=event.metrics,
     )
 
 

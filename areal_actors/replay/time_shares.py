@@ -15,6 +15,7 @@ from areal_actors.messages import (
     BatchFormed,
     ExamplesDrawn,
     RunFinished,
+    RunForked,
     RunResumed,
     RunStarted,
     StepCompleted,
@@ -125,7 +126,7 @@ class TimeFold:
         `bound` is what the gate had reached before it, empty if unknown, `flying` what was in flight.
         """
         time = max(time, self._since)  # each process has its own clock
-        if self.activity is not None and not isinstance(message, RunResumed):
+        if self.activity is not None and not isinstance(message, RunForked | RunResumed):
             self._spend(self.activity, time - self._since, time, bound, flying)
         self._since = time
         match message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from random import Random
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from areal_actors.messages import (
     CheckpointCommitted,
     EpisodeScored,
+    RunForked,
     RunResumed,
     RunStarted,
     StepCompleted,
@@ -23,7 +25,7 @@ from areal_bus.errors import CorruptMessage
 KINDS = {
     kind.subject: kind
     for kind in (
-        *(CheckpointCommitted, EpisodeScored, RunResumed, RunStarted),
+        *(CheckpointCommitted, EpisodeScored, RunForked, RunResumed, RunStarted),
         *(StepCompleted, TrajectoryExported, WeightsPublished),
     )
 }
@@ -37,6 +39,7 @@ class VerifiedLog:
         self.chain, self.auditor = LogChain(), Auditor()
         self.heads: dict[int, str] = {}
         """Head of the chain after each event that committed a checkpoint."""
+        self.forks: list[RunForked] = []
         self.recipe: dict[str, object] = {}
         self.saved: dict[int, CheckpointCommitted] = {}
         """By step."""
@@ -49,11 +52,14 @@ class VerifiedLog:
         """Those to score again."""
         self.faults: list[str] = []
         self._completions, self._random = completions, random
+        self._all_heads = bytearray()
+        """Digests of the chain after each event, one after another."""
         self._rewards: dict[tuple[str, int], float] = {}
 
-    def receive(self, envelope: Envelope) -> None:
+    def receive(self, envelope: Envelope) -> None:  # noqa: C901 - one line for each kind
         """Receive the next event."""
         self.chain.add(envelope)
+        self._all_heads += bytes.fromhex(self.chain.head)
         self.auditor.envelope(envelope)
         if (kind := KINDS.get(envelope.subject)) is None:
             return
@@ -64,6 +70,8 @@ class VerifiedLog:
         match message:
             case RunStarted() | RunResumed():
                 self.recipe = message.recipe
+            case RunForked():
+                self.forks.append(message)
             case CheckpointCommitted():
                 self.saved[message.step] = message
                 self.heads[envelope.sequence] = self.chain.head
@@ -77,6 +85,11 @@ class VerifiedLog:
                 self._draw(envelope, message)
             case TrajectoryExported():
                 self._compare_reward(envelope.sequence, message)
+
+    def head_after(self, sequence: int) -> str:
+        """Returns the head of the chain after an event of a log that begins with event 1."""
+        size = sha256().digest_size
+        return self._all_heads[(sequence - 1) * size : sequence * size].hex()
 
     def _draw(self, envelope: Envelope, event: EpisodeScored) -> None:
         """Keep each scored episode with equal probability (reservoir sampling)."""

@@ -29,6 +29,7 @@ from areal_actors.replay.verification import Drawn, Verification
 from areal_actors.replay.verified_log import VerifiedLog, draw_steps
 from areal_actors.rewards import MODEL, Reward, resolve_reward
 from areal_actors.rewards.judge.settings import has_judge
+from areal_actors.training.checkpoint_store import CHECKPOINTS
 from areal_actors.weights.manifest import PROOF
 from areal_actors.weights.manifest import verify as verify_manifest
 from areal_actors.weights.weight_files import checksum_of, stored_tensors
@@ -97,6 +98,7 @@ class CheckpointCheck:
             log = await self._read_log(copy, completions)
             self._compare_proof(proof)
             self._compare_chain(log)
+            self._compare_prefixes(log)
             self._compare_audit(log)
             self._compare_recipe(log)
             self._compare_files()
@@ -155,6 +157,17 @@ class CheckpointCheck:
             f"log: the hash chain of its {log.chain.sequence:,} events has the head {log.chain.head}, the proof"
             f" {self.proof.head} after {self.proof.sequence:,}: an event from {sound + 1:,} to {until:,} was changed"
         )
+
+    def _compare_prefixes(self, log: VerifiedLog) -> None:
+        """Compare the beginning of a fork with its head at the fork, and with the proofs of the run that was forked."""
+        for forked in log.forks:
+            prefix = f"its {forked.prefix:,} events are those that the fork of {forked.parent} began with"
+            self._note("log", prefix, forked.head, log.head_after(forked.prefix))
+            for path in (self.run.path.parent / forked.parent / CHECKPOINTS).glob(f"*/{PROOF}"):
+                other = read_proof(path.parent)
+                if other.sequence <= forked.prefix:
+                    name = f"{forked.parent}/{path.parent.name}"
+                    self._note(name, "its log is the beginning of this", other.head, log.head_after(other.sequence))
 
     def _compare_audit(self, log: VerifiedLog) -> None:
         audit = log.auditor.audit
@@ -220,6 +233,11 @@ class CheckpointCheck:
                 differ.append(
                     f"reward: event {score.sequence:,}: episode {score.episode} was given {score.recorded:g}, but its"
                     f" output gets {score.error or f'{score.now:g}'}"
+                )
+            elif score is not None and (names := score.differing_metrics()):
+                differ.append(
+                    f"reward: event {score.sequence:,}: episode {score.episode} was given other numbers beside its"
+                    f" reward than its output gets: {', '.join(names)}"
                 )
         self.found.forged += differ[:MOST_FAULTS]
         if len(differ) > MOST_FAULTS:

@@ -15,16 +15,19 @@ from areal_actors.messages import (
     EpisodeScored,
     PoolsMeasured,
     RunEpisode,
+    RunForked,
     RunResumed,
     RunStopping,
     SourcesChanged,
     TrajectoryDropped,
 )
+from areal_actors.messages.episode_ends import FORKED
 from areal_actors.runtime.actor import Actor, Context, on
 from areal_actors.tasks.attempts import Attempt, Attempts, first_attempt
 from areal_actors.tasks.curriculum.schedule import Schedule, ScheduleState
 from areal_actors.tasks.roles import read_role
 
+OTHER_SETTINGS = "it was started with the settings of the run before the fork"
 SURPLUS = "the last batch was formed before its group was complete (staleness_gate.surplus_groups)"
 
 
@@ -170,6 +173,15 @@ class TaskSource(Actor):
     @on
     def trajectory_dropped(self, event: TrajectoryDropped) -> None:
         self.attempts.remove_episode(event.episode)
+
+    @on
+    def run_forked(self, event: RunForked) -> Iterator[EpisodeAbandoned]:
+        """Abandon episodes that have the settings of the run before the fork, in place of running them again."""
+        for episode, attempt in list(self.attempts.latest.items()):
+            if int(episode.partition(".")[0]) < event.discarded_below and not attempt.scored:
+                work = msgspec.structs.replace(self._first_attempt(episode), attempt=attempt.number, attempts_left=0)
+                self.attempts.remove_episode(episode)
+                yield EpisodeAbandoned(work=work, reason=FORKED, detail=OTHER_SETTINGS)
 
     @on
     def run_stopping(self, _: RunStopping) -> None:

@@ -68,18 +68,23 @@ class Optimization:
             else make_optimizer(self.parameters, settings)
         )
         self._settings = settings
+        self._by_recipe = [
+            {name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups
+        ]
+        """Settings of each group of parameters."""
         self._total_steps = total_steps
         self._ranks = ranks
         self.set_steps(0)
 
     def set_steps(self, steps: int) -> None:
-        """Set the learning rate to that after this many steps.
+        """Set the learning rate to that after this many steps, and the other settings to those of the recipe.
 
-        Load the optimizer's state first, because it contains learning rates too.
-        A run resumed under another recipe follows the new recipe.
+        Load the optimizer's state first, because it contains settings too.
+        A run that goes on under another recipe follows the new recipe.
         """
         self.steps = steps
-        for group in self.optimizer.param_groups:
+        for group, by_recipe in zip(self.optimizer.param_groups, self._by_recipe, strict=True):
+            group.update(by_recipe)
             group["lr"] = learning_rate(self._settings, steps, self._total_steps)
         if (muon_lr := self._settings.muon_lr) is not None:
             own = msgspec.structs.replace(self._settings, lr=muon_lr)

@@ -71,20 +71,41 @@ async def copy_log(source: Streams, target: Streams, first: int, end: int) -> No
     """
     config = await _config(source, source.log)
     await target.api(f"STREAM.CREATE.{target.log}", {**config, "first_seq": first})
+    await copy_events(source, target, range(first, end + 1), first)
+
+
+async def copy_events(source: Streams, target: Streams, events: Sequence[int], place: int) -> int:
+    """Append events of a log, named by their ascending sequences, to a log on another server, of any name.
+
+    `place` is the sequence of the first there. Returns the sequence of the last there, `place - 1` if there is none.
+
+    Raises:
+        LogUnavailable: an event was written under another sequence.
+    """
+    if not events:
+        return place - 1
     reader = NatsLogReader(source, [source.prefix + ">"], "log copy")
-    await reader.open("all", first - 1)
+    await reader.open("all", events[0] - 1)
+    position = events[0]
     try:
-        for start in range(first, end + 1, _TOGETHER):
-            wanted = range(start, min(start + _TOGETHER, end + 1))
-            payloads = [(await reader.next_raw(sequence))[1] for sequence in wanted]
+        for start in range(0, len(events), _TOGETHER):
+            payloads = []
+            for wanted in events[start : start + _TOGETHER]:
+                while position < wanted:
+                    await reader.next_raw(position)
+                    position += 1
+                payloads.append((await reader.next_raw(wanted))[1])
+                position += 1
             written = await asyncio.gather(*(_append(target, payload) for payload in payloads))
-            if written != list(wanted):
+            expected = list(range(place + start, place + start + len(payloads)))
+            if written != expected:
                 raise LogUnavailable(
-                    f"events {wanted[0]} to {wanted[-1]} were written as {written[0]} to {written[-1]}; the old log is"
-                    " unchanged"
+                    f"events {expected[0]} to {expected[-1]} were written as {written[0]} to {written[-1]}; the old log"
+                    " is unchanged"
                 )
     finally:
         await reader.close()
+    return place + len(events) - 1
 
 
 async def _append(target: Streams, payload: bytes) -> int:
