@@ -26,17 +26,12 @@ UNREWARDED = "unrewarded"
 """Reason of a session of a served model that ended without a reward: its feedback may come at any time."""
 NO_CONSENT = "consent"
 """Reason of a session from which nothing may be learned."""
-<<<<<<< HEAD
 REDACTED = "redacted"
 """Reason of a session in which a rule of `log.redaction` matches: neither its tokens nor its texts are kept."""
-NOT_FAILED = frozenset({SURPLUS, UNUSED, UNREWARDED, NO_CONSENT, REDACTED})
-BY_RECIPE = ("filtered", SURPLUS)
-=======
 FORKED = "forked"
 """Reason of an episode that is not trained, because a fork has other settings of its episodes."""
-NOT_FAILED = frozenset({SURPLUS, UNUSED, UNREWARDED, NO_CONSENT, FORKED})
+NOT_FAILED = frozenset({SURPLUS, UNUSED, UNREWARDED, NO_CONSENT, REDACTED, FORKED})
 BY_RECIPE = ("filtered", SURPLUS, FORKED)
->>>>>>> work-A
 """Reasons of dropped trajectories that are no loss: the recipe asks for it."""
 LONGEST_DEED = 100
 """Characters of the deed by which a model ended an episode."""
