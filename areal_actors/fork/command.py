@@ -20,13 +20,14 @@ from areal_actors.fork.folder import write_fork
 from areal_actors.fork.folds import fold_beginning
 from areal_actors.fork.recorded_run import Beginning, RecordedRun
 from areal_actors.hosts.portable_recipe import code_digest
-from areal_actors.proof.proof import PROOF, read_proof
+from areal_actors.proof.proof import read_proof
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recovery.log_recovery import read_positions
 from areal_actors.recovery.resume import list_kept_steps, read_kept_recipe, run_to_resume
 from areal_actors.stages.run_stages import start_command
 from areal_actors.supervision.disk_watch import refuse_full_disk
 from areal_actors.training.checkpoint_store import CheckpointStore
+from areal_actors.weights.manifest import PROOF
 from areal_bus.claims import check_out
 from areal_bus.log_check import check_log
 from areal_bus.server import resolve_server

@@ -12,9 +12,9 @@ from areal_actors.folder.run_folder import RunFolder
 from areal_actors.fork.changes import ForkedRecipe
 from areal_actors.fork.recorded_run import Beginning
 from areal_actors.messages import KINDS, RunForked
-from areal_actors.proof.proof import PROOF
 from areal_actors.recovery.log_recovery import POSITION, note_log_end
 from areal_actors.supervision.run_session import publish
+from areal_actors.weights.manifest import PROOF
 from areal_bus.log_rewrite import copy_events
 from areal_bus.nats import NatsBus
 
