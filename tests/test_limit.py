@@ -75,7 +75,7 @@ def with_agents(measured, **fields):
     return msgspec.structs.replace(measured, roles=roles)
 
 
-def test_agents_that_only_wait_are_told_from_those_that_get_no_core():
+def test_agents_that_only_wait_differ_from_those_that_get_no_core():
     measured = load(calls=2.0, used=2.0, bounds={"staleness": 0.9})
     waiting = find_limit(with_agents(measured, cpu=0.3, cpu_waits=0.1), [], recipe())
     assert waiting.sentence.startswith("The agent limits")
