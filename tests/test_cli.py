@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from areal_actors.cli import arguments_of, main
+from areal_actors.cli import arguments, arguments_of, main
 from areal_actors.cli.arguments import parse_command_line
+from areal_actors.cli.command_groups import GROUPS
 
 ROOT = Path(__file__).parent.parent
 RECIPE = "recipes/gsm8k_grpo.toml"
@@ -224,3 +225,15 @@ def test_the_package_runs_as_a_module():
         [sys.executable, "-m", "areal_actors", "--version"], capture_output=True, text=True, timeout=300, check=True
     )
     assert done.stdout.startswith("areal-actors ")
+
+
+def test_every_command_is_in_one_group_of_the_help(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    names = arguments._parser()[1]
+    grouped = [name for group in GROUPS.values() for name in group]
+    assert sorted(grouped) == sorted(names)
+    assert all(f"\n    {name} " in text or f"\n    {name}\n" in text for name in names)
+    assert max(map(len, text.splitlines())) <= 80
+    assert len(GROUPS) == 5

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from areal_actors import __version__
+from areal_actors.cli.command_groups import GroupedParser
 from areal_actors.cli.export_arguments import add_export, add_import
 from areal_actors.cli.fork_arguments import add_fork
 from areal_actors.cli.gateway_arguments import add_gateway_command
@@ -122,7 +123,8 @@ def _with_settings(words: Sequence[str], parser: argparse.ArgumentParser) -> lis
 
 def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     """Returns the parser and the names of its commands."""
-    parser = argparse.ArgumentParser(
+    summaries: dict[str, str] = {}
+    parser = GroupedParser(
         prog=COMMAND,
         description=(
             "Fully asynchronous reinforcement learning of language-model agents, as asyncio actors on one message bus."
@@ -130,9 +132,13 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         epilog=f"`{COMMAND} COMMAND --help` describes each command.",
     )
     parser.add_argument("--version", action="version", version=f"{COMMAND} {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.summaries = summaries
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, parser_class=argparse.ArgumentParser
+    )
 
     def command(name: str, do: str, summary: str, about: str, epilog: str = "") -> argparse.ArgumentParser:
+        summaries[name] = summary
         subparser = commands.add_parser(
             name,
             help=summary,
@@ -209,7 +215,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     examine = command("doctor", "run.doctor:doctor", "print what this machine has and lacks for a run", about)
     takes_json(examine)
     takes_folder(examine)
-    add_installed_commands(commands)
+    summaries |= add_installed_commands(commands)
     return parser, list(commands.choices)
 
 

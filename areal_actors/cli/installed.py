@@ -13,15 +13,19 @@ from areal_actors.core.installed_parts import installed_parts
 DO = "installed:run"
 
 
-def add_installed_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """List the commands in `--help`; a command parses its own words, `--help` among them. Nothing is imported."""
+def add_installed_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> dict[str, str]:
+    """Add the commands; each parses its own words, `--help` among them. Nothing is imported.
+
+    Returns their summaries.
+    """
+    summaries: dict[str, str] = {}
     for name, part in installed_parts("command").items():
         if name not in commands.choices:
-            parser = commands.add_parser(
-                name, help=f"from {part.distribution} {part.version}", add_help=False, prefix_chars="\0"
-            )
+            summaries[name] = f"from {part.distribution} {part.version}"
+            parser = commands.add_parser(name, add_help=False, prefix_chars="\0")
             parser.add_argument("rest", nargs="*")
             parser.set_defaults(do=DO, command=name)
+    return summaries
 
 
 def run(options: argparse.Namespace) -> int:
