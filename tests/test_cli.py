@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_actors.cli import arguments, arguments_of, main
-from areal_actors.cli.arguments import parse_command_line
+from areal_actors.cli import arguments_of, main
+from areal_actors.cli.arguments import _parser, parse_command_line
 from areal_actors.cli.command_groups import GROUPS
 
 ROOT = Path(__file__).parent.parent
@@ -231,7 +231,7 @@ def test_every_command_is_in_one_group_of_the_help(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
-    names = arguments._parser()[1]
+    names = _parser()[1]
     grouped = [name for group in GROUPS.values() for name in group]
     assert sorted(grouped) == sorted(names)
     assert all(f"\n    {name} " in text or f"\n    {name}\n" in text for name in names)
