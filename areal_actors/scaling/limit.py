@@ -27,6 +27,8 @@ PROCESSES: dict[Party, str] = {
 NO_LOAD = RoleLoad(workers=0, slots=0, busy=0.0, waiting=0.0)
 WAITS = 0.1
 """Share of the time that the trainer waits from which something else than training limits the run."""
+TRAINS = 0.25
+"""Share of the time that training has to take for generation beside it to gain much."""
 PUBLISHES = 0.25
 """Share of the time from which publishing weights is what limits it."""
 MAIN = 0.5
@@ -127,13 +129,13 @@ class _Judgement:
             (bounds.get("weights", 0.0) >= MAIN, self._of_loading),
             (self.in_rewards >= MAIN, self._of_rewards),
             (self._is_blocked(), self._of_agents),
+            (gate.max_staleness == 0 and free and self.waits < 1.0 - TRAINS, self._of_turns),
             (self._queues(), self._of_the_engine),
             (self.in_agents >= MAIN and (free or self._waits_outside()), self._of_agents),
             (self.load.gateway_cpu >= BUSY, self._of_the_gateway),
             (not free and self._cpu_share("agents") >= DOMINATES, self._of_agents),
             (not free and self._cpu_share("gateway") >= DOMINATES, self._of_the_gateway),
             (not free and self._cpu_share("engine") < DOMINATES, self._of_the_machine),
-            (gate.max_staleness == 0 and free and self.waits < 1.0 - WAITS, self._of_turns),
             (bounds.get("concurrency", 0.0) >= MAIN and free, self._of_concurrency),
         )
         return next((cause for is_it, cause in causes if is_it), self._of_the_engine)()
