@@ -13,7 +13,7 @@ from areal_bus.nats import NatsBus
 from areal_bus.server import EmbeddedServer
 from areal_bus.store_key import begin_encrypted, is_encrypted
 
-TEXT = "a sentence that nobody else may read"
+TEXT = "a sentence for its reader alone"
 KEY = "0123456789abcdef-secret"
 
 

@@ -120,6 +120,23 @@ def test_every_call_is_recorded_with_its_ids_and_their_logprobs(server, model, t
         assert np.abs(np.array(call["logprobs"]) - expected).max() < 1e-4
 
 
+def test_calls_in_which_a_rule_matches_are_recorded_without_tokens_and_texts(server, tmp_path):
+    with gateway(server, tmp_path, "--redact", "email", "phone") as (base_url, key, _, running):
+        client = openai.OpenAI(base_url=base_url, api_key=key, max_retries=0)
+        for text in ("2 + 3 =", "of ann@example.com"):
+            messages = [{"role": "user", "content": text}]
+            answer = client.chat.completions.create(model="default", messages=messages, max_tokens=8, temperature=0)
+        messages += [answer.choices[0].message.model_dump(include={"role", "content"}), *QUESTION]
+        client.chat.completions.create(model="default", messages=messages, max_tokens=8)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 0
+    first, *matched = recorded(tmp_path)
+    assert {"prompt_ids", "token_ids", "logprobs", "answer"} <= first.keys()
+    assert [call["redacted"] for call in matched] == [{"email": 1}] * 2
+    assert all(not {"prompt_ids", "token_ids", "logprobs", "answer"} & call.keys() for call in matched)
+    assert b"ann@example" not in (tmp_path / "calls.jsonl").read_bytes()
+
+
 def test_a_key_of_ones_own_and_sessions_over_http(server, tmp_path):
     with gateway(server, tmp_path, "--key", "my-key", "--record", "mine.jsonl") as (base_url, key, admin, _):
         assert key == "my-key"

@@ -85,12 +85,14 @@ async def serving(runtime):
 async def talk(harness, *messages, **started):
     """A session with a call for each message, each after the other; its id, its key and its calls."""
     given = await harness.started(**started)
-    said, calls = [], []
+    spoken, calls = [], []
     for message in messages:
-        said.append({"role": "user", "content": message})
-        status, answer = await harness.post("/v1/chat/completions", {"model": "m", "messages": said}, given["api_key"])
+        spoken.append({"role": "user", "content": message})
+        status, answer = await harness.post(
+            "/v1/chat/completions", {"model": "m", "messages": spoken}, given["api_key"]
+        )
         assert status == 200, answer
-        said.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+        spoken.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
         calls.append(answer["id"])
     return given["session_id"], given["api_key"], calls
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Protocol, cast
 
 from areal_actors.core.bus_settings import BusSettings
 from areal_actors.core.layers import Key
@@ -40,18 +40,20 @@ class LogTables(Protocol):
 
 
 def find_problems(
-    log: LogTables, policies: Mapping[str, Any], bus: BusSettings, facts: RunFacts, *, record_actor_io: bool
+    log: object, policies: object, bus: BusSettings, facts: RunFacts, *, record_actor_io: bool
 ) -> Problems:
     """Yields every problem that keeps rules from being applied, or a log from being kept within its limits."""
-    if log.encrypt:
+    tables = cast("LogTables", log)
+    redaction, retention = tables.redaction, tables.retention
+    if tables.encrypt:
         yield from _without_key(bus)
-    if log.redaction.is_on():
-        yield from _wrong_rules(log.redaction)
-        yield from _unreachable(policies, facts, is_taped=record_actor_io)
-    if log.retention.is_on() and not facts.is_serving:
+    if redaction.is_on():
+        yield from _wrong_rules(redaction)
+        yield from _unreachable(facts, has_policies=bool(policies), is_taped=record_actor_io)
+    if retention.is_on() and not facts.is_serving:
         fault = "found limits, but only the log of `areal-actors serve` has them"
         yield RETENTION, f"{fault}; leave the table out, and use log.keep and log.max_mb for a run that trains"
-    elif log.retention.is_on() and bus.url:
+    elif retention.is_on() and bus.url:
         yield RETENTION, "found limits, but the log is on the server of bus.url; set max_age and max_bytes there"
 
 
@@ -85,12 +87,12 @@ def _without_key(bus: BusSettings) -> Problems:
         yield ("log", "encrypt"), f"found true: {error}"
 
 
-def _unreachable(policies: Mapping[str, Any], facts: RunFacts, *, is_taped: bool) -> Problems:
+def _unreachable(facts: RunFacts, *, has_policies: bool, is_taped: bool) -> Problems:
     """Yields settings with which texts would be written that no rule has seen."""
     if not (facts.is_serving or facts.is_online):
         fault = "found rules, but they are for sessions of external agents, which this run does not have"
         yield REDACTION, f"{fault}; leave the table out, or clean the dataset"
-    elif policies:
+    elif has_policies:
         yield (
             REDACTION,
             "found rules, but sessions of several policies do not have them; leave the table or policies out",

@@ -42,7 +42,7 @@ class Redaction:
     """The rules of a recipe."""
 
     def __init__(self, rules: dict[str, Find], key: bytes = b"") -> None:
-        """`key` makes pseudonyms that nobody without it can compute from a name."""
+        """`key` makes pseudonyms, which cannot be computed from a name without it."""
         self.rules = rules
         self.key = key
 

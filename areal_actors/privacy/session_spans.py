@@ -1,4 +1,4 @@
-"""Where the sessions of a log begin and when they ended: a fold by which old sessions are deleted whole.
+"""Beginnings and ends of the sessions of a log: a fold by which old sessions are deleted whole.
 
 The log loses its beginning only, so that an event is kept as long as a session that began before it is.
 """

@@ -28,7 +28,7 @@ VOCABULARY = "served.vocabulary"
 
 
 class AskedModel(msgspec.Struct):
-    """What a log whose beginning was deleted no longer has of the published weights."""
+    """Facts about the published weights that a log whose beginning was deleted no longer has."""
 
     weight_version: int
     asked: WeightsLocation | None
