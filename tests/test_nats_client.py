@@ -6,11 +6,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import suppress
+from urllib.parse import urlsplit
 
+import pytest
+from nats.aio.client import Srv
 from nats.aio.msg import Msg
 from support.bus_cases import connected
 from test_bus_restarts import killed_and_restarted, server
 
+from areal_bus.nats_client import DirectClient
 from areal_bus.server import EmbeddedServer
 
 __all__ = ["server"]  # the fixture
@@ -79,3 +84,20 @@ async def test_what_a_stopped_server_does_not_read_waits_for_it(server: Embedded
         os.kill(server.pid, signal.SIGCONT)
         found = await received(messages, 60)
     assert [int(message.data.partition(b" ")[0]) for message in found] == list(range(60))
+
+
+async def test_an_attempt_to_connect_ends_with_a_cancellation_that_was_lost(server: EmbeddedServer) -> None:
+    client = DirectClient()
+    connecting = asyncio.Event()
+
+    async def attempt_again() -> None:
+        connecting.set()
+        with suppress(asyncio.CancelledError):  # as `asyncio.wait_for` does if its future ends at the same time
+            await asyncio.sleep(300)
+        await client._connect_to_server(Srv(urlsplit("nats://127.0.0.1:9")))
+
+    task = asyncio.create_task(attempt_again())
+    await connecting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -53,8 +53,12 @@ class DirectClient(Client):
         """Close the connection of an attempt that was refused, which the library forgets.
 
         A connection that ended during its TLS handshake never reports that it is closed: its end went to the
-        handshake's protocol.
+        handshake's protocol. `asyncio.wait_for` of Python 3.11 loses a cancellation that arrives as its future ends
+        (python/cpython#86296), so that an attempt that has just failed would be followed by others without an end.
         """
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
         refused: Any = self._transport
         if refused:
             refused.close()
