@@ -61,11 +61,12 @@ async def test_a_handshake_that_is_cut_is_tried_again(tmp_path: Path) -> None:
         bus = await NatsBus.connect(url, "run", name="here", kinds=KINDS)
         sequence = await bus.publish(failed(), Stamp(id="1", sender="a", time=0.0))
         cut = 1
-        await server.restart()
+        again = await server.restart()
         assert await bus.publish(failed(), Stamp(id="2", sender="a", time=0.0)) == sequence + 1
         assert cut == 3
         await bus.close()
         proxy.close()
+        await again.stop()
 
 
 async def test_an_encrypted_bus_carries_messages_of_which_nothing_is_readable(tmp_path: Path) -> None:
