@@ -24,10 +24,10 @@ class LimitVerdict(NamedTuple):
 
 def measured_lines(load: LoadMeasured) -> list[str]:
     """Returns the figures of the verdict, all of one interval."""
-    return [f"{label:<12}{text}" for label, text in _measured(load)]
+    return [f"{label:<12}{text}" for label, text in _list_figures(load)]
 
 
-def _measured(load: LoadMeasured) -> Iterator[tuple[str, str]]:
+def _list_figures(load: LoadMeasured) -> Iterator[tuple[str, str]]:
     shares = {
         "trains": 1.0 - load.trainer_waits - load.publishes,
         "waits for batches": load.trainer_waits,

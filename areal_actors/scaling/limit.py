@@ -111,7 +111,7 @@ class _Judgement:
         self.rewards = load.roles.get("reward_worker", NO_LOAD)
         self.agents = load.roles.get("rollout_worker", NO_LOAD)
         self.in_calls, self.in_rewards, self.in_agents = share_episodes(load)
-        self.blocked = max((_measured(block) for block in blocked), default=None)
+        self.blocked = max((_take_block(block) for block in blocked), default=None)
         self.has_free_core = has_free_core(load)
         self.cpu = cpu_of_parties(load)
         if recipe.task.runner != "inline":  # agents have processes of their own
@@ -335,5 +335,5 @@ class _Judgement:
             yield f"no CPU core is free: {shares} of {load.cores}"
 
 
-def _measured(event: EventLoopBlocked) -> Blocked:
+def _take_block(event: EventLoopBlocked) -> Blocked:
     return Blocked(event.seconds, event.line or "an agent's code", event.innermost)
