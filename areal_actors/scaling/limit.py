@@ -142,8 +142,9 @@ class _Judgement:
 
     def _waits_outside(self) -> bool:
         """Returns True if agents neither compute nor wait for a core most of the time."""
+        is_known = self.agents.cpu_waits > 0.0 or self.has_free_core
         is_idle = 0.0 < self.agents.cpu + self.agents.cpu_waits < IDLE
-        return is_idle and self._cpu_share("agents") < DOMINATES
+        return is_known and is_idle and self._cpu_share("agents") < DOMINATES
 
     def _cpu_share(self, party: Party) -> float:
         return self.cpu[party] / max(self.load.run_cpu, sum(self.cpu.values()), 1e-9)
