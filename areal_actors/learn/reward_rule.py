@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -34,10 +34,20 @@ def load_rule(spec: str) -> Rule:
     Raises:
         SetupError: there is no such file or function.
     """
-    rule: Rule = load_named(spec, Path.cwd())
-    if not callable(rule):
-        raise SetupError(f"--reward: `{spec}` is no function; write FILE.py:FUNCTION")
+    rule: Rule = load_function(spec)
     return rule
+
+
+def load_function(spec: str) -> Any:
+    """Returns the function of `--reward FILE.py:FUNCTION`, relative to the working folder.
+
+    Raises:
+        SetupError: there is no such file or function.
+    """
+    function = load_named(spec, Path.cwd())
+    if not callable(function):
+        raise SetupError(f"--reward: `{spec}` is no function; write FILE.py:FUNCTION")
+    return function
 
 
 def apply_rule(read: RecordedSessions, rule: Rule, spec: str, run: Run) -> str:

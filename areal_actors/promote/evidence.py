@@ -11,8 +11,9 @@ from areal_actors.canary.verdict import CandidateVerdict
 from areal_actors.core.errors import SetupError
 from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import WeightsLocation
+from areal_actors.learn.reward_rule import load_function
 from areal_actors.messages import CandidatePublished, WeightsPublished
-from areal_actors.promote.judged_shadow import compare_judged, load_judge
+from areal_actors.promote.judged_shadow import compare_judged
 from areal_actors.promote.sampled_answers import SampledAnswers
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.tokenization.tokenizer import ChatTokenizer
@@ -33,7 +34,6 @@ class CandidateEvidence:
         self._folder = folder
         self._answers = SampledAnswers()
         self._locations: dict[int, WeightsLocation] = {}
-        self._at: CandidatePublished | None = None
         self.sentences: list[str] = []
         """For people."""
 
@@ -42,8 +42,6 @@ class CandidateEvidence:
         self._answers.fold(event)
         if isinstance(event, (WeightsPublished, CandidatePublished)):
             self._locations[event.weight_version] = event.location
-        if isinstance(event, CandidatePublished):
-            self._at = event
 
     def judge_shadow(self, trial: CandidateTrial, spec: str) -> None:
         """Compare the answers of a shadow with the served ones by a function, in place of rewards.
@@ -59,21 +57,22 @@ class CandidateEvidence:
             )
         tokenizer = ChatTokenizer.load(self._model(at.weight_version))
         decode = functools.partial(tokenizer.decode, skip_special=False)
-        judged = compare_judged(self._answers.pairs(), load_judge(spec), spec, at, decode)
+        judged = compare_judged(self._answers.pairs(), load_function(spec), spec, at, decode)
         trial.comparisons[REWARD] = judged
         self.sentences.append(f"rewards are those of {spec}, for both answers to a prompt; a session is a pair")
 
-    def limit_divergence(self, verdict: CandidateVerdict, most: float) -> CandidateVerdict:
+    def limit_divergence(self, trial: CandidateTrial, verdict: CandidateVerdict, most: float) -> CandidateVerdict:
         """Measure the divergence of each version from the other; promote only what is shown to be below a limit.
 
         Args:
+            trial: of the log.
             verdict: without this limit.
             most: largest divergence, in nats a token.
 
         Raises:
             SetupError: one version has no answers yet, or its weights are gone.
         """
-        at = self._at
+        at = trial.published
         assert at is not None
         highest = 0.0
         names = {at.weight_version: "candidate", at.serving_version: "served version"}

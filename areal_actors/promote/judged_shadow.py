@@ -7,31 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from statistics import fmean
 
 from areal_actors.canary.comparison import MetricComparison
 from areal_actors.canary.trial import REWARD
 from areal_actors.core.errors import SetupError
-from areal_actors.core.loading import load_named
 from areal_actors.messages import CandidatePublished
 from areal_actors.promote.sampled_answers import AnswerPair, SampledAnswer
 
 Judge = Callable[[str, str], float]
 """Quality of an answer by prompt and answer, both as the model had them."""
 Decode = Callable[[Sequence[int]], str]
-
-
-def load_judge(spec: str) -> Judge:
-    """Returns the function of `FILE.py:FUNCTION`.
-
-    Raises:
-        SetupError: there is no such file or function.
-    """
-    judge: Judge = load_named(spec, Path.cwd())
-    if not callable(judge):
-        raise SetupError(f"--reward: `{spec}` is no function; write FILE.py:FUNCTION")
-    return judge
 
 
 def compare_judged(

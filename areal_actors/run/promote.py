@@ -59,7 +59,7 @@ def promote(
         evidence.judge_shadow(trial, reward)
     verdict = _verdict(trial, recipe.run, is_rollback=is_rollback)
     if most_divergence is not None and trial.decided is None and not is_rollback:
-        verdict = evidence.limit_divergence(verdict, most_divergence)
+        verdict = evidence.limit_divergence(trial, verdict, most_divergence)
     sys.stdout.write(describe_comparison(trial, verdict, evidence.sentences, as_json=as_json))
     if verdict.decision is None or is_dry_run or _is_decided(trial, is_rollback=is_rollback):
         return DONE if verdict.decision == "promoted" or is_rollback else REFUSED

@@ -9,6 +9,8 @@ import psutil
 
 from areal_actors.scaling.machine_usage import MachineUsage
 
+LOOKED_FOR_EVERY = 5
+"""Measurements after which descendants are looked for again."""
 IDLE = ("idle", "iowait", "guest", "guest_nice")
 """Times of a core in which it computes nothing, or that another one has, too."""
 
@@ -18,6 +20,9 @@ class MachineMeter:
 
     def __init__(self) -> None:
         self._own = psutil.Process()
+        self._processes = [self._own]
+        """This process and its descendants, when they were last looked for."""
+        self._measured = 0
         self._seconds: dict[tuple[int, float], float] = {}
         self._ended = 0.0
 
@@ -33,8 +38,11 @@ class MachineMeter:
             return None
 
     def _measure_run(self) -> float:
+        if self._measured % LOOKED_FOR_EVERY == 0:  # a walk through all processes of the machine
+            self._processes = [self._own, *self._own.children(recursive=True)]
+        self._measured += 1
         seconds: dict[tuple[int, float], float] = {}
-        for process in (self._own, *self._own.children(recursive=True)):
+        for process in self._processes:
             with suppress(psutil.Error):
                 spent = process.cpu_times()
                 seconds[process.pid, process.create_time()] = spent.user + spent.system
