@@ -109,12 +109,12 @@ def test_what_is_shown_is_the_same_recipe_when_read_again(cuda, tmp_path, monkey
         written = tmp_path / f"{name}.toml"
         written.write_text(explain(found))
         assert load([written], [], found.cuda).recipe == found.recipe, name
-        assert shown_settings(found.recipe)[1], name
+        assert shown_settings(found.recipe, found.cuda)[1], name
 
 
 def test_a_setting_that_is_stated_or_used_is_shown():
-    def shown(**changes):
-        tables, left_out = shown_settings(msgspec.convert({**USUAL, **changes}, Recipe))
+    def shown(devices=0, **changes):
+        tables, left_out = shown_settings(msgspec.convert({**USUAL, **changes}, Recipe), CudaDevices(devices, ""))
         return tables, {".".join(key) for key in left_out}
 
     tables, left_out = shown()
@@ -124,6 +124,11 @@ def test_a_setting_that_is_stated_or_used_is_shown():
     assert tables["chaos"]["after_steps"] == 3, "without effect, but stated"
     assert {"chaos", "generation.server"}.isdisjoint(left_out)
     assert {"generation.start_check", "generation.scripted"} <= left_out
+    devices = {"trainer.devices", "trainer.memory_fraction", "generation.devices", "generation.memory_fraction"}
+    assert {*devices, "generation.sleep", "gateway.advertise", "gateway.default_consent"} <= left_out
+    assert devices.isdisjoint(shown(devices=8)[1])
+    assert "gateway.advertise" not in shown(bus={"host": "10.0.0.1"})[1]
+    assert "trainer.devices" not in shown(trainer={"devices": [0]})[1]
     tables, left_out = shown(task={"dataset": "arithmetic"}, algorithm={"name": "sft"})
     assert {"gateway", "sampling", "batcher", "staleness_gate", "generation"} <= left_out
     assert "max_length" in tables["task"]

@@ -20,6 +20,8 @@ from areal_actors.gateway.settings import TEMPLATE_WORDS, GatewaySettings
 from areal_actors.tokenization.tool_parsers.families import format_names
 
 LAST_PORT = 65_535
+ONLY_EXTERNAL = ("feedback", "idle_timeout_seconds", "reservation_ttl_seconds", "default_consent", "recorded_baggage")
+"""Settings of external agents."""
 
 
 def find_problems(
@@ -92,14 +94,16 @@ def _several(gateway: GatewaySettings, count: int, bus: BusSettings) -> Problems
             yield ("gateway", "port"), f"{fault}; write another"
 
 
-def unused_settings(gateway: GatewaySettings, bus: BusSettings, facts: RunFacts) -> Iterator[Key]:
+def unused_settings(gateway: GatewaySettings, bus: BusSettings, task: TaskSettings, facts: RunFacts) -> Iterator[Key]:
     """Yields settings without effect.
 
-    Those of external agents where there are none, the key of a certificate that is not named, and the number of
-    gateways of hosts that cannot join.
+    Those of external agents where there are none, the address for agents elsewhere where all are in processes of the
+    run, the key of a certificate that is not named, and the number of gateways of hosts that cannot join.
     """
     if not (facts.is_online or facts.is_served or facts.is_serving):
-        yield from (("gateway", name) for name in ("feedback", "idle_timeout_seconds", "reservation_ttl_seconds"))
+        yield from (("gateway", name) for name in ONLY_EXTERNAL)
+        if task.runner == "inline" and not task.container.service and not bus.host:
+            yield ("gateway", "advertise")
     if not bus.host:
         yield ("gateway", "joined")
     if not gateway.certificate:

@@ -43,7 +43,7 @@ def explain(resolved: Resolved, *, full: bool = False) -> str:
     """
     resolved = _without_secrets(resolved)
     parts = {
-        "The recipe with all defaults": to_toml(resolved.recipe) if full else _show_settings(resolved.recipe),
+        "The recipe with all defaults": to_toml(resolved.recipe) if full else _show_settings(resolved),
         "Profile": _comment_lines(profile_line(resolved)),
         "Supervision": _comment_lines(draw_tree(resolved.recipe.supervisors, resolved.recipe.actors)),
         "Plan": _comment_lines("\n".join((*plan(resolved.recipe), *device_plan(resolved)))),
@@ -270,10 +270,10 @@ def to_toml(recipe: Recipe) -> str:
     return "\n".join(_table((), msgspec.to_builtins(recipe))).strip()
 
 
-def _show_settings(recipe: Recipe) -> str:
+def _show_settings(resolved: Resolved) -> str:
     """Returns the settings that the run uses as TOML, and the names of the others in comments."""
-    tables, left_out = shown_settings(recipe)
-    names = ", ".join(_name_of(recipe, key) for key in left_out)
+    tables, left_out = shown_settings(resolved.recipe, resolved.cuda)
+    names = ", ".join(_name_of(resolved.recipe, key) for key in left_out)
     line = f"Without effect in this run, and not shown (--full prints them with their values): {names}"
     written = "\n".join(_table((), tables)).strip()
     return f"{written}\n\n{_comment_lines(textwrap.fill(line, 118))}" if left_out else written
@@ -295,7 +295,7 @@ def to_json(resolved: Resolved, *, full: bool = False) -> str:
     """
     answer: dict[str, Any] = msgspec.to_builtins(_without_secrets(resolved))
     if not full:
-        answer["recipe"], left_out = shown_settings(_without_secrets(resolved).recipe)
+        answer["recipe"], left_out = shown_settings(_without_secrets(resolved).recipe, resolved.cuda)
         answer["left_out"] = [".".join(key) for key in left_out]
     return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
 

@@ -12,17 +12,26 @@ from typing import Any
 import msgspec
 
 from areal_actors.core.actor_settings import ActorsSettings
+from areal_actors.core.devices import CudaDevices
 from areal_actors.core.layers import Key
 from areal_actors.recipe.part_checks import facts_of, part_checks
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.run_actors import CONCURRENT, COUNTED
 
+DEVICE_SETTINGS: tuple[Key, ...] = (
+    *((table, name) for table in ("trainer", "generation") for name in ("devices", "memory_fraction")),
+    ("generation", "sleep"),
+)
+"""Settings without effect on a machine without CUDA."""
 
-def shown_settings(recipe: Recipe) -> tuple[dict[str, Any], list[Key]]:
+
+def shown_settings(recipe: Recipe, cuda: CudaDevices) -> tuple[dict[str, Any], list[Key]]:
     """Returns the tables of a recipe without unused settings, and these settings in the order of the recipe."""
     tables: dict[str, Any] = msgspec.to_builtins(recipe)
     facts = facts_of(recipe, serving=False)
     named = {*_of_actors(facts.absent), *(key for check in part_checks() for key in check.find_unused(recipe, facts))}
+    if not cuda.count:
+        named.update(DEVICE_SETTINGS)
     removed = [key for key in named if _has_default(recipe, key, facts.absent) and _remove(tables, key)]
     left_out = {key if key[0] in tables else key[:1] for key in removed}
     return tables, sorted(left_out, key=lambda key: (Recipe.__struct_fields__.index(key[0]), key))
