@@ -237,6 +237,8 @@ class SimulatedRun:
     sigma: float
     seed: int = 0
     bus: MemoryBus = field(default_factory=lambda: MemoryBus(lease_seconds=60.0))
+    heartbeat_seconds: float = LONGEST_SECONDS
+    """Virtual seconds between two heartbeats of an actor."""
 
     def work(self) -> Work:
         """Sizes of the run."""
@@ -287,7 +289,9 @@ class SimulatedRun:
             for number in range(rollouts.count)
         }
         return {
-            "staleness_gate-0": StalenessGate(gate, group_size=group, batch_size=batch, steps=work.steps),
+            "staleness_gate-0": StalenessGate(
+                gate, group_size=group, batch_size=batch, steps=work.steps, chosen=recipe.autopilot.lowest()
+            ),
             "task_source-0": TaskSource(
                 Tasks(),
                 group_size=group,
@@ -312,7 +316,7 @@ class SimulatedRun:
             identity = Identity(instance=name, process=name, seed=self.seed)
             serving.append(
                 loop.create_task(
-                    Runtime(actor, self.bus, identity, now=loop.time, heartbeat_seconds=LONGEST_SECONDS).serve()
+                    Runtime(actor, self.bus, identity, now=loop.time, heartbeat_seconds=self.heartbeat_seconds).serve()
                 )
             )
         await asyncio.sleep(1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from simulated_run import (
@@ -20,20 +22,31 @@ from simulated_run import (
 from areal_actors.core.autoscale_settings import AutoscaleSettings
 from areal_actors.core.values import Task
 from areal_actors.generation.inference_worker import InferenceWorker
-from areal_actors.messages import KINDS, ActorStopped, AgentReturned, Heartbeat, LoadMeasured, ScaleDecided
+from areal_actors.messages import (
+    KINDS,
+    ActorStopped,
+    AgentReturned,
+    Heartbeat,
+    LimitDecided,
+    LoadMeasured,
+    ScaleDecided,
+)
 from areal_actors.rewards import Score
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.agent_runner import AgentResult
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.runtime.actor import Actor
 from areal_actors.runtime.runtime import Identity, Runtime
+from areal_actors.scaling.autopilot import Autopilot
 from areal_actors.scaling.decisions import Decider
 from areal_actors.scaling.load import LoadFold
+from areal_actors.supervision import load_watch
 from areal_bus import Stamp
 from areal_bus.base import Envelope
 from areal_bus.message import Event, Message
 
 TICK_SECONDS = 0.25
+Decide = Callable[[Message, float], ScaleDecided | LimitDecided | None]
 
 
 class ScoredAgent(SimulatedAgent):
@@ -67,10 +80,13 @@ class ScaledRun(SimulatedRun):
     """A simulated run that starts and drains workers by the decisions of its log."""
 
     autoscale: AutoscaleSettings = field(default_factory=AutoscaleSettings)
+    heartbeat_seconds: float = TICK_SECONDS
     reward_seconds: float = 0.0
     """Seconds of a score by a reward worker; 0: agents score themselves."""
     loads: list[LoadMeasured] = field(default_factory=list)
     decisions: list[ScaleDecided] = field(default_factory=list)
+    limits: list[LimitDecided] = field(default_factory=list)
+    """Decisions on the limits of the staleness gate."""
     workers: dict[str, tuple[Runtime, asyncio.Task[None]]] = field(default_factory=dict)
 
     def actors(self, loop: TimedLoop, trainer: SimulatedTrainer) -> dict[str, Actor]:
@@ -128,9 +144,9 @@ class ScaledRun(SimulatedRun):
         fold = LoadFold(
             slots, self.recipe.concurrent_groups() * size, size, self.recipe.steps, self.autoscale.window_seconds
         )
-        decider = Decider(self.autoscale)
+        decide = partial(load_watch.decide, Autopilot(self.recipe), Decider(self.autoscale))
         following = [
-            loop.create_task(self._events(loop, fold, decider, slots)),
+            loop.create_task(self._events(loop, fold, decide, slots)),
             loop.create_task(self._telemetry(fold)),
         ]
         following.append(loop.create_task(self._ticks(loop, fold)))
@@ -154,15 +170,17 @@ class ScaledRun(SimulatedRun):
             if (load := fold.tick(loop.time())) is not None:
                 await self.publish(loop, load)
 
-    async def _events(self, loop: TimedLoop, fold: LoadFold, decider: Decider, roles: dict[str, int]) -> None:
+    async def _events(self, loop: TimedLoop, fold: LoadFold, decide: Decide, roles: dict[str, int]) -> None:
         number, draining = 0, set()
         async for envelope in self.bus.log(follow=True):
             message = opened(envelope)
             fold.receive(message)
             if isinstance(message, LoadMeasured):
                 self.loads.append(message)
-            if (decision := decider.receive(message, envelope.time)) is not None:
+            if (decision := decide(message, envelope.time)) is not None:
                 await self.publish(loop, decision)
+            if isinstance(message, LimitDecided):
+                self.limits.append(message)
             if isinstance(message, ScaleDecided):
                 assert message.role in roles
                 self.decisions.append(message)

@@ -52,7 +52,7 @@ OF_ALL_ALGORITHMS = ("group_size", "critic", "role_field", "baseline_decay")
 KEEPS_BATCH = frozenset({*MAY_CHANGE, ("algorithm",), ("trainer",)})
 KEEPS_EPISODES = frozenset(
     {
-        *(("batcher",), ("staleness_gate",), ("evaluation",), ("steps",), ("trainer", "batch_size")),
+        *(("batcher",), ("staleness_gate",), ("autopilot",), ("evaluation",), ("steps",), ("trainer", "batch_size")),
         *(("algorithm", name) for name in ("role_field", "baseline_decay")),
         *(("task", name) for name in ("turn_discount", "branch_credit", "baseline_over")),
     }

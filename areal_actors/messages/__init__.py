@@ -117,7 +117,7 @@ from areal_actors.messages.run import (
     Wait,
     WatchProbe,
 )
-from areal_actors.messages.scaling import LoadMeasured, RoleLoad, ScaleDecided
+from areal_actors.messages.scaling import LimitDecided, LoadMeasured, RoleLoad, ScaleDecided
 from areal_actors.messages.session import (
     CapacityReserved,
     DescribeGateway,

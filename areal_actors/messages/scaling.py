@@ -1,8 +1,8 @@
-"""Messages about the load of a run, from which the number of its workers follows."""
+"""Messages about the load of a run, from which the number of its workers and the limits of its gate follow."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from areal_actors.core.values import Value
 from areal_bus.message import Event
@@ -70,3 +70,19 @@ class ScaleDecided(Event):
     workers: int
     """Workers that are to serve."""
     reason: str
+
+
+class LimitDecided(Event):
+    """The staleness gate is to work with another limit (`[autopilot]`)."""
+
+    subject: ClassVar[str] = "limit.decided"
+    setting: Literal["max_staleness", "max_concurrent"]
+    """Setting of `[staleness_gate]`, which stays its highest value."""
+    before: int
+    """Limit until now."""
+    value: int
+    """Limit from now on."""
+    reason: str
+    most_gain: float = 0.0
+    """Share of the time that the limit held back new groups while the trainer waited: more cannot be gained. 0 for a
+    change that is taken back."""

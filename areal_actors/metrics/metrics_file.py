@@ -72,6 +72,7 @@ class Metrics(Actor):
             | messages.OffPolicyChanged
             | messages.LoadMeasured
             | messages.ScaleDecided
+            | messages.LimitDecided
             | messages.Throughput
         ),
         context: Context,

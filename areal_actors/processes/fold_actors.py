@@ -55,6 +55,7 @@ def _staleness_gate(context: BuildContext) -> Actor:
             evaluation.every_steps if evaluation.tasks and evaluation.periodic_exact else 0,
             evaluation.periodic_mode,
         ),
+        chosen=recipe.autopilot.lowest(),
     )
 
 

@@ -13,6 +13,7 @@ import msgspec
 from areal_actors.batching.assembler import BatcherConfig
 from areal_actors.chaos.settings import ChaosSettings
 from areal_actors.core.actor_settings import ActorsSettings
+from areal_actors.core.autopilot_settings import AutopilotSettings
 from areal_actors.core.autoscale_settings import AutoscaleSettings
 from areal_actors.core.bus_settings import BusSettings
 from areal_actors.core.config import Config, PositiveInt
@@ -109,6 +110,7 @@ class Recipe(Config):
     chaos: ChaosSettings = ChaosSettings()
     hosts: HostsSettings = HostsSettings()
     autoscale: AutoscaleSettings = AutoscaleSettings()
+    autopilot: AutopilotSettings = AutopilotSettings()
     policies: dict[PolicyName, PolicySettings] = {}
     """Further policies, which agents call by name (docs/policies.md)."""
     policy: PolicyRole | None = None

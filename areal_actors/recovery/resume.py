@@ -39,6 +39,7 @@ MAY_CHANGE: frozenset[Key] = frozenset(
             (table,)
             for table in (
                 "actors",
+                "autopilot",
                 "chaos",
                 "checkpoint",
                 "disk",

@@ -52,6 +52,10 @@ class Decider:
     """Number of workers of a role beyond which more did not help."""
     trial: _Trial | None = None
 
+    def is_trying(self) -> bool:
+        """Returns True if workers come or go, or the effect of more of them is awaited."""
+        return self.pending is not None or self.trial is not None
+
     def receive(self, message: Message, time: float) -> ScaleDecided | None:
         """Fold an event; returns the decision that follows from it, which counts when it is received itself."""
         match message:

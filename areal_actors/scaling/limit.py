@@ -47,6 +47,13 @@ MENTIONED = 0.25
 """Share of the cores that other programs use, or of the time that publishing takes, that is mentioned."""
 
 
+class Raise(NamedTuple):
+    """Advice to raise a limit of the staleness gate, which a run may follow by itself (`[autopilot]`)."""
+
+    setting: Literal["max_staleness", "max_concurrent"]
+    sentence: str
+
+
 class LimitFound(NamedTuple):
     """The limit of a run."""
 
@@ -56,9 +63,12 @@ class LimitFound(NamedTuple):
     """Each has an effect on what limits it; empty if nothing is known that has."""
     further: tuple[str, ...]
     """At most two further findings with their figures."""
+    raises: Raise | None = None
+    """The advice that the run may follow by itself."""
 
 
-Cause = tuple[Party, str, Iterator[str]]
+Advice = Iterator[str | Raise]
+Cause = tuple[Party, str, Advice]
 """Party, sentence and advice."""
 
 
@@ -118,8 +128,11 @@ class _Judgement:
             self.cpu["agents"] += max(load.run_cpu - sum(load.processes.values()), 0.0)
 
     def judge(self) -> LimitFound:
-        party, sentence, advice = self._find_cause()
-        return LimitFound(party, sentence, tuple(advice), tuple(self._find_further(party))[:2])
+        party, sentence, given = self._find_cause()
+        advice = list(given)
+        raises = next((one for one in advice if isinstance(one, Raise)), None)
+        sentences = tuple(one.sentence if isinstance(one, Raise) else one for one in advice)
+        return LimitFound(party, sentence, sentences, tuple(self._find_further(party))[:2], raises)
 
     def _find_cause(self) -> Cause:
         bounds, gate, free = self.load.bounds, self.recipe.staleness_gate, self.has_free_core
@@ -137,6 +150,7 @@ class _Judgement:
             (not free and self._cpu_share("gateway") >= DOMINATES, self._of_the_gateway),
             (not free and self._cpu_share("engine") < DOMINATES, self._of_the_machine),
             (bounds.get("concurrency", 0.0) >= MAIN and free, self._of_concurrency),
+            (bounds.get("staleness", 0.0) >= MAIN and free and self._has_room(), self._of_staleness),
         )
         return next((cause for is_it, cause in causes if is_it), self._of_the_engine)()
 
@@ -151,6 +165,10 @@ class _Judgement:
 
     def _queues(self) -> bool:
         return self.engine.waiting >= max(0.1 * self.engine.slots, 0.5)
+
+    def _has_room(self) -> bool:
+        """Returns True if the engines could decode more completions at once."""
+        return self.engine.busy < FULL * self.engine.slots
 
     def _is_blocked(self) -> bool:
         return self.blocked is not None and self.blocked.seconds >= BLOCKED * self.load.seconds
@@ -178,12 +196,12 @@ class _Judgement:
             (self._train_faster()),
         )
 
-    def _publish_faster(self) -> Iterator[str]:
+    def _publish_faster(self) -> Advice:
         if self.recipe.trainer.published_dtype != "bfloat16":
             yield 'trainer.published_dtype = "bfloat16" halves the size of published weights'
         yield "trainer.weights_folder on a faster disk, or in shared memory (empty)"
 
-    def _train_faster(self) -> Iterator[str]:
+    def _train_faster(self) -> Advice:
         if self.has_free_core:
             yield "more threads or devices for the trainer (trainer.threads, trainer.ranks)"
         yield "fewer tokens a step: a smaller trainer.batch_size, or shorter answers (sampling.max_tokens)"
@@ -209,7 +227,7 @@ class _Judgement:
         )
         return "rewards", sentence, self._score_faster()
 
-    def _score_faster(self) -> Iterator[str]:
+    def _score_faster(self) -> Advice:
         if self.has_free_core or self.rewards.cpu < MAIN:
             # a worker scores `slots` at once, so that twice as many take half the time while some wait
             yield (
@@ -230,7 +248,7 @@ class _Judgement:
             uses += f", using {self.cpu['agents']:.1f}{f' of {self.load.cores}' if self.load.cores else ''} CPU cores"
         return "agents", f"The agent limits this run: {self._waiting()}{uses}.", self._run_agents_faster()
 
-    def _run_agents_faster(self) -> Iterator[str]:
+    def _run_agents_faster(self) -> Advice:
         if self._is_blocked() and self.blocked is not None:
             below = f" ({self.blocked.innermost})" if self.blocked.innermost else ""
             yield (
@@ -249,16 +267,18 @@ class _Judgement:
             yield from self._more_at_once("agents mostly wait for something outside of the run")
         yield "less work between model calls"
 
-    def _more_at_once(self, reason: str) -> Iterator[str]:
+    def _more_at_once(self, reason: str) -> Advice:
         """Yield the lowest limit of concurrent episodes, or the bound on staleness that holds groups back."""
         lowest = min(limits(self.recipe), key=lambda limit: limit.episodes)
         gate, bounds = self.recipe.staleness_gate, self.load.bounds
         if not lowest.setting.startswith("staleness_gate"):
             yield f"{lowest.setting} = {lowest.value} is the lowest limit of concurrent episodes: raise it, as {reason}"
         elif bounds.get("concurrency", 0.0) >= MAIN:
-            yield f"staleness_gate.max_concurrent = {gate.max_concurrent}: raise it, as {reason}"
+            advice = f"staleness_gate.max_concurrent = {gate.max_concurrent}: raise it, as {reason}"
+            yield Raise("max_concurrent", advice)
         elif bounds.get("staleness", 0.0) >= MAIN:
-            yield f"staleness_gate.max_staleness = {gate.max_staleness}: one more lets more groups start, as {reason}"
+            now = f"staleness_gate.max_staleness = {gate.max_staleness}"
+            yield Raise("max_staleness", f"{now}: one more lets more groups start, as {reason}")
 
     def _of_the_machine(self) -> Cause:
         outside = self.load.machine_cpu - self.load.run_cpu
@@ -267,7 +287,7 @@ class _Judgement:
         sentence = f"The CPU of this machine limits this run: {self._waiting()}, and {self._cores()}: {listed}."
         return "machine", sentence, self._free_cores(outside)
 
-    def _free_cores(self, outside: float) -> Iterator[str]:
+    def _free_cores(self, outside: float) -> Advice:
         if outside >= MENTIONED * self.load.cores:
             yield "end the other programs, or run on another machine"
         yield "more cores; or shorter answers (sampling.max_tokens), and fewer evaluations (evaluation.every_steps)"
@@ -283,11 +303,8 @@ class _Judgement:
             "Synchronous training limits this run: with staleness_gate.max_staleness = 0 generation and training take"
             f" turns, and {self._waiting()}."
         )
-        return (
-            "gate",
-            sentence,
-            iter(["staleness_gate.max_staleness = 1 lets generation go on while a step is trained"]),
-        )
+        advice = "staleness_gate.max_staleness = 1 lets generation go on while a step is trained"
+        return "gate", sentence, iter([Raise("max_staleness", advice)])
 
     def _of_concurrency(self) -> Cause:
         gate = self.recipe.staleness_gate
@@ -296,7 +313,20 @@ class _Judgement:
             f"Few episodes at once limit this run: {self._waiting()}, and staleness_gate.max_concurrent ="
             f" {gate.max_concurrent} is reached in {held:.0%} of that."
         )
-        return "gate", sentence, iter(["raise staleness_gate.max_concurrent: the engines have room"])
+        advice = "raise staleness_gate.max_concurrent: the engines have room"
+        return "gate", sentence, iter([Raise("max_concurrent", advice)])
+
+    def _of_staleness(self) -> Cause:
+        gate, held = self.recipe.staleness_gate, self.load.bounds["staleness"]
+        sentence = (
+            f"The slowest episodes limit this run: {self._waiting()}, and staleness_gate.max_staleness ="
+            f" {gate.max_staleness} holds back new groups in {held:.0%} of that."
+        )
+        advice = (
+            f"staleness_gate.max_staleness = {gate.max_staleness + 1} lets more groups run beside them; or cut the"
+            " longest answers (sampling.max_tokens)"
+        )
+        return "gate", sentence, iter([Raise("max_staleness", advice)])
 
     def _of_the_engine(self) -> Cause:
         cores = self._cores()
@@ -306,7 +336,7 @@ class _Judgement:
         )
         return "engine", sentence, self._generate_faster()
 
-    def _generate_faster(self) -> Iterator[str]:
+    def _generate_faster(self) -> Advice:
         engine = self.engine
         if self._queues():
             yield (

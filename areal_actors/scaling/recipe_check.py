@@ -1,4 +1,4 @@
-"""Validates `[autoscale]`.
+"""Validates `[autoscale]` and `[autopilot]`.
 
 Bounds that agree with each other and with the workers of the run, and leave room for others.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from areal_actors.core.autopilot_settings import AutopilotSettings
 from areal_actors.core.autoscale_settings import AutoscaleSettings, WorkerBounds
 from areal_actors.core.layers import Key
 from areal_actors.core.problems import Problems
@@ -20,6 +21,7 @@ def find_problems(recipe: Recipe, facts: RunFacts) -> Problems:
     """Yields what keeps the number of workers from being decided on."""
     if facts.is_serving:
         return
+    yield from _autopilot_problems(recipe, facts)
     scaled, enabled = recipe.autoscale, ("autoscale", "enabled")
     placements, hosts = msgspec.structs.asdict(recipe.actors), recipe.hosts.joined_hosts()
     bounds: dict[str, WorkerBounds] = {
@@ -56,7 +58,34 @@ def find_problems(recipe: Recipe, facts: RunFacts) -> Problems:
         )
 
 
-def unused_settings(autoscale: AutoscaleSettings) -> Iterator[Key]:
-    """Yields the table of a run with fixed numbers of workers."""
-    if not autoscale.enabled:
+def _autopilot_problems(recipe: Recipe, facts: RunFacts) -> Problems:
+    """Yields what keeps limits from being chosen."""
+    autopilot, gate = recipe.autopilot, recipe.staleness_gate
+    if not autopilot.enabled:
+        return
+    if facts.is_online or facts.learns_from_examples:
+        fault = "found true, but the load of a run without agents of its own is not measured; write false"
+        yield ("autopilot", "enabled"), fault
+    elif not autopilot.lowest():
+        fault = "found true, but no limit may be chosen; write autopilot.min_staleness or autopilot.min_concurrent"
+        yield ("autopilot", "enabled"), fault
+    if autopilot.min_staleness is not None and autopilot.min_staleness > gate.max_staleness:
+        fault = f"found {autopilot.min_staleness}, above staleness_gate.max_staleness = {gate.max_staleness}"
+        yield ("autopilot", "min_staleness"), f"{fault}; write {gate.max_staleness} or less"
+    if autopilot.min_concurrent is not None and gate.max_concurrent == "auto":
+        fault = f'found {autopilot.min_concurrent}, but staleness_gate.max_concurrent = "auto" already follows the load'
+        yield ("autopilot", "min_concurrent"), f"{fault}; leave one of them out"
+    elif autopilot.min_concurrent is not None and autopilot.min_concurrent > int(gate.max_concurrent):
+        fault = f"found {autopilot.min_concurrent}, above staleness_gate.max_concurrent = {gate.max_concurrent}"
+        yield ("autopilot", "min_concurrent"), f"{fault}; write {gate.max_concurrent} or less"
+    elif autopilot.min_concurrent is not None and autopilot.min_concurrent < (batch := recipe.trainer.batch_size):
+        fault = f"found {autopilot.min_concurrent}, but one batch (trainer.batch_size) takes {batch}"
+        yield ("autopilot", "min_concurrent"), f"{fault}; write at least {batch}"
+
+
+def unused_settings(autoscale: AutoscaleSettings, autopilot: AutopilotSettings) -> Iterator[Key]:
+    """Yields the tables of a run with fixed numbers of workers, and with fixed limits."""
+    if not (autoscale.enabled or autopilot.enabled):
         yield ("autoscale",)
+    if not autopilot.enabled:
+        yield ("autopilot",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from areal_actors.core.values import Value
 from areal_actors.messages import (
@@ -14,6 +14,7 @@ from areal_actors.messages import (
     EngineLoad,
     EpisodeAbandoned,
     EvaluationCompleted,
+    LimitDecided,
     OffPolicyChanged,
     RunResumed,
     RunStopping,
@@ -37,6 +38,7 @@ class GateState(Value):
     stopped: bool
     limit: ConcurrencyLimit | None = None
     guard: OffPolicyGuard | None = None
+    chosen: dict[str, int] = {}
 
 
 class StalenessGate(Actor):
@@ -45,7 +47,7 @@ class StalenessGate(Actor):
     The gate opens with the first weights, or after their evaluation (sampled and greedy) if the run begins with one.
     Held-out episodes take no capacity. If training is synchronous, the gate also waits for later evaluations;
     `evaluations` is their interval in versions and their mode. No weights are published while they run, so they are
-    exact.
+    exact. `chosen` has limits below those of `config`, by setting, which `LimitDecided` changes.
     """
 
     state_type = GateState
@@ -59,6 +61,7 @@ class StalenessGate(Actor):
         steps: int,
         after_baseline: bool = False,
         evaluations: tuple[int, str] = (0, "sampled"),
+        chosen: Mapping[str, int] | None = None,
     ) -> None:
         self.config = config
         self.batch_size = batch_size
@@ -73,11 +76,18 @@ class StalenessGate(Actor):
         """Pending evaluations by version and mode."""
         self.evaluated_every, self.evaluated_mode = evaluations if config.max_staleness == 0 else (0, "")
         self.stopped = False
+        self.chosen = dict(chosen or {})
 
     def snapshot(self) -> GateState:
-        """The ledger, pending evaluations, whether the run is stopping, and the adapted limits."""
-        awaited = frozenset(self.awaited)
-        return GateState(ledger=self.ledger, awaited=awaited, stopped=self.stopped, limit=self.limit, guard=self.guard)
+        """The ledger, pending evaluations, whether the run is stopping, and the adapted and chosen limits."""
+        return GateState(
+            ledger=self.ledger,
+            awaited=frozenset(self.awaited),
+            stopped=self.stopped,
+            limit=self.limit,
+            guard=self.guard,
+            chosen=self.chosen,
+        )
 
     def restore(self, state: GateState) -> None:
         """Continue from this state."""
@@ -86,6 +96,7 @@ class StalenessGate(Actor):
             self.limit = state.limit or self.limit
         if state.guard is not None:
             self.guard = state.guard
+        self.chosen.update((name, limit) for name, limit in state.chosen.items() if name in self.chosen)
 
     @on
     def weights_published(self, event: WeightsPublished) -> Iterator[CapacityGranted]:
@@ -119,6 +130,12 @@ class StalenessGate(Actor):
     def evaluation_completed(self, event: EvaluationCompleted) -> Iterator[CapacityGranted]:
         self.awaited.discard((event.weight_version, event.mode))
         yield from self._grants()
+
+    @on
+    def limit_decided(self, event: LimitDecided) -> Iterator[CapacityGranted]:
+        if event.setting in self.chosen:
+            self.chosen = {**self.chosen, event.setting: event.value}
+            yield from self._grants()
 
     @on
     def trajectory_exported(self, event: TrajectoryExported) -> Iterator[CapacityGranted | ConcurrencyChanged]:
@@ -167,7 +184,13 @@ class StalenessGate(Actor):
     @property
     def concurrent(self) -> int:
         """Number of groups that may run at once now."""
-        return self.most if self.limit is None else self.limit.groups
+        groups = self.most if self.limit is None else self.limit.groups
+        return min(groups, self.chosen.get("max_concurrent", groups))
+
+    @property
+    def max_staleness(self) -> int:
+        """Staleness bound of new groups now."""
+        return min(self.guard.max_staleness, self.chosen.get("max_staleness", self.guard.max_staleness))
 
     def _end_episode(self, group: str, episode: str, *, exported: bool) -> Iterator[ConcurrencyChanged]:
         """Record the end of an episode, which may be the end of its group."""
@@ -187,7 +210,7 @@ class StalenessGate(Actor):
 
     def _free_groups(self) -> tuple[int, Bound]:
         surplus = self.config.surplus_groups
-        return self.ledger.free_groups(self.guard.max_staleness, self.concurrent, self.batch_size, self.steps, surplus)
+        return self.ledger.free_groups(self.max_staleness, self.concurrent, self.batch_size, self.steps, surplus)
 
     def _grants(self) -> Iterator[CapacityGranted]:
         groups, _ = self._free_groups()
@@ -207,7 +230,7 @@ class StalenessGate(Actor):
             "weight_version": self.ledger.weight_version,
             "running": len(self.ledger.running),
             "max_concurrent": self.concurrent,
-            "max_staleness": self.guard.max_staleness,
+            "max_staleness": self.max_staleness,
             "complete": len(self.ledger.complete),
             "in_batch": len(self.ledger.in_batch),
             "trained": self.ledger.trained,

@@ -1,4 +1,4 @@
-"""Measures the load of a live run, and decides on its workers (`[autoscale]`)."""
+"""Measures the load of a live run, and decides on its workers (`[autoscale]`) and limits (`[autopilot]`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from areal_actors.messages import ScaleDecided
+from areal_actors.messages import LimitDecided, LoadMeasured, ScaleDecided
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.scaling.autopilot import Autopilot
 from areal_actors.scaling.decisions import Decider
 from areal_actors.scaling.load import load_fold
 from areal_actors.supervision.machine_meter import MachineMeter
@@ -28,7 +29,8 @@ class LoadWatch:
     def __init__(self, recipe: Recipe, publish: Callable[[Event], Awaitable[None]]) -> None:
         self.publish = publish
         self.decider = Decider(recipe.autoscale)
-        self.decision: ScaleDecided | None = None
+        self.autopilot = Autopilot(recipe)
+        self.decision: ScaleDecided | LimitDecided | None = None
         """Decision to be published."""
         self.fold = (
             None
@@ -40,7 +42,7 @@ class LoadWatch:
         """Fold a message; `sent` is in seconds since the epoch."""
         if self.fold is not None:
             self.fold.receive(message)
-            self.decision = self.decider.receive(message, sent) or self.decision
+            self.decision = decide(self.autopilot, self.decider, message, sent) or self.decision
 
     async def watch(self) -> None:
         """Publish until cancelled; a load that the bus does not take is of no use later."""
@@ -55,3 +57,14 @@ class LoadWatch:
                         await self.publish(event)
                 except BusError as error:
                     logger.warning("the load of a window was not published", error=str(error))
+
+
+def decide(autopilot: Autopilot, decider: Decider, message: Message, time: float) -> ScaleDecided | LimitDecided | None:
+    """Fold a message, sent at `time` in seconds, into both.
+
+    They change one thing at a time, so that its effect can be measured.
+    """
+    if not isinstance(message, LoadMeasured):
+        return autopilot.receive(message) or decider.receive(message, time)
+    limit = None if decider.is_trying() else autopilot.receive(message)
+    return limit if limit is not None or autopilot.is_trying() else decider.receive(message, time)
