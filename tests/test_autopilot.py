@@ -100,8 +100,8 @@ def test_nothing_changes_where_the_advice_is_another_one(recipe, window):
 
 
 def test_limits_of_the_recipe_are_never_exceeded_nor_what_staleness_allows(recipe):
-    pilot, busier = Autopilot(recipe), [load(0.9 - 0.08 * number, concurrency=0.6, staleness=0.4) for number in range(9)]
-    decisions = fly(pilot, *busier)
+    pilot = Autopilot(recipe)
+    decisions = fly(pilot, *(load(0.9 - 0.08 * number, concurrency=0.6, staleness=0.4) for number in range(9)))
     assert [value for setting, _, value in decisions if setting == "max_concurrent"] == [32, 48, 64]
     assert pilot.limits == {"max_staleness": 3, "max_concurrent": 64}
 

@@ -170,9 +170,10 @@ def test_the_load_is_measured_between_the_first_and_the_last_batch():
         "rollout_worker": role(1, 4, 3, 1, 0.75),  # of two that are not handled yet, the free slot takes the other
     }
     fold.receive(ActorStarted(actor="reward_worker-1", process="reward_worker-1", pid=1))
+    assert fold.tick(107.0) is None
     fold.receive(formed(1))
-    rest = fold.tick(107.0)
-    assert (rest.seconds, rest.trainer_waits, rest.roles["reward_worker"].workers) == (2.0, 0.0, 2)
+    rest = fold.tick(107.5)
+    assert (rest.seconds, rest.trainer_waits, rest.roles["reward_worker"].workers) == (2.0, 1.0, 2)
     fold.receive(ActorStopped(actor="reward_worker-1", process="reward_worker-1"))
     assert fold.tick(120.0) is None, "the last batch is formed"
 

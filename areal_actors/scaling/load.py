@@ -161,7 +161,7 @@ class LoadFold:
             return None
         if self._until is None:
             self._clear()  # CPU time before the first batch is not of the window
-        else:
+        elif not last_is_formed:  # the end of the run, which waits for nothing, is not of the window
             self._count(now - self._until)
         self._machine_before = self._machine_before or usage
         self._until = None if last_is_formed else now
