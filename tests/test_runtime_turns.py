@@ -134,6 +134,11 @@ async def test_heartbeats_show_what_is_in_flight_and_every_wait_by_name_and_dead
     assert runtime.handling.total() == 0
 
 
+async def collect(parts):
+    """All parts of a reply, asked for by one task."""
+    return [part async for part in parts]
+
+
 class Outside(Actor):
     """Answers questions from outside the bus, as a gateway asks them."""
 
@@ -169,13 +174,51 @@ async def test_who_leaves_before_the_last_part_ends_the_handling_and_who_leaves_
     runtime = await harness.serve(actor)
     async with contextlib.aclosing(actor.submit(WhatSum(parts=9))) as parts:
         await anext(parts)
-        await actor.held.wait()
-    await harness.until(lambda: actor.ended == ["ended"])
+    assert actor.ended == ["ended"]
     assert runtime.handling.total() == 0
+    waiting = asyncio.create_task(collect(actor.submit(WhatSum(parts=9))))
+    await actor.held.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert actor.ended == ["ended", "ended"]
+    assert runtime.handling.total() == 0
+    actor.ended.clear()
     async with contextlib.aclosing(actor.submit(WhatSum(parts=1))) as parts:
         assert (await anext(parts)).is_last()
-    await harness.until(lambda: actor.ended == ["ended", "whole", "ended"])
+    assert actor.ended == ["whole", "ended"], "the last part comes when all is done"
     assert not harness.tasks["outside-0"].done()
+
+
+async def test_who_waits_when_the_actor_stops_or_fails_is_told_that_it_ended(harness):
+    actor = Outside()
+    await harness.serve(actor)
+    waiting = asyncio.create_task(collect(actor.submit(WhatSum(parts=9))))
+    between = actor.submit(WhatSum(parts=3))
+    await anext(between)
+    await actor.held.wait()
+    await harness.kill("outside-0")
+    with pytest.raises(NoResponder, match="outside-0 ended before it replied"):
+        await waiting
+    with pytest.raises(NoResponder, match="outside-0 ended before it replied"):
+        await anext(between)
+    assert actor.ended.count("ended") == 2
+
+
+async def test_a_handler_that_fails_is_the_failure_of_its_actor(harness):
+    class Failing(Outside):
+        @on
+        async def what_sum(self, question: WhatSum) -> Emits[Sum]:
+            yield Sum(n=0, last=False)
+            raise ZeroDivisionError("a fault of the handler")
+
+    actor = Failing()
+    await harness.serve(actor)
+    with pytest.raises(NoResponder, match="failing-0 ended before it replied"):
+        await collect(actor.submit(WhatSum()))
+    await harness.until(harness.tasks["failing-0"].done)
+    (failure,) = harness.tasks.pop("failing-0").exception().exceptions
+    assert isinstance(failure, ZeroDivisionError)
 
 
 class Ticking(Actor):

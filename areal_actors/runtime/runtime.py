@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from functools import cached_property
 from random import Random
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 import msgspec
 
@@ -26,6 +26,7 @@ from areal_actors.runtime.message_ids import HandlingIds, message_id, with_new_i
 from areal_actors.runtime.named_wait import NamedWait, wait_name
 from areal_actors.runtime.pauses import OwnPauses
 from areal_actors.runtime.process_usage import process_usage
+from areal_actors.runtime.submissions import Submissions
 from areal_actors.runtime.tape_recorder import TapeRecorder
 from areal_actors.runtime.work_items import SentWork, WorkTasks, renew_lease, take_slots
 from areal_bus.base import Bus, Delivery, Envelope, Stamp, Subscription, WorkQueue
@@ -37,8 +38,6 @@ R = TypeVar("R", bound=Reply)
 
 SendReply = Callable[[Reply, Stamp], Awaitable[None]]
 """Sends a part of the reply to the caller."""
-PutReply = Callable[[Reply], None]
-"""Takes a part of a reply within the process, which needs no stamp."""
 
 RETRY_SECONDS = 0.1
 LONGEST_WAITS = 5
@@ -85,6 +84,7 @@ class Runtime:
         self._incarnation = ""
         """Id that distinguishes this instance's messages from those of earlier instances of the same name."""
         self._submitted = 0
+        self._submissions = Submissions(identity.instance, self._fail)
         self.pauses = OwnPauses()
         self._tasks: asyncio.TaskGroup | None = None
         self.work = WorkTasks()
@@ -105,6 +105,7 @@ class Runtime:
                 await self._announce()
                 self.ready.set()
         finally:
+            self._submissions.end()
             with suppress(TimeoutError):
                 async with asyncio.timeout(STOP_SECONDS):
                     await self.actor.stop()
@@ -215,7 +216,6 @@ class Runtime:
         *,
         replayed: bool = False,
         send_reply: SendReply | None = None,
-        put_reply: PutReply | None = None,
     ) -> None:
         """Run the handler of a message and send the messages that it emits."""
         context = LiveContext(self, envelope, replayed=replayed)
@@ -226,9 +226,7 @@ class Runtime:
         try:
             async with aclosing(self.actor.receive(message, context)) as emitted:
                 async for emitted_message in emitted:
-                    if put_reply is not None and isinstance(emitted_message, Reply):
-                        put_reply(emitted_message)
-                    elif not replayed:
+                    if not replayed:
                         await self._emit(emitted_message, context, send_reply, sent)
             await sent.confirm()
             self.handled = self.handled or not (replayed or isinstance(message, Tick))
@@ -248,8 +246,10 @@ class Runtime:
             await sent.confirm()
             await self.bus.publish(message, stamp)
 
-    async def submit(self, request: Request[R]) -> AsyncGenerator[R, None]:
-        """Handle a request from outside the bus like any other; closing the generator before the last part cancels it.
+    def submit(self, request: Request[R]) -> AsyncGenerator[R, None]:
+        """Handle a request from outside the bus in the caller's task.
+
+        Closing the generator before the last part ends the handler.
 
         Raises:
             NoResponder: the handler ended early, since the actor stopped or failed.
@@ -257,27 +257,35 @@ class Runtime:
         assert self._tasks is not None
         self._submitted += 1
         stamp = Stamp(id=message_id(self._incarnation, "submitted", self._submitted), sender="outside", time=self.now())
-        parts: asyncio.Queue[Any] = asyncio.Queue()
+        return self._submissions.ask(request, self._replies(self.recorder.local_envelope(request, stamp), request))
 
-        async def send_reply(part: Reply, _: Stamp) -> None:
-            parts.put_nowait(part)
-
-        replies: dict[str, Any] = {"send_reply": send_reply} if self.tape else {"put_reply": parts.put_nowait}
-        handling = self._tasks.create_task(
-            self._handle(self.recorder.local_envelope(request, stamp), request, **replies)
-        )
-        handling.add_done_callback(lambda _: parts.put_nowait(None))
-        over = False
+    async def _replies(self, envelope: Envelope, request: Request[R]) -> AsyncGenerator[R, None]:
+        """Run the handler of a request; yields the parts of its reply, and sends its other messages."""
+        context = LiveContext(self, envelope, replayed=False)
+        name, sent = type(request).__name__, SentWork()
+        self.handling[name] += 1
+        self.recorder.note(RECEIVED, context.cause, context.now, envelope)
         try:
-            while not over:
-                part: R | None = await parts.get()
-                if part is None:
-                    raise NoResponder(f"{request.subject}: {self.identity.instance} ended before it replied")
-                over = part.is_last()
-                yield part
+            async with aclosing(self.actor.receive(request, context)) as emitted:
+                async for message in emitted:
+                    if not isinstance(message, Reply) or self.tape:
+                        await self._emit(message, context, None, sent)
+                    if isinstance(message, Reply):
+                        yield cast("R", message)
+            await sent.confirm()
+            self.handled = True
         finally:
-            if not over:
-                handling.cancel()
+            sent.cancel()
+            self.handling[name] -= 1
+
+    def _fail(self, error: Exception) -> None:
+        """End the runtime with the error of a handler that no task of its own runs."""
+
+        async def fail() -> None:
+            raise error
+
+        if self._tasks is not None:
+            self._tasks.create_task(fail())
 
     async def _send_ticks(self) -> None:
         count = 0
