@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Generator, Sequence
 
-from areal_actors.cli.arguments import Options
 from areal_actors.cli.check_static import resolve, stages_of
+from areal_actors.cli.command import Options
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.foreign_text import show_controls
 from areal_actors.folder.process_logs import log_to_terminal

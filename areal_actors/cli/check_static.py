@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from areal_actors.calibration.calibrate import Calibration, calibrate
-from areal_actors.cli.arguments import Options
+from areal_actors.cli.command import Options
 from areal_actors.core.devices import CudaDevices, detect_cuda
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.extras import TRAIN, require_extra
