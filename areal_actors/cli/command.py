@@ -57,7 +57,8 @@ class CommandParser(argparse.ArgumentParser):
         return {
             action.dest: next(iter(action.option_strings), action.dest)
             for action in self._actions
-            if getattr(options, action.dest, action.default) != action.default
+            if (value := getattr(options, action.dest, action.default)) != action.default
+            and action.const in (None, value)  # of several options with one destination, the one of this value
         }
 
 

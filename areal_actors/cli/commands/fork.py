@@ -41,7 +41,8 @@ DESCRIPTION = CommandDescription(
     epilog=(
         "Several forks at once, run one after another:\n\n"
         f"    {COMMAND} fork RUN --at step-120 \\\n"
-        "        --arm slow trainer.optimizer.lr=1e-5 --arm fast trainer.optimizer.lr=1e-4\n\n"
+        "        --arm slow trainer.optimizer.lr=1e-5 \\\n"
+        "        --arm fast trainer.optimizer.lr=1e-4\n\n"
         f"An interrupted fork goes on with `{COMMAND} resume NAME`."
     ),
     do="fork:fork",

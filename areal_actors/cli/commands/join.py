@@ -21,7 +21,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "address", nargs="?", default="", metavar="nats://HOST:PORT/RUN", help=f"as `{COMMAND} run` printed it"
     )
     parser.add_argument(
-        "--role", choices=(*ROLES, "gateway"), default="rollout_worker", help="kind of worker (default: %(default)s)"
+        "--role",
+        choices=(*ROLES, "gateway"),
+        default="rollout_worker",
+        metavar="ROLE",
+        help=f"kind of worker: {', '.join(ROLES)} or gateway (default: %(default)s)",
     )
     parser.add_argument(
         "--count", type=positive_count, default=1, metavar="NUMBER", help="workers, each in a process (default: 1)"
