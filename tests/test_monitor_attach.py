@@ -1,4 +1,4 @@
-"""`areal-actors monitor` and `areal-actors export` from a second terminal: finding runs, attaching late, and the end of
+"""`areal-actors view --terminal` and `areal-actors export` from a second terminal: finding runs, attaching late, and the end of
 a run."""
 
 import asyncio

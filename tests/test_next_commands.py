@@ -45,7 +45,7 @@ def test_files_and_commands_of_the_only_run(runs):
     assert rows["next"].splitlines() == [
         f"{areal} show first",
         f"{areal} view first",
-        f"{areal} track first --to tensorboard",
+        f"{areal} export first --to tensorboard",
     ]
     assert rows["weights"].startswith("model=runs/first/checkpoints/step-40 ")
 
@@ -64,7 +64,7 @@ def test_another_folder_and_examples(runs):
     assert rows["files"].startswith("'my runs/first': ")
     assert rows["next"].splitlines() == [
         f"{areal} view first --folder 'my runs'",
-        f"{areal} track first --to tensorboard --folder 'my runs'",
+        f"{areal} export first --to tensorboard --folder 'my runs'",
     ]
 
 

@@ -44,7 +44,7 @@ def next_commands(folder: RunFolder, runs: str, checkpoint: str, *, has_episodes
     if other_runs:
         latest = max(other_runs, key=lambda path: path.stat().st_mtime).parent.name
         commands.append(run_command("compare", latest, runs, name))
-    commands.append(run_command("track", name, runs, "--to", "tensorboard"))
+    commands.append(run_command("export", name, runs, "--to", "tensorboard"))
     rows = [("files", f"{typed_path(place)}: {', '.join(written)}"), ("next", "\n".join(commands))]
     if checkpoint:
         rows.append(
