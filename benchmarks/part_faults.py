@@ -8,9 +8,9 @@ on Linux): their processes, their `areal-actors join`, both together as a lost h
 `-2`: `areal-actors run --on local` with `[autoscale]`: its jobs and workers, added workers while their number grows
 or shrinks, the command itself, and its `areal- actors run`, which is then resumed. `beside-1` and `-2`: the page, and
 the two processes of a tracker (TensorBoard, from `just environments trackers`). `tinker`: the server of
-`areal-actors serve tinker`, whose client goes on from its last acknowledged checkpoint. A pause takes 2 to 20 s, a heartbeat
-may be missing for 12 s, and a run without progress for 6 s is reported. What nothing restarts, such as a killed
-`areal-actors join`, is started again after 3 s.
+`areal-actors serve tinker`, whose client goes on from its last acknowledged checkpoint. A pause takes 2 to 20 s, a
+heartbeat may be missing for 12 s, and a run without progress for 6 s is reported. What nothing restarts, such as a
+killed `areal-actors join`, is started again after 3 s.
 
 A standstill is the longest time without a step or an exported episode; of the page and the Tinker server, without an
 answer. A report of a stall is right if it names what the fault hit as silent, missing, starting or paused.

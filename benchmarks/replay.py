@@ -4,8 +4,8 @@
     ...]
 
 Runs of each kind, with seeds from 0 on, are recorded one after the other with the recipes' own limits (asynchronous).
-Then commands replay each: `areal-actors audit RUN --replay` the control plane, `areal-actors audit RUN --recompute` every step
-of the trainer, whose weights must have the recorded checksums, and
+Then commands replay each: `areal-actors audit RUN --replay` the control plane, `areal-actors audit RUN --recompute`
+every step of the trainer, whose weights must have the recorded checksums, and
 `areal-actors audit RUN staleness_gate.max_staleness=0 --actor staleness_gate --replay` a changed rule up to its first
 difference. Speeds are multiples of the recorded run's duration, from its first event to its last. Seconds are those of
 whole commands with the start of the interpreter, but for `reading` and `difference`, which are the replay's own. Ends

@@ -1,5 +1,5 @@
-"""`areal-actors serve gateway --engine URL`: the real OpenAI and Anthropic clients, a server with a model, and the file of
-recorded calls."""
+"""`areal-actors serve gateway --engine URL`: the real OpenAI and Anthropic clients, a server with a model, and the file
+of recorded calls."""
 
 from __future__ import annotations
 

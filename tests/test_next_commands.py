@@ -33,7 +33,7 @@ def test_the_commands_exist(runs):
     (runs / "second" / "metrics.jsonl").write_text("")
     commands = dict(next_commands(RunFolder(runs / "second"), "runs", "", has_episodes=True))["next"].splitlines()
     verbs = [shlex.split(command.removeprefix(program(COMMAND)))[0] for command in commands]
-    assert verbs == ["show", "view", "compare", "track"]
+    assert verbs == ["show", "view", "compare", "export"]
     for command in (*commands, run_command("resume", "second", "runs"), run_command("audit", "second", "runs")):
         assert parse_command_line(shlex.split(command.removeprefix(program(COMMAND)))).do
 

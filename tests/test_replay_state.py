@@ -64,7 +64,7 @@ def test_a_moment_is_an_event_a_step_or_a_time(capsys):
     assert state(str(step.sequence), capsys) == at_step
     seconds = (log[step.sequence].time + step.time) / 2 - log[0].time
     assert state(f"{seconds:.6f}s", capsys)["event"] == step.sequence
-    end = state("", capsys)
+    end = state("end", capsys)
     assert (end["event"], end["groups"], end["step"]) == (len(log), {}, 4)
     assert state("0", capsys)["event"] == 0
     with pytest.raises(RecipeError, match="write an event as 1200"):

@@ -1,5 +1,5 @@
-"""Programs of this machine use `areal-actors serve tinker`; pages in a browser, other hosts without the key, and unbounded
-requests do not."""
+"""Programs of this machine use `areal-actors serve tinker`; pages in a browser, other hosts without the key, and
+unbounded requests do not."""
 
 from __future__ import annotations
 

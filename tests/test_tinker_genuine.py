@@ -1,5 +1,5 @@
-"""`areal-actors serve tinker` with the genuine client library and the cookbook's loops, unmodified, in an interpreter of
-their own."""
+"""`areal-actors serve tinker` with the genuine client library and the cookbook's loops, unmodified, in an interpreter
+of their own."""
 
 from __future__ import annotations
 

@@ -343,7 +343,7 @@ def test_trackers_whose_process_is_killed_are_named_while_the_run_goes_on(tmp_pa
 
     printed = asyncio.run(run())
     assert "trackers wandb: their process ended with status -9; the run is not affected; `" in printed
-    assert "track a --to wandb" in printed
+    assert "export a --to wandb" in printed
 
 
 def test_trackers_end_when_the_run_is_killed(tmp_path, fake):

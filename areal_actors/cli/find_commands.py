@@ -42,5 +42,5 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def commands_below(name: str) -> list[str]:
-    """Returns the last words of the commands below one: `get`, `convert` and `template` of `model`."""
+    """Returns the second words of the commands below one: `get`, `convert` and `template` of `model`."""
     return [other.removeprefix(f"{name} ") for other in command_modules() if other.startswith(f"{name} ")]

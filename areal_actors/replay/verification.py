@@ -1,4 +1,4 @@
-"""The result of `areal-actors audit --verify`: what was checked, each forgery with its place, and what may have been missed."""
+"""The result of `areal-actors audit --verify`: what was checked, forgeries with their places, what may have been missed."""
 
 from __future__ import annotations
 
