@@ -26,9 +26,17 @@ def check(options: Options) -> int:
     if stages := stages_of(options):
         return check_stages(*stages)
     resolved = resolve(options, cuda=options.devices)
-    show = plan.to_json if options.as_json else plan.explain
-    print(show(resolved, full=options.full), flush=True)
+    text = plan.to_json(resolved, full=options.full) if options.as_json else describe_recipe(resolved, options)
+    print(text, flush=True)
     return 0
+
+
+def describe_recipe(resolved: Resolved, options: Options) -> str:
+    """Returns what `check` prints about a recipe."""
+    if options.full:
+        return plan.explain(resolved)
+    overrides = files_and_overrides(options)[1]
+    return plan.summarize(resolved, {word.partition("=")[0].strip() for word in overrides})
 
 
 def explain(options: Options) -> int:
