@@ -24,10 +24,10 @@ def _in_the_repository(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-def test_check_prints_recipe_profile_tree_and_plan_in_the_same_words_every_time(capsys):
-    assert main(["check", RECIPE, "profile=embedded", "--static"]) == 0
+def test_check_in_full_prints_recipe_profile_tree_and_plan_in_the_same_words_every_time(capsys):
+    assert main(["check", RECIPE, "profile=embedded", "--static", "--full"]) == 0
     first = capsys.readouterr().out
-    assert main(["check", RECIPE, "--set", "profile=embedded", "--static"]) == 0
+    assert main(["check", RECIPE, "--set", "profile=embedded", "--static", "--full"]) == 0
     assert capsys.readouterr().out == first
     for part in (
         'model           = "embedded"',
@@ -36,6 +36,28 @@ def test_check_prints_recipe_profile_tree_and_plan_in_the_same_words_every_time(
         "# episodes    40 steps",
     ):
         assert part in first
+
+
+def test_check_prints_changed_settings_with_those_of_the_command_line_marked_and_the_plan(capsys):
+    assert main(["check", RECIPE, "profile=embedded", "steps=7", "--trainer.optimizer.lr", "0.001"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    text = "\n".join(lines)
+    for part in (
+        'run = "gsm8k-grpo", *steps = 7, model = "embedded"',
+        "# trainer     *optimizer.lr = 0.001",
+        "# profile     embedded: named by override `profile=embedded`",
+        "# processes   6, besides this one and nats-server: control, gateway,",
+        "# task arithmetic-train-1241 with the answer 'I do not know.': reward 0",
+    ):
+        assert part in text
+    assert "clip" not in text, "a setting with its default"
+
+
+@pytest.mark.parametrize("recipe", ["self_play", "two_policies", "mixture", "customer_service", "coding_agent"])
+def test_what_check_prints_of_a_large_recipe_fits_40_lines_with_its_rehearsal(capsys, recipe):
+    assert main(["check", recipe, "--static"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) <= 36
 
 
 def test_check_starts_and_writes_nothing(capsys, tmp_path):
@@ -207,13 +229,13 @@ def test_a_shipped_recipe_is_found_by_its_name_in_any_folder(capsys, tmp_path, m
     monkeypatch.chdir(tmp_path)
     for name in ("gsm8k_grpo", "recipes/gsm8k_grpo.toml"):
         assert main(["check", name, "profile=embedded", "--static"]) == 0
-        assert f'agent                  = "{ROOT / "agents/gsm8k.py"}:Gsm8kAgent"' in capsys.readouterr().out
+        assert f'agent = "{ROOT / "agents/gsm8k.py"}:Gsm8kAgent"' in capsys.readouterr().out
 
 
 def test_a_recipe_is_found_from_the_folder_where_the_command_was_typed(capsys, tmp_path):
     (tmp_path / "small.toml").write_text("steps = 5\n")
     assert main(["check", RECIPE, "small.toml", "profile=embedded", "--from", str(tmp_path), "--static"]) == 0
-    assert "steps           = 5\n" in capsys.readouterr().out
+    assert "steps = 5, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", command_modules())

@@ -1,8 +1,7 @@
-"""The commands that only read recipes: check | explain."""
+"""The command `check` as far as it only reads recipes, and recipes of the words of a command."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from areal_actors.recipe.load import Resolved, load
 from areal_actors.recipe.measured import measurements
 from areal_actors.recipe.paths import find_recipe, is_file
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.reference import explain_settings, json_schema
 from areal_actors.stages.check_stages import check_stages
 from areal_actors.stages.stage_file import StageFile, has_stages, read_stages
 
@@ -37,14 +35,6 @@ def describe_recipe(resolved: Resolved, options: Options) -> str:
         return plan.explain(resolved)
     overrides = files_and_overrides(options)[1]
     return plan.summarize(resolved, {word.partition("=")[0].strip() for word in overrides})
-
-
-def explain(options: Options) -> int:
-    """Describe settings."""
-    print(
-        json.dumps(json_schema(), indent=1) if options.json_schema else explain_settings(options.settings), flush=True
-    )
-    return 0
 
 
 def stages_of(options: Options) -> tuple[StageFile, Path] | None:

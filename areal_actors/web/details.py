@@ -239,7 +239,7 @@ async def _run_trace(log: str, episode: str, attempt: int) -> bytes:
         output, errors = await asyncio.wait_for(process.communicate(), TRACE_SECONDS)
     except TimeoutError:
         raise SetupError(
-            f"the advantages of episode {episode} took over {TRACE_SECONDS:.0f} s; `{COMMAND} show --trace` has no limit"
+            f"advantages of episode {episode} took over {TRACE_SECONDS:.0f} s; `{COMMAND} show --trace` has no limit"
         ) from None
     finally:
         if process.returncode is None:

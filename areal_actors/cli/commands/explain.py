@@ -21,6 +21,6 @@ DESCRIPTION = CommandDescription(
         "Describe settings of a recipe, or all settings of a table, as in\n\n"
         f"    {COMMAND} explain trainer.microbatch_tokens gateway"
     ),
-    do="check_static:explain",
+    do="explain:explain",
     add_arguments=_add_arguments,
 )
