@@ -170,3 +170,12 @@ def test_what_cannot_be_pushed_is_refused_before_anything_is_sent(finished, caps
         words = []
     assert main(["export", "--hub", "small", "me/small", "--folder", str(finished.parent), *words]) == 1
     assert complaint in capsys.readouterr().err
+
+
+def test_a_dry_run_names_the_files_and_asks_no_hub(finished, monkeypatch, capsys):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    words = ["export", "small", "me/small", "--hub", "--dry-run", "--folder", str(finished.parent)]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("would upload to the model me/small, if it is new; nothing was sent:")
+    assert "bytes  model.safetensors" in printed
