@@ -44,41 +44,29 @@ serve *recipes_and_settings: setup
 model *args: setup
     @cd {{ quote(invocation_directory()) }} && {{ python }} -m areal_actors model "$@"
 
-# start a run with the hosts of its recipe: `just launch recipes/gsm8k_grpo.toml --on slurm`; also kubernetes, ray, local
-[group("daily")]
-[no-exit-message]
-launch *recipes_and_settings: setup
-    @{{ python }} -m areal_actors launch --from {{ quote(invocation_directory()) }} "$@"
-
 # record the calls of clients at an inference server, without a run: `just gateway --engine http://127.0.0.1:8000`
 [group("daily")]
 [no-exit-message]
 gateway *args: setup
-    @cd {{ quote(invocation_directory()) }} && {{ python }} -m areal_actors gateway "$@"
+    @cd {{ quote(invocation_directory()) }} && {{ python }} -m areal_actors serve gateway "$@"
 
 # compare the candidate of a served model with the served version, and promote it: `just promote online-serve`
 [group("daily")]
 [no-exit-message]
 promote *args: setup
-    @cd {{ quote(invocation_directory()) }} && {{ python }} -m areal_actors promote "$@"
+    @cd {{ quote(invocation_directory()) }} && {{ python }} -m areal_actors serve promote "$@"
 
 # serve the Tinker API on this machine: `just tinker`, `just tinker --model FOLDER --port 0`
 [group("daily")]
 [no-exit-message]
 tinker *args: setup
-    @{{ python }} -m areal_actors tinker "$@"
+    @{{ python }} -m areal_actors serve tinker "$@"
 
 # validate a recipe and print the resolved configuration (dry run)
 [group("daily")]
 [no-exit-message]
 check *recipes_and_settings: setup
     @{{ python }} -m areal_actors check --from {{ quote(invocation_directory()) }} "$@"
-
-# watch a run from another terminal: `just monitor gsm8k-grpo`
-[group("daily")]
-[no-exit-message]
-monitor *args: setup
-    @{{ python }} -m areal_actors monitor "$@"
 
 # show a run in a browser: `just view gsm8k-grpo`, `just view run.log.xz`
 [group("daily")]
@@ -104,18 +92,6 @@ show *args: setup
 compare *args: setup
     @{{ python }} -m areal_actors compare "$@"
 
-# send a run to TensorBoard, W&B, MLflow or Trackio: `just track gsm8k-grpo --to tensorboard,wandb`
-[group("daily")]
-[no-exit-message]
-track *args: setup
-    @{{ python }} -m areal_actors track "$@"
-
-# upload a checkpoint of a run to the Hugging Face hub: `just push gsm8k-grpo owner/name`
-[group("daily")]
-[no-exit-message]
-push *args: setup
-    @{{ python }} -m areal_actors push "$@"
-
 # write the log of a run to a file
 [group("daily")]
 [no-exit-message]
@@ -134,31 +110,9 @@ explain *settings: setup
 audit *args: setup
     @{{ python }} -m areal_actors audit "$@"
 
-# check how a checkpoint came about: `just verify runs/gsm8k-grpo/checkpoints/step-40`
-verify *args: setup
-    @{{ python }} -m areal_actors verify "$@"
-
 # begin another run at a checkpoint of one: `just fork gsm8k-grpo --at step-20 --name slow trainer.optimizer.lr=1e-5`
 fork *args: setup
     @{{ python }} -m areal_actors fork "$@"
-
-# replay the log of a run to new actors and compare: `just replay gsm8k-grpo staleness_gate.max_staleness=1`
-[group("daily")]
-[no-exit-message]
-replay *args: setup
-    @{{ python }} -m areal_actors replay "$@"
-
-# the state of a run at any moment of its log: `just state gsm8k-grpo --at step-12`
-[group("daily")]
-[no-exit-message]
-state *args: setup
-    @{{ python }} -m areal_actors state "$@"
-
-# an episode with all of its sampled tokens and what trained them: `just trace gsm8k-grpo 12.3 --html episode.html`
-[group("daily")]
-[no-exit-message]
-trace *args: setup
-    @{{ python }} -m areal_actors trace "$@"
 
 # what limits a run and what to change: `just why gsm8k-grpo`
 [group("daily")]

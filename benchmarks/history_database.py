@@ -180,7 +180,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         commands = {
             "show": ["show", NAME, *where],
             "show EPISODE": ["show", NAME, "3.1", *where],
-            "trace EPISODE": ["trace", NAME, "3.1", *where],
+            "show EPISODE --trace": ["show", NAME, "3.1", "--trace", *where],
             "why": ["why", NAME, *where],
             "compare": ["compare", NAME, str(place.path), *where],
             "compare FILE": ["compare", NAME, exported, *where],

@@ -44,7 +44,7 @@ class Beside(Scene):
         self.url = ""
         self.page: subprocess.Popen[bytes] | None = None
         self.again: subprocess.Popen[bytes] | None = None
-        """`areal-actors track` in place of the run's own tracker."""
+        """`areal-actors export` in place of the run's own tracker."""
         self.parts["page"] = Part(lambda: family(self.page.pid)[:1] if self.page else [], restore=self._serve_page)
         self.parts["tracker: its run's process"] = Part(self._tracking, restore=self._track_again)
         self.parts["tracker: the library's process"] = Part(

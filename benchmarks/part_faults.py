@@ -5,12 +5,12 @@ What stands still, for how long, and what is reported.
 
 `elsewhere-1` to `-3`: agents, engine and the second of two gateways are on another host (a network namespace, as root
 on Linux): their processes, their `areal-actors join`, both together as a lost host, and both gateways. `launched-1` and
-`-2`: `areal-actors launch --on local` with `[autoscale]`: its jobs and workers, added workers while their number grows
+`-2`: `areal-actors run --on local` with `[autoscale]`: its jobs and workers, added workers while their number grows
 or shrinks, the command itself, and its `areal- actors run`, which is then resumed. `beside-1` and `-2`: the page, and
 the two processes of a tracker (TensorBoard, from `just environments trackers`). `tinker`: the server of
-`areal-actors tinker`, whose client goes on from its last acknowledged checkpoint. A pause takes 2 to 20 s, a heartbeat
-may be missing for 12 s, and a run without progress for 6 s is reported. What nothing restarts, such as a killed
-`areal-actors join`, is started again after 3 s.
+`areal-actors serve tinker`, whose client goes on from its last acknowledged checkpoint. A pause takes 2 to 20 s, a
+heartbeat may be missing for 12 s, and a run without progress for 6 s is reported. What nothing restarts, such as a
+killed `areal-actors join`, is started again after 3 s.
 
 A standstill is the longest time without a step or an exported episode; of the page and the Tinker server, without an
 answer. A report of a stall is right if it names what the fault hit as silent, missing, starting or paused.
@@ -112,7 +112,7 @@ async def disturb_elsewhere(name: str, folder: Path, random: Random, *, few: boo
 
 
 async def disturb_launched(name: str, folder: Path, random: Random, *, few: bool) -> Scene:
-    """Run a scene of `areal-actors launch`.
+    """Run a scene of `areal-actors run --on`.
 
     In the first, added workers help; in the second, they do not, and it is killed at the end.
     """
@@ -131,12 +131,12 @@ async def disturb_launched(name: str, folder: Path, random: Random, *, few: bool
                             await scene.inject(part, kind)
             else:
                 await scene.inject_while_shrinking("kill")
-                await scene.inject("areal-actors launch", "pause")
+                await scene.inject("areal-actors run --on", "pause")
                 for _ in range(2):
                     await scene.inject("areal-actors run of a launch", "pause")
                 for kind in KINDS:
                     await scene.inject("launched job (inference_worker)", kind)
-                await scene.inject("areal-actors launch", "kill")
+                await scene.inject("areal-actors run --on", "kill")
         if not first:
             fault = await scene.hit("areal-actors run of a launch", "kill")
             await scene.resume()

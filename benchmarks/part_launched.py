@@ -1,4 +1,4 @@
-"""Parts of `areal-actors launch` for `part_faults.py`.
+"""Parts of `areal-actors run --on` for `part_faults.py`.
 
 Launched jobs, the command, its run, and workers that autoscale adds and removes.
 """
@@ -42,7 +42,7 @@ not help."""
 
 
 class LaunchedRun(LiveRun):
-    """`areal-actors launch --on local` in a process of its own."""
+    """`areal-actors run --on local` in a process of its own."""
 
     def __init__(self, folder: Path, *settings: str) -> None:
         self.folder = folder / "gsm8k-grpo"
@@ -63,7 +63,7 @@ class Launched(Scene):
         for role in ROLES:
             self.parts[f"launched job ({role})"] = self._job(role, whole=True)
             self.parts[f"launched worker ({role})"] = self._job(role, whole=False)
-        self.parts["areal-actors launch"] = Part(self._launcher, lambda: ("areal-actors launch",))
+        self.parts["areal-actors run --on"] = Part(self._launcher, lambda: ("areal-actors run --on",))
         self.parts["areal-actors run of a launch"] = Part(self.supervisor, lambda: (SUPERVISOR,))
         self.parts["added worker"] = Part(self.added, lambda: (f"{REWARD}-1",))
 

@@ -68,7 +68,7 @@ class TinkerScene:
         self.starts += 1
         with output.open("wb") as file:
             self.process = subprocess.Popen(  # noqa: ASYNC220 - returns at once
-                [sys.executable, "-m", "areal_actors", "tinker", *words, "--port", "0"],
+                [sys.executable, "-m", "areal_actors", "serve", "tinker", *words, "--port", "0"],
                 cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
             )  # fmt: skip
         assert await until(lambda: "http://" in output.read_text() or self.process.poll() is not None, RECOVERY_SECONDS)

@@ -4,9 +4,9 @@
     ...]
 
 Runs of each kind, with seeds from 0 on, are recorded one after the other with the recipes' own limits (asynchronous).
-Then commands replay each: `areal-actors replay RUN` the control plane, `areal-actors replay RUN --trainer` every step
-of the trainer, whose weights must have the recorded checksums, and
-`areal-actors replay RUN staleness_gate.max_staleness=0 --actor staleness_gate` a changed rule up to its first
+Then commands replay each: `areal-actors audit RUN --replay` the control plane, `areal-actors audit RUN --recompute`
+every step of the trainer, whose weights must have the recorded checksums, and
+`areal-actors audit RUN staleness_gate.max_staleness=0 --actor staleness_gate --replay` a changed rule up to its first
 difference. Speeds are multiples of the recorded run's duration, from its first event to its last. Seconds are those of
 whole commands with the start of the interpreter, but for `reading` and `difference`, which are the replay's own. Ends
 with status 1 unless all are equal.
@@ -149,13 +149,13 @@ def wait_for_gateway(process: subprocess.Popen[bytes], port: int) -> None:
 
 def replayed(kind: str, seed: int, run: str) -> Outcome:
     """Replay a recorded run."""
-    status, text, control = command("replay", run, "--json")
+    status, text, control = command("audit", "--replay", run, "--json")
     found = json.loads(text)
-    trainer_status, text, trainer = command("replay", run, "--trainer")
+    trainer_status, text, trainer = command("audit", "--replay", run, "--recompute")
     compared = re.search(r"(\d+) of (\d+) versions proved", text)
     versions, published = map(int, compared.groups()) if compared else (0, 1)
     _, changed, difference = command(
-        "replay", run, "staleness_gate.max_staleness=0", "--actor", "staleness_gate", "--json"
+        "audit", "--replay", run, "staleness_gate.max_staleness=0", "--actor", "staleness_gate", "--json"
     )
     stale = [value for value in open_run(run).steps["token_staleness_mean"] if value is not None]
     return Outcome(

@@ -1,4 +1,4 @@
-"""Forgeries that `areal-actors verify` finds, and its cost as a share of the run's.
+"""Forgeries that `areal-actors audit --verify` finds, and its cost as a share of the run's.
 
     python benchmarks/verify.py [--forgeries 50] [--steps 40] [--drawn 10] [--seed 0] [SETTING ...]
 
@@ -42,7 +42,18 @@ def record(folder: Path, options: argparse.Namespace) -> tuple[Path, Path]:
 def verify(run: ForgedRun, drawn: int, seed: int) -> tuple[bool, str, float]:
     """Verify a copy; returns whether a forgery was found, the first difference, and CPU seconds."""
     before = _children_seconds()
-    words = ("verify", str(run.checkpoint), "--log", str(run.log), "--steps", str(drawn), "--seed", str(seed), "--json")
+    words = (
+        "audit",
+        "--verify",
+        str(run.checkpoint),
+        "--log",
+        str(run.log),
+        "--steps",
+        str(drawn),
+        "--seed",
+        str(seed),
+        "--json",
+    )
     ended = areal(*words, allowed=(SOUND, FORGED))
     differences = json.loads(ended.stdout)["forged"]
     return bool(differences), differences[0] if differences else "", _children_seconds() - before

@@ -83,7 +83,7 @@ HEAD = """# Messages
 
 All messages on the bus, with sender, receivers and fields. A monitor receives all but replies, which go to the caller
 only; it subscribes to `areal.<run>.<subject>`, for example `areal.gsm8k-grpo.trajectory.>`; address, user and password
-are in the `monitor.json` of the run's folder ([security.md](security.md)). `areal-actors monitor RUN 'trajectory.>'`
+are in the `monitor.json` of the run's folder ([security.md](security.md)). `areal-actors view RUN 'trajectory.>'`
 prints messages.
 
 Each message is an envelope in msgpack, compressed if it begins with the byte `C1`

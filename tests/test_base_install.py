@@ -157,7 +157,7 @@ def test_the_embedded_model_is_refused_with_both_extras(project):
             ("what-if", "run", "seed=1"),
             "this needs torch, which this installation lacks: pip install 'areal-actors[train]'",
         ),
-        (("tinker", "--port", "0"), "tinker needs torch, "),
+        (("serve", "tinker", "--port", "0"), "tinker needs torch, "),
         (("audit", "run", "--recompute"), "--recompute needs torch, "),
         (
             ("compare", "one", "two", "--plot", "x.png"),

@@ -123,7 +123,7 @@ def test_no_session_has_tokens_of_two_versions_whatever_is_killed_and_decided(tm
     assert Counter(starts[name] for name in sampled).keys() == {0, 1}
     (decided,) = read_events(tmp_path, CandidateDecided)
     assert (decided.decision, decided.by) == ("promoted", "test")
-    assert main(["promote", "talks-serve", "--folder", str(tmp_path)]) == 0
+    assert main(["serve", "promote", "talks-serve", "--folder", str(tmp_path)]) == 0
     counts = Counter(starts[name] for name in sampled)
     (tmp_path / "counts.txt").write_text(f"{len(sampled)} sessions by version {dict(counts)}; killed {dict(killed)}")
 
@@ -145,7 +145,7 @@ def test_a_shadow_answers_beside_and_is_in_no_session(tmp_path):
         if serving.process.poll() is None:
             serving.end()
     assert main(["audit", "talks-serve", "--folder", str(tmp_path)]) == 0
-    assert main(["promote", "talks-serve", "--folder", str(tmp_path)]) == 1
+    assert main(["serve", "promote", "talks-serve", "--folder", str(tmp_path)]) == 1
     calls = {call.id: kept.session for kept in read_events(tmp_path, ConversationKept) for call in kept.interactions}
     shadows = read_events(tmp_path, ShadowAnswered)
     assert len(shadows) > 5

@@ -276,7 +276,7 @@ def test_a_process_without_devices_sees_none():
 def test_check_prints_the_map_of_another_machine():
     command = [sys.executable, "-m", "areal_actors", "check", str(RECIPE), "--devices"]
     shown = subprocess.run([*command, "8x80"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
-    assert "# cuda: 8 CUDA devices (--devices)" in shown
+    assert "# profile     cuda: 8 CUDA devices (--devices)" in shown
     assert "inference_worker-3: 90% of its memory (72 GiB)" in shown
     wrong = subprocess.run([*command, "many"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert wrong.returncode == 2

@@ -146,7 +146,7 @@ def test_what_the_trainer_refused_is_not_trained(recipe):
 
 def test_a_base_install_without_torch_prints_the_advantages_of_an_episode(run):
     row = next(row for row in run.episodes if row["step"])
-    words = [sys.executable, "-m", "areal_actors", "trace", str(LOG), row["episode"], "--json"]
+    words = [sys.executable, "-m", "areal_actors", "show", "--trace", str(LOG), row["episode"], "--json"]
     done = subprocess.run(words, env=base_environment(), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert any(value is not None for call in json.loads(done.stdout)["calls"] for value in call["advantages"])
@@ -199,12 +199,12 @@ def test_a_tree_goes_on_at_its_depth_and_branches_are_deeper():
 
 def test_the_command_prints_tokens_or_json(run, capsys):
     row = next(row for row in run.episodes if row["step"] and row["reward"])
-    assert cli.main(["trace", str(LOG), row["episode"]]) == 0
+    assert cli.main(["show", "--trace", str(LOG), row["episode"]]) == 0
     printed = capsys.readouterr().out
     assert f"trained in step {row['step']}" in printed
     assert f"{row['episode']} ← {row['reward']:g}" in printed
     assert "advantage" in printed
-    assert cli.main(["trace", str(LOG), row["episode"], "--json"]) == 0
+    assert cli.main(["show", "--trace", str(LOG), row["episode"], "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert (data["episode"], data["step"]) == (row["episode"], row["step"])
     assert data["calls"][0]["token_ids"]
@@ -219,7 +219,7 @@ def test_the_command_prints_tokens_or_json(run, capsys):
     ],
 )
 def test_what_is_not_there_is_named(words, sentence, capsys):
-    assert cli.main(["trace", str(LOG), *words]) == cli.FAILED
+    assert cli.main(["show", "--trace", str(LOG), *words]) == cli.FAILED
     assert sentence in capsys.readouterr().err
 
 
@@ -242,7 +242,7 @@ def test_text_of_a_model_cannot_end_the_script_of_the_page(run):
 def test_a_browser_shows_every_token_without_an_error_or_another_host(run, tmp_path):
     row = next(row for row in run.episodes if row["step"] and row["reward"])
     page = tmp_path / "page.html"
-    assert cli.main(["trace", str(LOG), row["episode"], "--html", str(page)]) == 0
+    assert cli.main(["show", "--trace", str(LOG), row["episode"], "--html", str(page)]) == 0
     options = (
         "--headless=new",
         "--no-sandbox",

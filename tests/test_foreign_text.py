@@ -127,7 +127,7 @@ async def test_a_run_of_foreign_tasks_and_answers_shows_none_of_them(tmp_path) -
     episode, *_ = (json.loads(line) for line in _areal("show", str(run.folder), "--json").splitlines())
     for words in (["show", "--last", "40"], ["show", "--json"], ["why"], ["audit"]):
         shown[" ".join(words)] = _areal(words[0], str(run.folder), *words[1:])
-    for words in (["show"], ["trace"], ["trace", "--json"]):
+    for words in (["show"], ["show", "--trace"], ["show", "--trace", "--json"]):
         shown[" ".join(words) + " EPISODE"] = _areal(words[0], str(run.folder), episode["episode"], *words[1:])
     for name, text in shown.items():
         assert not HARMFUL.search(text), (name, HARMFUL.search(text))

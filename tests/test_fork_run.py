@@ -106,9 +106,9 @@ def test_no_episode_of_another_temperature_is_trained(folder):
 def test_a_fork_is_audited_replayed_and_verified_like_a_run(folder, name, capsys):
     assert main(["audit", name, "--recompute", "--folder", str(folder)]) == 0
     assert f"{STEPS + 1} of {STEPS + 1} versions proved" in capsys.readouterr().out
-    assert main(["replay", name, "--folder", str(folder)]) == 0
+    assert main(["audit", "--replay", name, "--folder", str(folder)]) == 0
     assert main(["show", name, "--folder", str(folder)]) == main(["why", name, "--folder", str(folder)]) == 0
-    assert main(["verify", str(folder / name / "checkpoints" / f"step-{STEPS}"), "--steps", "8"]) == 0
+    assert main(["audit", "--verify", str(folder / name / "checkpoints" / f"step-{STEPS}"), "--steps", "8"]) == 0
     assert "events are those that the fork of base began with" in capsys.readouterr().out
 
 

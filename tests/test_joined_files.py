@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from areal_actors.cli.arguments import ROLES
+from areal_actors.cli.commands.join import ROLES
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import EngineError, SetupError, WeightsSuperseded
 from areal_actors.core.objects import CODE, MODEL, WEIGHTS, FileAccess, RemoteObjects

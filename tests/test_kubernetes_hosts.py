@@ -333,7 +333,7 @@ def test_the_follower_may_change_the_jobs_of_added_workers_and_nothing_else(caps
     pod = found["Job", "areal-gsm8k-grpo-run"]["spec"]["template"]["spec"]
     assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == (account, False)
     (follower,), (run,) = pod["initContainers"], pod["containers"]
-    assert follower["command"] == ["areal-actors", "launch", *run["command"][2:], "--on", "kubernetes", "--follow"]
+    assert follower["command"] == ["areal-actors", "run", *run["command"][2:], "--on", "kubernetes", "--follow"]
     assert follower["restartPolicy"] == "Always"
     (folder,) = [one["value"] for one in follower["env"] if one["name"] == ACCOUNT]
     assert folder in [mount["mountPath"] for mount in follower["volumeMounts"]]

@@ -1,4 +1,4 @@
-"""Files that `areal-actors launch` writes, and recipes that it refuses; tests/test_launch_run.py starts what is
+"""Files that `areal-actors run --on` writes, and recipes that it refuses; tests/test_launch_run.py starts what is
 written."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_CUDA = CudaDevices(0, "no CUDA device")
 
 
 def written(capsys: pytest.CaptureFixture[str], target: str, *settings: str, recipe: str = str(RECIPE)) -> str:
-    assert main(["launch", recipe, "--on", target, "--dry-run", *settings]) == 0
+    assert main(["run", recipe, "--on", target, "--dry-run", *settings]) == 0
     return capsys.readouterr().out
 
 
@@ -272,10 +272,10 @@ def test_the_ray_program_follows_decisions_if_they_may_add_hosts(capsys, tmp_pat
 @pytest.mark.parametrize(("target", "suffix"), [("slurm", ".sbatch"), ("kubernetes", ".yaml"), ("ray", "-ray.py")])
 def test_files_are_written_for_their_user_only_and_the_command_is_printed(capsys, tmp_path, target, suffix):
     assert main(
-        ["launch", str(RECIPE), "--on", target, "--output", str(tmp_path / "out"), *HOSTS, "--from", str(ROOT)]
+        ["run", str(RECIPE), "--on", target, "--output", str(tmp_path / "out"), *HOSTS, "--from", str(ROOT)]
     ) in (0, 1)
     capsys.readouterr()
-    assert main(["launch", "gsm8k_grpo", "--on", target, "--output", str(tmp_path / "out"), *HOSTS]) == 0
+    assert main(["run", "gsm8k_grpo", "--on", target, "--output", str(tmp_path / "out"), *HOSTS]) == 0
     file = tmp_path / "out" / f"gsm8k-grpo{suffix}"
     assert file.stat().st_mode & 0o777 == 0o600
     printed = capsys.readouterr().out
@@ -325,18 +325,18 @@ def test_a_recipe_with_hosts_that_cannot_be_is_refused(capsys, settings, complai
 
 def test_what_a_target_cannot_do_is_refused(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "`hosts.image`: found none" in refused(capsys, "launch", "gsm8k_grpo", "--on", "kubernetes")
+    assert "`hosts.image`: found none" in refused(capsys, "run", "gsm8k_grpo", "--on", "kubernetes")
     assert "Kubernetes takes at most 40" in refused(
-        capsys, "launch", "gsm8k_grpo", "--on", "kubernetes", "hosts.image=a", f"run={'a' * 41}"
+        capsys, "run", "gsm8k_grpo", "--on", "kubernetes", "hosts.image=a", f"run={'a' * 41}"
     )
     (tmp_path / "50%").mkdir()
     monkeypatch.chdir(tmp_path / "50%")
-    assert "`--on local` has no use for it" in refused(capsys, "launch", "gsm8k_grpo", "--on", "local", "--follow")
+    assert "`--on local` has no use for it" in refused(capsys, "run", "gsm8k_grpo", "--on", "local", "--follow")
     assert "AREAL_JOIN_ADDRESS is not set" in refused(
-        capsys, "launch", "gsm8k_grpo", "--on", "slurm", "--follow", *GROWING
+        capsys, "run", "gsm8k_grpo", "--on", "slurm", "--follow", *GROWING
     )
-    assert "lets no decision add a worker" in refused(capsys, "launch", "gsm8k_grpo", "--on", "ray", "--follow")
-    assert "sbatch does not read this name" in refused(capsys, "launch", "gsm8k_grpo", "--on", "slurm")
+    assert "lets no decision add a worker" in refused(capsys, "run", "gsm8k_grpo", "--on", "ray", "--follow")
+    assert "sbatch does not read this name" in refused(capsys, "run", "gsm8k_grpo", "--on", "slurm")
 
 
 def test_files_that_a_configmap_cannot_have_are_refused(capsys, tmp_path, monkeypatch):
@@ -344,11 +344,11 @@ def test_files_that_a_configmap_cannot_have_are_refused(capsys, tmp_path, monkey
     assert main(["init", "mine"]) == 0
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    words = ("launch", "../mine/recipe.toml", "--on", "kubernetes", "hosts.image=areal")
-    assert "start `areal-actors launch` in a folder with the recipe and its agent" in refused(capsys, *words)
+    words = ("run", "../mine/recipe.toml", "--on", "kubernetes", "hosts.image=areal")
+    assert "start `areal-actors run --on` in a folder with the recipe and its agent" in refused(capsys, *words)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine" / "large.py").write_text("#" * 1_000_000)
-    words = ("launch", "mine/recipe.toml", "--on", "kubernetes", "hosts.image=areal")
+    words = ("run", "mine/recipe.toml", "--on", "kubernetes", "hosts.image=areal")
     assert "the largest is mine/large.py" in refused(capsys, *words)
 
 

@@ -1,4 +1,4 @@
-"""Files that `areal-actors launch` writes are started: runs with real processes; the commands of Slurm are stand-ins,
+"""Files that `areal-actors run --on` writes are started: runs with real processes; the commands of Slurm are stand-ins,
 Ray is genuine."""
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def started() -> Iterator[list[psutil.Process]]:
 
 
 def launch(*words: str, folder: Path) -> str:
-    """Runs `areal-actors launch` to its end; returns its output."""
-    command = [sys.executable, "-m", "areal_actors", "launch", str(RECIPE), *SMALL, f"folder={folder}", *words]
+    """Runs `areal-actors run --on` to its end; returns its output."""
+    command = [sys.executable, "-m", "areal_actors", "run", str(RECIPE), *SMALL, f"folder={folder}", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -138,7 +138,7 @@ async def test_a_run_and_its_workers_are_started_on_this_machine_with_a_certific
 
 
 async def test_a_signal_ends_a_launch_on_this_machine_with_a_checkpoint(tmp_path, started):
-    command = [sys.executable, "-m", "areal_actors", "launch", str(RECIPE), "--on", "local", *SMALL, *HOSTS]
+    command = [sys.executable, "-m", "areal_actors", "run", str(RECIPE), "--on", "local", *SMALL, *HOSTS]
     output = tmp_path / "output.txt"
     process = start(started, [*command, "steps=100000", f"folder={tmp_path}"], output)
     run = attached(tmp_path, process, output)
@@ -169,7 +169,7 @@ def slow_rewards(folder: Path) -> tuple[str, ...]:
 
 async def test_a_decision_on_more_workers_starts_them(tmp_path, started):
     settings = slow_rewards(tmp_path)
-    command = [sys.executable, "-m", "areal_actors", "launch", str(RECIPE), "--on", "local", *SMALL]
+    command = [sys.executable, "-m", "areal_actors", "run", str(RECIPE), "--on", "local", *SMALL]
     output = tmp_path / "output.txt"
     encrypted = ("bus.tls=true", "--output", str(tmp_path / "launch"))
     process = start(started, [*command, "steps=100000", f"folder={tmp_path}", *settings, *encrypted], output)

@@ -1,4 +1,4 @@
-"""`areal-actors launch` of runs that encrypt: the certificate that it makes or that a recipe names, and where its key
+"""`areal-actors run --on` of runs that encrypt: the certificate that it makes or that a recipe names, and where its key
 is, and is not."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FILES = {"slurm": "gsm8k-grpo.sbatch", "kubernetes": "gsm8k-grpo.yaml", "ray": "
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own, in which `areal-actors launch` is called."""
+    """A folder of its own, in which `areal-actors run --on` is called."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -45,7 +45,7 @@ def named(pair: Certificate, table: str = "bus") -> tuple[str, ...]:
 
 def launched(capsys: pytest.CaptureFixture[str], target: str, *words: str) -> str:
     """Writes the file of a target; returns what is printed."""
-    assert main(["launch", "gsm8k_grpo", "--on", target, *TLS, *words]) == 0
+    assert main(["run", "gsm8k_grpo", "--on", target, *TLS, *words]) == 0
     return capsys.readouterr().out
 
 
@@ -214,13 +214,13 @@ def test_a_run_keeps_a_copy_for_its_user_only_and_makes_one_if_none_is_named(her
 
 def test_an_output_that_cannot_be_written_is_named(here, capsys):
     (here / "launch").write_text("")
-    assert main(["launch", "gsm8k_grpo", "--on", "local", *TLS]) == 1
+    assert main(["run", "gsm8k_grpo", "--on", "local", *TLS]) == 1
     assert "--output: the certificate of the run cannot be written" in capsys.readouterr().err
 
 
 def test_gateways_that_a_launch_starts_elsewhere_have_no_certificate(here, capsys):
     words = ("hosts.gateway.count=1", "gateway.certificate=a.pem", "gateway.certificate_key=a.key")
-    assert main(["launch", "gsm8k_grpo", "--on", "slurm", *words]) == 2
+    assert main(["run", "gsm8k_grpo", "--on", "slurm", *words]) == 2
     assert (
         "`hosts.gateway.count`: found 1, but gateway.certificate is not for the addresses of other hosts"
         in capsys.readouterr().err

@@ -93,12 +93,12 @@ def test_learning_that_is_killed_makes_the_same_weights_and_erased_sessions_are_
         assert main(["audit", "again", "--folder", str(tmp_path)]) == 0
         assert "none of an erased session" in capsys.readouterr().out
         checkpoint = tmp_path / "again" / "checkpoints" / f"step-{STEPS}"
-        assert main(["verify", str(checkpoint), "--steps", "4"]) == 0
+        assert main(["audit", "--verify", str(checkpoint), "--steps", "4"]) == 0
         assert "steps: " in capsys.readouterr().out
         rows = tmp_path / "talks-serve" / "learn" / "talks-serve-learn.jsonl"
         kept = rows.read_bytes()
         rows.write_bytes(kept.replace(b'"reward":1.0', b'"reward":0.5', 1))
-        assert main(["verify", str(checkpoint), "--steps", "0"]) == 1
+        assert main(["audit", "--verify", str(checkpoint), "--steps", "0"]) == 1
         assert f"DIFFERS   {rows}" in capsys.readouterr().out
         rows.write_bytes(kept)
 

@@ -1,5 +1,5 @@
-"""`areal-actors gateway --engine URL`: the real OpenAI and Anthropic clients, a server with a model, and the file of
-recorded calls."""
+"""`areal-actors serve gateway --engine URL`: the real OpenAI and Anthropic clients, a server with a model, and the file
+of recorded calls."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def process(command, cwd, env=None):
 @contextmanager
 def gateway(url, folder, *words):
     """The command, without the packages of extras; yields address, key, admin key and process."""
-    command = [sys.executable, "-m", "areal_actors", "gateway", "--engine", url, "--port", "0", *words]
+    command = [sys.executable, "-m", "areal_actors", "serve", "gateway", "--engine", url, "--port", "0", *words]
     with process(command, folder, base_environment()) as running:
         shown = ""
         while "admin key" not in shown:
@@ -184,7 +184,16 @@ def test_what_cannot_be_used_is_named(server, tmp_path, monkeypatch, capsys, wor
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     assert (
-        main(["gateway", "--port", "0", *(word.format(server=server, empty=tmp_path / "empty") for word in words)]) == 1
+        main(
+            [
+                "serve",
+                "gateway",
+                "--port",
+                "0",
+                *(word.format(server=server, empty=tmp_path / "empty") for word in words),
+            ]
+        )
+        == 1
     )
     assert complaint in capsys.readouterr().err
 

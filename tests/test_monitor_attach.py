@@ -1,5 +1,5 @@
-"""`areal-actors monitor` and `areal-actors export` from a second terminal: finding runs, attaching late, and the end of
-a run."""
+"""`areal-actors view --terminal` and `areal-actors export` from a second terminal: finding runs, attaching late, and
+the end of a run."""
 
 import asyncio
 import contextlib

@@ -20,6 +20,14 @@ from areal_actors.folder.run_folder import RunFolder
 
 
 @pytest.fixture
+def tensorboard(tmp_path, monkeypatch):
+    """A library of this name, which can be imported."""
+    (tmp_path / "libraries" / "tensorboard").mkdir(parents=True)
+    (tmp_path / "libraries" / "tensorboard" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "libraries")
+
+
+@pytest.fixture
 def runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("first", "second"):
@@ -29,11 +37,12 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
+@pytest.mark.usefixtures("tensorboard")
 def test_the_commands_exist(runs):
     (runs / "second" / "metrics.jsonl").write_text("")
     commands = dict(next_commands(RunFolder(runs / "second"), "runs", "", has_episodes=True))["next"].splitlines()
     verbs = [shlex.split(command.removeprefix(program(COMMAND)))[0] for command in commands]
-    assert verbs == ["show", "view", "compare", "track"]
+    assert verbs == ["show", "view", "compare", "export"]
     for command in (*commands, run_command("resume", "second", "runs"), run_command("audit", "second", "runs")):
         assert parse_command_line(shlex.split(command.removeprefix(program(COMMAND)))).do
 
@@ -45,8 +54,7 @@ def test_files_and_commands_of_the_only_run(runs):
     assert rows["next"].splitlines() == [
         f"{areal} show first",
         f"{areal} view first",
-        f"{areal} track first --to tensorboard",
-    ]
+    ], "no tracker is installed"
     assert rows["weights"].startswith("model=runs/first/checkpoints/step-40 ")
 
 
@@ -64,7 +72,6 @@ def test_another_folder_and_examples(runs):
     assert rows["files"].startswith("'my runs/first': ")
     assert rows["next"].splitlines() == [
         f"{areal} view first --folder 'my runs'",
-        f"{areal} track first --to tensorboard --folder 'my runs'",
     ]
 
 

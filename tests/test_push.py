@@ -1,4 +1,4 @@
-"""`areal-actors push`: a checkpoint as a model, and episodes as a dataset, at a hub on this machine, through
+"""`areal-actors export --hub`: a checkpoint as a model, and episodes as a dataset, at a hub on this machine, through
 huggingface_hub itself."""
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def run_areal(hub, home, *words, token=TOKEN):
 
 
 def push(hub, place, *words, **options):
-    return run_areal(hub, place.parent, "-m", "areal_actors", "push", str(place), "me/small", *words, **options)
+    return run_areal(
+        hub, place.parent, "-m", "areal_actors", "export", "--hub", str(place), "me/small", *words, **options
+    )
 
 
 def test_a_checkpoint_becomes_a_model_with_its_card_and_is_loaded_from_there(finished, tmp_path):
@@ -166,5 +168,14 @@ def test_what_cannot_be_pushed_is_refused_before_anything_is_sent(finished, caps
     if words == ["damaged"]:
         (finished / "checkpoints" / "step-1" / "model.safetensors").write_text("something else")
         words = []
-    assert main(["push", "small", "me/small", "--folder", str(finished.parent), *words]) == 1
+    assert main(["export", "--hub", "small", "me/small", "--folder", str(finished.parent), *words]) == 1
     assert complaint in capsys.readouterr().err
+
+
+def test_a_dry_run_names_the_files_and_asks_no_hub(finished, monkeypatch, capsys):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    words = ["export", "small", "me/small", "--hub", "--dry-run", "--folder", str(finished.parent)]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("would upload to the model me/small, if it is new; nothing was sent:")
+    assert "bytes  model.safetensors" in printed

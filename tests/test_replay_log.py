@@ -149,12 +149,12 @@ def test_a_run_resumed_with_other_settings_continues_from_its_state(log, recipe)
 )
 def test_wrong_words_are_answered_with_the_remedy(words, sentence, capsys, tmp_path):
     run = () if "another.log" in words else (str(LOG),)
-    assert cli.main(["replay", *run, *words, "--folder", str(tmp_path)]) in (1, 2)
+    assert cli.main(["audit", "--replay", *run, *words, "--folder", str(tmp_path)]) in (1, 2)
     assert sentence in capsys.readouterr().err
 
 
 def test_the_command_prints_what_is_equal_and_the_first_difference(log, capsys, tmp_path):
-    assert cli.main(["replay", str(LOG)]) == 0
+    assert cli.main(["audit", "--replay", str(LOG)]) == 0
     printed = capsys.readouterr().out
     assert f"replayed {len(log):,} events" in printed
     assert printed.count("equal ") == 4
@@ -163,17 +163,17 @@ def test_the_command_prints_what_is_equal_and_the_first_difference(log, capsys, 
     place = next(number for number, one in enumerate(log) if one.subject == EvaluationCompleted.subject)
     event = msgspec.structs.replace(log[place].open(EvaluationCompleted), accuracy=0.5)
     copy = written(tmp_path / "copy.log", [*log[:place], sealed(log[place], event), *log[place + 1 :]])
-    assert cli.main(["replay", str(copy)]) == 1
+    assert cli.main(["audit", "--replay", str(copy)]) == 1
     printed = capsys.readouterr().out
     assert "accuracy: recorded 0.5, replayed" in printed
     assert "its state:" in printed
 
-    assert cli.main(["replay", str(copy), "--all", "--json", "--actor", "evaluator"]) == 1
+    assert cli.main(["audit", "--replay", str(copy), "--all", "--json", "--actor", "evaluator"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["events"], found["count"], found["complete"]) == (len(log), 1, True)
     assert found["differences"][0]["fields"]["accuracy"][0] == 0.5
 
-    assert cli.main(["replay", str(LOG), "batcher.exit_policy=keep"]) == 0
+    assert cli.main(["audit", "--replay", str(LOG), "batcher.exit_policy=keep"]) == 0
     assert "oldest_version" in capsys.readouterr().out
 
 
@@ -234,7 +234,7 @@ def test_a_cut_or_damaged_compressed_recording_gives_its_good_part(tmp_path, log
         list(read_log(noise))
     tape = tmp_path / "actor.tape"
     Tape.record(tape).close()
-    assert cli.main(["replay", str(tape)]) == 1
+    assert cli.main(["audit", "--replay", str(tape)]) == 1
 
 
 def test_an_export_under_a_compressed_name_is_compressed(tmp_path, log):

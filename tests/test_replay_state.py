@@ -30,7 +30,7 @@ LOG = Path(__file__).parent / "recordings" / f"log-{FORMAT_VERSION}.xz"
 
 
 def state(at, capsys):
-    assert cli.main(["state", str(LOG), "--at", at, "--json"]) == 0
+    assert cli.main(["show", str(LOG), "--at", at, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -64,16 +64,16 @@ def test_a_moment_is_an_event_a_step_or_a_time(capsys):
     assert state(str(step.sequence), capsys) == at_step
     seconds = (log[step.sequence].time + step.time) / 2 - log[0].time
     assert state(f"{seconds:.6f}s", capsys)["event"] == step.sequence
-    end = state("", capsys)
+    end = state("end", capsys)
     assert (end["event"], end["groups"], end["step"]) == (len(log), {}, 4)
     assert state("0", capsys)["event"] == 0
     with pytest.raises(RecipeError, match="write an event as 1200"):
         Moment.parse("yesterday")
-    assert cli.main(["state", str(LOG), "--at", "step two"]) == cli.WRONG_RECIPE
+    assert cli.main(["show", str(LOG), "--at", "step two"]) == cli.WRONG_RECIPE
 
 
 def test_the_state_is_printed(capsys):
-    assert cli.main(["state", str(LOG), "--at", "250"]) == 0
+    assert cli.main(["show", str(LOG), "--at", "250"]) == 0
     printed = capsys.readouterr().out
     assert "after event 250" in printed
     assert "step 2 of 4, weight version 1; inference workers: 1 at version 1" in printed

@@ -91,7 +91,7 @@ def test_bounds_that_leave_no_room_are_noted_before_anything_is_started(words, n
     assert [line for line in plan(recipe) if line.startswith("autoscale")] == [
         f"autoscale   {notice}" for notice in notices
     ]
-    main(["launch", str(RECIPE), *scaled, "--on", "slurm", "--dry-run"])
+    main(["run", str(RECIPE), *scaled, "--on", "slurm", "--dry-run"])
     assert capsys.readouterr().err == "".join(f"autoscale: {notice}\n" for notice in notices)
 
 

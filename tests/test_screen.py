@@ -22,9 +22,11 @@ from areal_actors.display.view import RunView
 from areal_actors.display.warnings import attention
 from areal_actors.folder.phase_times import keep_times, usual_times
 from areal_actors.messages import (
+    CheckpointCommitted,
     EngineStarting,
     RunFinished,
     RunStarted,
+    RunStopping,
     StepCompleted,
     TrainerProgress,
     WeightsLoaded,
@@ -65,6 +67,39 @@ def test_what_matters_stays_on_a_small_screen_and_the_rest_is_counted():
     assert not any(line.startswith("process") for line in found)
 
 
+def with_every_process():
+    kinds = ("control", "gateway", "inference_worker", "reward_worker", "rollout_worker")
+    others = [story.beat(f"{kind}-0", kind) for kind in kinds]
+    return view_of(*unfinished_run(), story.gate(), story.batcher(), story.trainer(busy=True), *others)
+
+
+def test_the_row_of_the_trainer_stays_where_others_leave():
+    found = [line.split()[0] for line in screen(with_every_process(), 80, 18) if line.strip()]
+    assert found[found.index("process") + 1] == "trainer"
+    assert "rollout_worker" not in found
+    assert "rollout_worker" in "".join(screen(with_every_process(), 80, 50))
+
+
+def test_an_old_failure_leaves_a_small_screen():
+    view = with_every_process()
+    view.receive(story.abandoned())
+    assert any(line.startswith("failures") for line in screen(view, 80, 15))
+    view.receive(story.beat("control-0", "control", after=900.0))
+    assert not any(line.startswith("failures") for line in screen(view, 80, 15))
+    assert any(line.startswith("failures") for line in screen(view, 80, 40)), "a large screen has room for it"
+
+
+def test_a_run_that_ends_early_names_what_it_waits_for():
+    view = with_every_process()
+    view.interrupted = "SIGINT: a checkpoint is saved, then the run ends"
+    view.receive(story.sealed(RunStopping(reason="interrupted"), 401.0))
+    assert "waits for the trainer: step 41, then its checkpoint" in shown(view)
+    view.receive(story.trainer(busy=False, after=402.0))
+    saved = CheckpointCommitted(step=40, folder="checkpoints/step-40", cursor=1)
+    view.receive(story.sealed(saved, 403.0))
+    assert "waits for the processes to end; the checkpoint of step 40 is saved" in shown(view)
+
+
 def test_a_large_screen_draws_the_rewards_over_the_steps():
     found = [line.rstrip() for line in screen(a_run(), 160, 50)]
     (axis,) = [line for line in found if "reward of step 1" in line]
@@ -82,10 +117,10 @@ def test_bars_differ_in_shape_not_in_colour():
 
 
 def test_a_chart_stands_on_zero_and_averages_what_is_too_long():
-    assert plot(Chart("reward", [0.5, 1.0], 2), 12, 3) == ["      1   ██", "      0 ████", "        reward of step 1 2"]
-    assert plot(Chart("reward", [-1.0, 1.0], 2), 12, 3)[:2] == ["      1   ██", "     -1   ██"]
-    assert len(plot(Chart("loss", list(range(1000)), 1000), 108, 5)[0]) == 108
-    assert plot(Chart("loss", [0.0, 0.0], 2), 12, 2)[0] == "      0"
+    assert plot(Chart("reward", [0.5, 1.0]), 12, 3) == ["      1   ██", "      0 ████", "        reward of step 1 2"]
+    assert plot(Chart("reward", [-1.0, 1.0]), 12, 3)[:2] == ["      1   ██", "     -1   ██"]
+    assert len(plot(Chart("loss", list(range(1000))), 108, 5)[0]) == 108
+    assert plot(Chart("loss", [0.0, 0.0]), 12, 2)[0] == "      0"
 
 
 def test_an_encoding_without_bars_gets_letters_that_it_has():

@@ -1,5 +1,5 @@
-"""Programs of this machine use `areal-actors tinker`; pages in a browser, other hosts without the key, and unbounded
-requests do not."""
+"""Programs of this machine use `areal-actors serve tinker`; pages in a browser, other hosts without the key, and
+unbounded requests do not."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_off_the_loopback_interface_the_key_is_needed():
         status, reason = access.refuse(make_mocked_request("GET", "/", headers={"Host": "gpu7:8423", **headers}))
         assert (status, reason) == (
             401,
-            "the key is not the one that `areal-actors tinker` has printed: set TINKER_API_KEY to it",
+            "the key is not the one that `areal-actors serve tinker` has printed: set TINKER_API_KEY to it",
         )
     for headers in ({"X-API-Key": access.key}, {"Authorization": f"Bearer {access.key}"}):
         assert access.refuse(make_mocked_request("GET", "/", headers={"Host": "gpu7:8423", **headers})) is None

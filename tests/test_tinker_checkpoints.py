@@ -1,4 +1,4 @@
-"""Checkpoints of `areal-actors tinker` in its state folder."""
+"""Checkpoints of `areal-actors serve tinker` in its state folder."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""`areal-actors tinker` with the genuine client library and the cookbook's loops, unmodified, in an interpreter of
-their own."""
+"""`areal-actors serve tinker` with the genuine client library and the cookbook's loops, unmodified, in an interpreter
+of their own."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Server:
     def __init__(self, state: Path, *options: str) -> None:
         self.state = state
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "areal_actors", "tinker", "--port", "0", "--state", str(state), *options],
+            [sys.executable, "-m", "areal_actors", "serve", "tinker", "--port", "0", "--state", str(state), *options],
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,

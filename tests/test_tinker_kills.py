@@ -1,4 +1,4 @@
-"""`areal-actors tinker` is killed while it saves, loads, trains and samples: the old or new checkpoint is whole,
+"""`areal-actors serve tinker` is killed while it saves, loads, trains and samples: the old or new checkpoint is whole,
 nothing is left over."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`areal-actors tinker` as a command: its start, its errors and its end."""
+"""`areal-actors serve tinker` as a command: its start, its errors and its end."""
 
 from __future__ import annotations
 
@@ -103,5 +103,5 @@ def test_two_servers_do_not_share_a_state_folder(folder, tmp_path):
 @pytest.mark.long
 def test_a_name_that_leaves_the_state_folder_is_refused(capsys):
     for name in ("/etc/model", "../model"):
-        assert main(["tinker", "--name", name]) == 1
+        assert main(["serve", "tinker", "--name", name]) == 1
         assert "write a model's name" in capsys.readouterr().err

@@ -1,5 +1,5 @@
-"""Sampling from `areal-actors tinker`: the weights that a client asks for, their log-probabilities, and the request's
-parameters."""
+"""Sampling from `areal-actors serve tinker`: the weights that a client asks for, their log-probabilities, and the
+request's parameters."""
 
 import asyncio
 

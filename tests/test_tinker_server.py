@@ -1,4 +1,4 @@
-"""The protocol of `areal-actors tinker`, with requests as the genuine client library serializes them."""
+"""The protocol of `areal-actors serve tinker`, with requests as the genuine client library serializes them."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Losses of `areal-actors tinker` by their formulas, and its models against plain torch and transformers."""
+"""Losses of `areal-actors serve tinker` by their formulas, and its models against plain torch and transformers."""
 
 import math
 

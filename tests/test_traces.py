@@ -226,7 +226,7 @@ def test_a_collector_gets_every_span_of_an_exported_log(tmp_path, capsys):
     traces = Traces()
     expected = [span for envelope in read_log(file) for span in traces.receive(envelope)]
     with collector() as (url, received):
-        assert main(["track", str(file), "--otlp", url]) == 0
+        assert main(["export", str(file), "--otlp", url]) == 0
     assert f"{len(expected)} spans sent to {url}/v1/traces" in capsys.readouterr().out
     assert {path for path, _ in received} == {"/v1/traces"}
     (resources,) = received[0][1].resource_spans
@@ -258,14 +258,14 @@ def test_a_collector_gets_every_span_of_an_exported_log(tmp_path, capsys):
 @pytest.mark.parametrize("url", ["localhost:4318", "grpc://localhost:4317", "/v1"])
 def test_an_address_that_is_none_is_refused(url, tmp_path, capsys):
     file = exported_log(tmp_path / "a.log", sound_log())
-    assert main(["track", str(file), "--otlp", url]) == 1
+    assert main(["export", str(file), "--otlp", url]) == 1
     assert "as in http://localhost:4318" in capsys.readouterr().err
 
 
 def test_a_collector_that_refuses_ends_the_command_with_its_address(tmp_path, capsys):
     file = exported_log(tmp_path / "a.log", sound_log())
     with collector(status=400) as (url, _):
-        assert main(["track", str(file), "--otlp", url]) == 1
+        assert main(["export", str(file), "--otlp", url]) == 1
     assert f"the collector at {url}/v1/traces did not take" in capsys.readouterr().err
 
 
@@ -279,7 +279,7 @@ async def test_a_live_run_is_sent_with_the_beginnings_of_its_calls(live, tmp_pat
         async with run.listening():
             await run.until(StepCompleted, 1, 600)
             os.kill(paused := run.pid_of("trainer"), signal.SIGSTOP)  # the run cannot end before it is followed
-            words = ("track", run.folder.name, "--otlp", url, "--folder", str(run.folder.parent))
+            words = ("export", run.folder.name, "--otlp", url, "--folder", str(run.folder.parent))
             sending = await asyncio.create_subprocess_exec(sys.executable, "-m", "areal_actors", *words, cwd=ROOT)
             await until(lambda: received or sending.returncode is not None, seconds=600)
             os.kill(paused, signal.SIGCONT)

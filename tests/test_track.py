@@ -1,4 +1,4 @@
-"""`areal-actors track` and `[track]`: points of a run, in order and once each; trackers cannot harm it; with a
+"""`areal-actors export` and `[track]`: points of a run, in order and once each; trackers cannot harm it; with a
 library's stand-in."""
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def test_keys_of_the_recipe_file_are_not_sent(tmp_path):
 
 def test_a_finished_run_is_sent_whole_and_a_second_time_only_what_is_new(tmp_path, fake, capsys):
     place = run_folder(tmp_path, "a", rewards=[0.25, 0.75], held_out=[0.1])
-    assert main(["track", "a", "--to", "wandb", "--folder", str(tmp_path)]) == 0
+    assert main(["export", "a", "--to", "wandb", "--folder", str(tmp_path)]) == 0
     opened, *_, ended = received(place)
     assert opened["init"] | {"config": None} == {
         "project": "areal",
@@ -176,7 +176,7 @@ def test_a_finished_run_is_sent_whole_and_a_second_time_only_what_is_new(tmp_pat
     assert [row["step"] for row in logged(place) if "evaluation/greedy/accuracy" in row] == [0]
     assert ended == {"finish": 0, "summary": {"status": "finished", "error": ""}}
     append(place, step(2, 0.75), step(3, 0.5, loss=2.0), event(RunFinished(steps=3, error="interrupted")))
-    assert main(["track", "a", "--to", "wandb", "--folder", str(tmp_path), "--project", "mine"]) == 0
+    assert main(["export", "a", "--to", "wandb", "--folder", str(tmp_path), "--project", "mine"]) == 0
     assert steps(place) == [(1, 0.25), (2, 0.75), (3, 0.5)]
     assert received(place)[-1] == {"finish": 1, "summary": {"status": "ended early", "error": "interrupted"}}
     assert "wandb: fake" in capsys.readouterr().out
@@ -186,7 +186,7 @@ def test_a_live_run_is_followed_to_its_end(tmp_path, fake):
     place = run_folder(tmp_path, "a", rewards=[0.25], finished=False)
     ended = []
     following = threading.Thread(
-        target=lambda: ended.append(main(["track", "a", "--to", "wandb", "--folder", str(tmp_path)])), daemon=True
+        target=lambda: ended.append(main(["export", "a", "--to", "wandb", "--folder", str(tmp_path)])), daemon=True
     )
     with lock_file(place / LOCK):
         following.start()
@@ -204,7 +204,7 @@ def test_a_live_run_is_followed_to_its_end(tmp_path, fake):
 def test_once_sends_what_a_live_run_has_and_leaves_its_status(tmp_path, fake):
     place = run_folder(tmp_path, "a", rewards=[0.25], finished=False)
     with lock_file(place / LOCK):
-        assert main(["track", "a", "--to", "wandb", "--once", "--folder", str(tmp_path)]) == 0
+        assert main(["export", "a", "--to", "wandb", "--once", "--folder", str(tmp_path)]) == 0
     assert steps(place) == [(1, 0.25)]
     assert received(place)[-1] == {"finish": 0, "summary": {}}
 
@@ -216,22 +216,22 @@ def test_once_sends_what_a_live_run_has_and_leaves_its_status(tmp_path, fake):
     ("to", "answer"), [("wandbb", "no tracker 'wandbb'; did you mean `wandb`?"), (" , ", "known: tensorboard, wandb")]
 )
 def test_an_unknown_tracker_is_answered_with_the_known(to, answer, tmp_path, capsys):
-    assert main(["track", "a", "--to", to, "--folder", str(tmp_path)]) == 1
+    assert main(["export", "a", "--to", to, "--folder", str(tmp_path)]) == 1
     assert answer in capsys.readouterr().err
 
 
 def test_a_missing_library_is_named_with_its_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("areal_actors.core.trackers.find_spec", lambda _: None)
-    assert main(["track", "a", "--to", "trackio,mlflow", "--folder", str(tmp_path)]) == 1
+    assert main(["export", "a", "--to", "trackio,mlflow", "--folder", str(tmp_path)]) == 1
     assert "trackio and mlflow are not installed; `pip install trackio mlflow`" in capsys.readouterr().err
     monkeypatch.undo()
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python"
     python.write_text("#!/bin/sh\necho wandb\n")
     python.chmod(0o755)
-    assert main(["track", "a", "--to", "wandb", "--python", str(python), "--folder", str(tmp_path)]) == 1
+    assert main(["export", "a", "--to", "wandb", "--python", str(python), "--folder", str(tmp_path)]) == 1
     assert f"`{python} -m pip install wandb`" in capsys.readouterr().err
-    assert main(["track", "a", "--to", "wandb", "--python", str(tmp_path / "none"), "--folder", str(tmp_path)]) == 1
+    assert main(["export", "a", "--to", "wandb", "--python", str(tmp_path / "none"), "--folder", str(tmp_path)]) == 1
     assert "does not run as a Python interpreter" in capsys.readouterr().err
 
 
@@ -246,17 +246,17 @@ def test_a_folder_that_a_library_left_is_no_library(tmp_path, monkeypatch):
 def test_a_run_without_events_is_refused(tmp_path, fake, capsys):
     place = run_folder(tmp_path, "a")
     (place / "metrics.jsonl").unlink()
-    assert main(["track", "a", "--to", "wandb", "--folder", str(tmp_path)]) == 1
+    assert main(["export", "a", "--to", "wandb", "--folder", str(tmp_path)]) == 1
     assert "run 'a' has no events that can be read yet" in capsys.readouterr().err
 
 
 def test_a_tracker_that_fails_is_named_with_its_error(tmp_path, fake, capsys, monkeypatch):
     monkeypatch.setenv("FAKE_WANDB", "raise")
     run_folder(tmp_path, "a", rewards=[0.25, 0.75])
-    assert main(["track", "a", "--to", "wandb", "--folder", str(tmp_path)]) == 1
+    assert main(["export", "a", "--to", "wandb", "--folder", str(tmp_path)]) == 1
     error = capsys.readouterr().err
     assert (
-        "tracker wandb: ConnectionError: no route to the cloud; the run is not affected; `areal-actors track a --to"
+        "tracker wandb: ConnectionError: no route to the cloud; the run is not affected; `areal-actors export a --to"
         " wandb`" in error
     )
 
@@ -343,7 +343,7 @@ def test_trackers_whose_process_is_killed_are_named_while_the_run_goes_on(tmp_pa
 
     printed = asyncio.run(run())
     assert "trackers wandb: their process ended with status -9; the run is not affected; `" in printed
-    assert "track a --to wandb" in printed
+    assert "export a --to wandb" in printed
 
 
 def test_trackers_end_when_the_run_is_killed(tmp_path, fake):

@@ -81,7 +81,7 @@ def test_a_tracker_holds_the_numbers_of_the_file_and_each_once(tracker, tmp_path
     place = run_folder(
         tmp_path, "a", recipe={**RECIPE, "model": "embedded"}, rewards=[0.25, float("nan"), 0.1], held_out=[0.1, 0.9]
     )
-    command = ["track", "a", "--to", tracker, "--python", str(PYTHON), "--folder", str(tmp_path)]
+    command = ["export", "a", "--to", tracker, "--python", str(PYTHON), "--folder", str(tmp_path)]
     assert main(command) == 0
     points, config, status = holds(tracker, tmp_path, "a")
     assert points == close_to(written(place), tracker)

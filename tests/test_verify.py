@@ -138,5 +138,5 @@ def test_a_proof_is_read_as_written_and_names_the_files_of_the_recipe(tmp_path):
 
 
 def test_a_folder_without_a_proof_is_refused_with_the_remedy(tmp_path, capsys):
-    assert cli.main(["verify", str(tmp_path)]) == cli.FAILED
+    assert cli.main(["audit", "--verify", str(tmp_path)]) == cli.FAILED
     assert "audit RUN --recompute" in capsys.readouterr().err

@@ -308,8 +308,6 @@ def test_curves_of_a_what_if_have_the_metrics_of_its_steps(tmp_path, capsys):
     ("words", "sentence"),
     [
         (["view", "no-such"], "has no run 'no-such'"),
-        (["monitor", "no-such", "--web"], "run 'no-such' is not live"),
-        (["monitor", "--web", "--json"], "leave out subjects, --json and --prometheus"),
         (["view", "notes.txt"], "notes.txt cannot be read as an exported log"),
         (["view", str(LOG), "--what-if", "nowhere.json"], "--what-if nowhere.json: cannot be read: No such file"),
         (["view", str(LOG), "--host", "192.0.2.1"], "choose another with --host and --port"),

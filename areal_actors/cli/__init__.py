@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from areal_actors.cli.arguments import Options, parse_command_line
+from areal_actors.cli.arguments import parse_command_line
+from areal_actors.cli.command import Options
 from areal_actors.core.errors import ArealError, RecipeError
 from areal_actors.core.extras import missing_module
 from areal_actors.core.foreign_text import show_controls
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.module_command import load_module
-from areal_bus.descriptors import raise_descriptor_limit
-from areal_bus.errors import BusError
+
+BUS_ERRORS = LazyModule("areal_bus.errors")
+"""The bus is loaded behind the parsing of arguments."""
+DESCRIPTORS = LazyModule("areal_bus.descriptors")
+COMPLETION = LazyModule("areal_actors.cli.completion")
 
 WRONG_RECIPE = 2
 FAILED = 1
@@ -27,15 +33,19 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 for a failed run, 2 for an invalid recipe or usage."""
+    if "_ARGCOMPLETE" in os.environ:
+        COMPLETION.complete()
     try:
         options = parse_command_line(sys.argv[1:] if arguments is None else arguments)
-        raise_descriptor_limit()
+        DESCRIPTORS.raise_descriptor_limit()
         with _json_alone(options):
             return _run_command(options)
+    except SystemExit:  # of `--help`, before the errors of the bus are loaded for comparison
+        raise
     except RecipeError as error:
         print(show_controls(str(error)), file=sys.stderr)
         return WRONG_RECIPE
-    except (ArealError, BusError) as error:
+    except (ArealError, BUS_ERRORS.BusError) as error:
         print(show_controls(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return FAILED
     except ModuleNotFoundError as error:

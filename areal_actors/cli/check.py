@@ -5,12 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Generator, Sequence
 
-from areal_actors.cli.arguments import Options
-from areal_actors.cli.check_static import resolve, stages_of
+from areal_actors.cli.check_static import describe_recipe, resolve, stages_of
+from areal_actors.cli.command import Options
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.foreign_text import show_controls
 from areal_actors.folder.process_logs import log_to_terminal
-from areal_actors.recipe import plan
 from areal_actors.recipe.budget import Lengths, describe_budget
 from areal_actors.recipe.measured import expected_lengths, measurements
 from areal_actors.recipe.needed_extras import extras_problem
@@ -27,7 +26,7 @@ def check(options: Options) -> int:
     if stages := stages_of(options):
         return check_stages(*stages)
     resolved = resolve(options, measures=True)
-    print(plan.explain(resolved, full=options.full), flush=True)
+    print(describe_recipe(resolved, options), flush=True)
     log_to_terminal()
     if lacking := extras_problem(resolved.recipe):
         print(f"# not here     a run cannot start on this machine: {lacking}", flush=True)

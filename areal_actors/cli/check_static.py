@@ -1,13 +1,12 @@
-"""The commands that only read recipes: check | explain."""
+"""The command `check` as far as it only reads recipes, and recipes of the words of a command."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 from areal_actors.calibration.calibrate import Calibration, calibrate
-from areal_actors.cli.arguments import Options
+from areal_actors.cli.command import Options
 from areal_actors.core.devices import CudaDevices, detect_cuda
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.extras import TRAIN, require_extra
@@ -16,7 +15,6 @@ from areal_actors.recipe.load import Resolved, load
 from areal_actors.recipe.measured import measurements
 from areal_actors.recipe.paths import find_recipe, is_file
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.reference import explain_settings, json_schema
 from areal_actors.stages.check_stages import check_stages
 from areal_actors.stages.stage_file import StageFile, has_stages, read_stages
 
@@ -26,17 +24,17 @@ def check(options: Options) -> int:
     if stages := stages_of(options):
         return check_stages(*stages)
     resolved = resolve(options, cuda=options.devices)
-    show = plan.to_json if options.as_json else plan.explain
-    print(show(resolved, full=options.full), flush=True)
+    text = plan.to_json(resolved, full=options.full) if options.as_json else describe_recipe(resolved, options)
+    print(text, flush=True)
     return 0
 
 
-def explain(options: Options) -> int:
-    """Describe settings."""
-    print(
-        json.dumps(json_schema(), indent=1) if options.json_schema else explain_settings(options.settings), flush=True
-    )
-    return 0
+def describe_recipe(resolved: Resolved, options: Options) -> str:
+    """Returns what `check` prints about a recipe."""
+    if options.full:
+        return plan.explain(resolved)
+    overrides = files_and_overrides(options)[1]
+    return plan.summarize(resolved, {word.partition("=")[0].strip() for word in overrides})
 
 
 def stages_of(options: Options) -> tuple[StageFile, Path] | None:

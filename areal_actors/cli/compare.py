@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_actors.cli.arguments import Options
+from areal_actors.cli.command import Options
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import RecipeError
 from areal_actors.reader import comparison

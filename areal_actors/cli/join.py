@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from areal_actors.cli.arguments import Options
+from areal_actors.cli.command import Options
 from areal_actors.core.gateways import GATEWAY
 from areal_actors.core.host_settings import JOIN_TOKEN
 from areal_actors.hosts.client import join as serve

@@ -8,8 +8,8 @@ import threading
 import time
 from pathlib import Path
 
-from areal_actors.cli.arguments import Options
 from areal_actors.cli.check_static import files_and_overrides
+from areal_actors.cli.command import Options
 from areal_actors.core.devices import CudaDevices, detect_cuda, pretended_cuda
 from areal_actors.core.durable_files import PRIVATE_MODE, atomic_write
 from areal_actors.core.errors import SetupError

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from areal_actors.cli.arguments import Options, parse_command_line
+from areal_actors.cli.arguments import parse_command_line
 from areal_actors.cli.check_static import resolve
+from areal_actors.cli.command import Options
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.lazy import LazyModule
 from areal_actors.learn.plan import Choices, LearningPlan, limit_steps, plan_learning, shown_command

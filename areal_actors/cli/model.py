@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from areal_actors.cli.arguments import Options
+from areal_actors.cli.command import Options
 from areal_actors.core.command import COMMAND
 from areal_actors.core.known_models import KNOWN, models_folder
 from areal_actors.core.lazy import LazyModule

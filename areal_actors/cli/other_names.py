@@ -1,20 +1,36 @@
-"""Hints for words that are no command: names of commands in other programs, and typing errors."""
+"""Names of commands that are not among ours: earlier names of ours, names in other programs, and typing errors."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from areal_actors.core.command import COMMAND
 
-OTHER_NAMES = {
+EARLIER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "gateway": ("serve", "gateway"),
+    "launch": ("run",),
+    "monitor": ("view", "--terminal"),
+    "promote": ("serve", "promote"),
+    "push": ("export", "--hub"),
+    "replay": ("audit", "--replay"),
+    "state": ("show", "--at", "end"),
+    "tinker": ("serve", "tinker"),
+    "trace": ("show", "--trace"),
+    "track": ("export",),
+    "verify": ("audit", "--verify"),
+}
+"""Commands of earlier releases, with the words that do the same. The words behind them stay as they are."""
+OTHER_NAMES: Final[Mapping[str, str]] = {
     "train": "run",
     "start": "run",
     "validate": "check",
     "dry-run": "check",
     "plan": "check",
     "settings": "explain",
-    "watch": "monitor",
+    "watch": "view --terminal",
     "list": "runs",
     "ls": "runs",
     "web": "view",
@@ -25,8 +41,19 @@ OTHER_NAMES = {
     "create": "init",
     "download": "model get",
     "convert": "model convert",
+    "upload": "export --hub",
+    "completion": "--completion bash",
 }
 """Names of commands in other programs, and ours."""
+
+
+def with_new_name(words: Sequence[str]) -> list[str]:
+    """Returns the words with the present name of a command in place of an earlier one, and prints it."""
+    present = EARLIER_NAMES.get(words[0]) if words else None
+    if present is None:
+        return list(words)
+    print(f"`{COMMAND} {words[0]}` is now `{COMMAND} {' '.join(present)}`", file=sys.stderr)
+    return [*present, *words[1:]]
 
 
 def no_command(word: str, names: Sequence[str]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from areal_actors.cli.arguments import Options
 from areal_actors.cli.check_static import resolve
+from areal_actors.cli.command import Options
 from areal_actors.run import serve as serving
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_actors.cli.arguments import Options
+from areal_actors.cli.command import Options
 from areal_actors.reader import episode_page
 
 

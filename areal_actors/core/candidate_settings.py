@@ -20,7 +20,7 @@ class CandidateSettings(Config):
     template of the served model; empty for none."""
     mode: CandidateMode = "canary"
     """`canary` promotes the candidate or rolls it back as soon as its rewards show which; `a/b` only compares, and
-    `areal-actors promote` decides; `shadow` has the candidate answer beside the served model, unseen by users."""
+    `areal-actors serve promote` decides; `shadow` has the candidate answer beside the served model, unseen by users."""
     share: Fraction = 0.1
     """Share of the new sessions that the candidate answers, or that it answers beside the served model in `shadow`."""
     workers: PositiveInt = 1

@@ -1,4 +1,4 @@
-"""The table `[hosts]` of a recipe: hosts that `areal-actors launch` asks for.
+"""The table `[hosts]` of a recipe: hosts that `areal-actors run --on` asks for.
 
 They are for a run and the workers that join it.
 """
@@ -42,7 +42,7 @@ class JoinedHosts(Config):
 
 
 class HostsSettings(Config):
-    """`[hosts]`: the hosts that `areal-actors launch` asks for; no other command uses it. See docs/scaling.md."""
+    """`[hosts]`: the hosts that `areal-actors run --on` asks for; no other command uses it. See docs/scaling.md."""
 
     run: RunHost = RunHost()
     rollout_worker: JoinedHosts = JoinedHosts()

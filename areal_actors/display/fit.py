@@ -18,7 +18,9 @@ BARS = "▁▂▃▄▅▆▇█"
 FULL, EMPTY = "█", "░"
 LABEL_COLUMNS = 11
 AXIS_COLUMNS = 8
-CHART_LINES = (7, 16)
+WIDEST_BAR = 12
+"""Columns of a step's value at most."""
+CHART_LINES = (7, 28)
 """Height of the chart, with its axis: at least, and at most."""
 ASCII = str.maketrans(
     dict(zip(BARS, "_.,:-=+#", strict=True)) | {EMPTY: "-", "─": "-", "·": "|", "…": "~", "×": "x", "–": "-", "→": ">"}
@@ -41,8 +43,6 @@ class Chart(NamedTuple):
 
     name: str
     values: Sequence[float]
-    steps: int
-    """Number of values at the end of the run."""
 
 
 def sheet(console: Console, facts: Sequence[Fact], width: int, height: int | None, *, chart: Chart) -> list[Text]:
@@ -118,16 +118,15 @@ def plot(chart: Chart, width: int, height: int) -> list[str]:
     """
     room, rows = max(width - AXIS_COLUMNS, 1), max(height - 1, 1)
     means = _average_ranges(chart.values, room)
-    places = max(chart.steps, len(means))
-    each = max(room // places, 1)
+    each = min(max(room // len(means), 1), WIDEST_BAR)
     low, high = min(0.0, *means), max(0.0, *means)
     levels = [(value - low) / (high - low) * rows if high > low else 0.0 for value in means]
     lines = []
     for row in range(rows - 1, -1, -1):
         mark = f"{high:.3g}" if row == rows - 1 else f"{low:.3g}" if row == 0 else ""
         lines.append(f"{mark:>{AXIS_COLUMNS - 1}} {''.join(_block(level - row) * each for level in levels)}".rstrip())
-    first, last = f"{chart.name} of step 1", str(max(chart.steps, len(chart.values)))
-    gap = max(min(each * places, room) - len(first) - len(last), 1)
+    first, last = f"{chart.name} of step 1", str(len(chart.values))
+    gap = max(each * len(means) - len(first) - len(last), 1)
     return [*lines, f"{' ' * AXIS_COLUMNS}{first}{' ' * gap}{last}"]
 
 

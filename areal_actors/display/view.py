@@ -30,7 +30,7 @@ from areal_actors.display.sentences import (
     without_score,
 )
 from areal_actors.display.throughput import busy_share, tokens_per_second
-from areal_actors.display.waiting import waiting_summary
+from areal_actors.display.waiting import awaited_end, waiting_summary
 from areal_actors.display.warnings import attention
 from areal_actors.messages import EvaluationCompleted, Heartbeat, RunFinished
 from areal_actors.rollout.blocked import format_blocked
@@ -58,6 +58,8 @@ LEARNING = {
 WINDOW_SECONDS = 30.0
 """Window of the displayed throughput."""
 MEBIBYTE = 2**20
+RECENT_SECONDS = 60.0
+"""Time after which failures make room for everything else."""
 NARROW = 80
 """Columns below which bars are short."""
 
@@ -82,6 +84,9 @@ class RunView:
         self.access = ""
         """Address and key for external agents; empty if there are none."""
         self.fills_screen = False
+        self._failures = ""
+        self._failed_at = 0.0
+        """Time at which the failures were last seen to change."""
 
     def receive(self, envelope: Envelope) -> Message | None:
         """Fold an event or telemetry; returns it, or None for an unknown kind."""
@@ -95,10 +100,15 @@ class RunView:
         width, state = options.max_width, self.state
         facts = [Fact("", self._title(width), 0), *self._facts(width)]
         name, metric = ("loss", "loss") if state.learns_from_examples() else ("reward", "reward_mean")
-        chart = Chart(name, state.history(metric), state.steps_wanted())
+        chart = Chart(name, state.history(metric))
         height = options.max_height if self.fills_screen else None
         for line in sheet(console, facts, width, height, chart=chart):
             yield in_encoding(line, ascii_only=options.ascii_only)
+
+    def _stopping(self) -> str:
+        """Returns what a signal does, or why the run ends, and what it waits for."""
+        lines = [self.interrupted or self.state.stopping] if self.interrupted or self.state.stopping else []
+        return "\n".join([*lines, *([f"waits for {awaited_end(self.state)}"] if self.state.stopping else [])])
 
     def _title(self, width: int) -> Text:
         state = self.state
@@ -111,7 +121,10 @@ class RunView:
         state, size = self.state, 10 if width < NARROW else 20
         spark = max(min(width - 64, state.steps_wanted() or 32), 16)
         step = state.steps[-1].metrics if state.steps else {}
-        over = state.finished is not None
+        over, failed = state.finished is not None, _failures(state)
+        if failed != self._failures:
+            self._failures, self._failed_at = failed, state.now
+        is_recent = state.now - self._failed_at < RECENT_SECONDS
         held_out = (*(_accuracy(mode, state.accuracy(mode), spark) for mode in MODES), *_losses(state, spark))
         for rank, label, text, style in (
             (12, "profile", f"{state.started.profile or 'none'}: {state.started.reason}" if state.started else "", ""),
@@ -140,7 +153,7 @@ class RunView:
             (7, "left out", left_out_text(state.examples_dropped) if state.examples_dropped else "", "yellow"),
             (5, "attention", "" if over else "\n".join(attention(state)), "yellow"),
             (9, "set aside", set_aside(state.episodes), ""),
-            (7, "failures", _failures(state), "yellow"),
+            (7 if is_recent or over else 16, "failures", failed, "yellow"),
             (7, "messages", "\n".join(line for line in self.notices if line != self.interrupted), "yellow"),
             (3, "agents", "" if over else self.access, ""),
             (13, "saved", f"step {state.checkpoint.step}, {state.checkpoint.folder}" if state.checkpoint else "", ""),
@@ -149,10 +162,12 @@ class RunView:
             if text:
                 yield Fact(label, Text(text, style=style), rank)
         if state.beats:
-            yield Fact("", _processes(state.beats.values()), 14)
+            head, *others = _processes(state.beats.values())
+            yield Fact("", Text(head), 8)
+            yield Fact("", Text("\n".join(others)), 14)
         if state.stalled and not over:
             yield Fact("stalled", Text(state.stalled.sentence, style="bold red"), 0)
-        if ending := "" if over else "\n".join(filter(None, (self.interrupted, state.stopping))):
+        if ending := "" if over else self._stopping():
             yield Fact("stopping", Text(ending, style="bold yellow"), 0)
         if state.finished:
             yield Fact("end", _ending(state.finished), 0)
@@ -278,16 +293,20 @@ def injected_faults(state: RunState) -> str:
     return ", ".join(f"{count} × {fault}" for fault, count in state.injected.most_common())
 
 
-def _processes(beats: Iterable[Heartbeat]) -> Text:
+def _processes(beats: Iterable[Heartbeat]) -> list[str]:
+    """Returns the head of the table with the trainer's process below it, then each other process."""
     by_process: dict[str, list[Heartbeat]] = defaultdict(list)
     for beat in beats:
         by_process[beat.process].append(beat)
     rows = [("process", "pid", "CPU s", "peak MiB", "in flight")]
-    for process, inside in sorted(by_process.items()):
+    trainer = {process for process, inside in by_process.items() if any("trainer" in beat.actor for beat in inside)}
+    for process, inside in sorted(by_process.items(), key=lambda item: (item[0] not in trainer, item[0])):
         handling = ", ".join(f"{count} {name}" for beat in inside for name, count in beat.handling.items() if count)
         cpu, memory = max(beat.cpu_seconds for beat in inside), max(beat.peak_memory_bytes for beat in inside)
         rows.append((process, str(inside[0].pid), f"{cpu:.1f}", f"{memory / MEBIBYTE:,.0f}", handling))
-    return Text("\n".join(columns(rows, right=frozenset({1, 2, 3}))))
+    head, *lines = columns(rows, right=frozenset({1, 2, 3}))
+    shown_first = len(trainer) or 1
+    return ["\n".join([head, *lines[:shown_first]]), *lines[shown_first:]]
 
 
 def _ending(finished: RunFinished) -> Text:

@@ -26,6 +26,16 @@ def waiting_summary(state: RunState) -> str:
     return "; ".join(parts)
 
 
+def awaited_end(state: RunState) -> str:
+    """Returns what a run that ends before its last step waits for."""
+    step = state.steps[-1].number if state.steps else 0
+    if state.checkpoint is not None and state.checkpoint.step >= step > 0 and not state.is_handling("trainer"):
+        return f"the processes to end; the checkpoint of step {state.checkpoint.step} is saved"
+    if state.is_handling("trainer", "BatchFormed") or state.is_handling("trainer", "ExamplesDrawn"):
+        return f"the trainer: step {step + 1}, then its checkpoint"
+    return f"the trainer: the checkpoint of step {step}"
+
+
 def _balance(state: RunState) -> str:
     """Describes if training waits for generation, or generation for training."""
     gate, batcher = state.status("staleness_gate"), state.status("batcher")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from areal_actors.core.command import COMMAND
 from areal_actors.core.programs import program, typed_path, user_folder
+from areal_actors.core.trackers import TRACKERS, missing_trackers
 from areal_actors.folder.run_folder import DEFAULT_FOLDER, RunFolder
 
 WRITTEN = ("summary.txt", "reward.png", "loss.png", "metrics.jsonl", "episodes.jsonl")
@@ -35,6 +36,8 @@ def next_commands(folder: RunFolder, runs: str, checkpoint: str, *, has_episodes
         runs: the recipe's `folder`.
         checkpoint: name of the best or newest checkpoint; empty if there is none.
         has_episodes: False for a run that learns from examples.
+
+    A tracker is named if it is installed.
     """
     place, name = Path(runs) / folder.path.name, folder.path.name
     written = [file for file in WRITTEN if (folder.path / file).exists()]
@@ -44,7 +47,9 @@ def next_commands(folder: RunFolder, runs: str, checkpoint: str, *, has_episodes
     if other_runs:
         latest = max(other_runs, key=lambda path: path.stat().st_mtime).parent.name
         commands.append(run_command("compare", latest, runs, name))
-    commands.append(run_command("track", name, runs, "--to", "tensorboard"))
+    here = [tracker for tracker in TRACKERS if not missing_trackers((tracker,), "")]
+    if here:
+        commands.append(run_command("export", name, runs, "--to", here[0]))
     rows = [("files", f"{typed_path(place)}: {', '.join(written)}"), ("next", "\n".join(commands))]
     if checkpoint:
         rows.append(

@@ -55,7 +55,7 @@ def find_problems(recipe: Recipe, facts: RunFacts) -> Problems:
         url = toml_value(without_credentials(recipe.bus.url))
         yield (
             ("bus", "url"),
-            f"found {url}, but hosts that `{COMMAND} launch` starts join the run's own server; remove it, or [hosts]",
+            f"found {url}, but hosts that `{COMMAND} run --on` starts join the run's own server; remove it, or [hosts]",
         )
     if hosts.gateway.count and recipe.gateway.certificate:
         fault = (

@@ -80,7 +80,7 @@ class CandidateDecided(Event):
     reason: str
     """Ground of the decision, as a sentence."""
     by: Literal["test", "operator", "recipe"] = "test"
-    """Origin: the sequential test, `areal-actors promote`, or a recipe that no longer has it."""
+    """Origin: the sequential test, `areal-actors serve promote`, or a recipe that no longer has it."""
     metrics: tuple[ComparedMetric, ...] = ()
     """Figures at the decision; the log before this event gives the same."""
     sessions: tuple[int, int] = (0, 0)

@@ -1,1 +1,1 @@
-"""Evidence of `areal-actors promote` beside the rewards of users: judged answers of a shadow, and divergence."""
+"""Evidence of `areal-actors serve promote` beside the rewards of users: judged answers of a shadow, and divergence."""

@@ -1,4 +1,4 @@
-"""Evidence of `areal-actors promote` beside the rewards of users: the answers in the log of a served model."""
+"""Evidence of `areal-actors serve promote` beside the rewards of users: the answers in the log of a served model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`areal-actors push RUN REPO`.
+"""`areal-actors export RUN REPO --hub`.
 
 It pushes a checkpoint with card, recipe and curve as a model of the Hugging Face hub, or episodes as a dataset.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +30,14 @@ Kind = Literal["model", "dataset"]
 
 
 def push(
-    run: str, repo: str, *, folder: Path, checkpoint: str = "", episodes: bool = False, private: bool = False
+    run: str,
+    repo: str,
+    *,
+    folder: Path,
+    checkpoint: str = "",
+    episodes: bool = False,
+    private: bool = False,
+    dry_run: bool = False,
 ) -> int:
     """Upload a run in one commit, and print its address; returns the exit status.
 
@@ -40,6 +48,7 @@ def push(
         checkpoint: `step-N`; empty for the best or newest.
         episodes: upload tables of episodes and calls as a dataset instead.
         private: make a new repository private.
+        dry_run: print the files and their sizes, and send nothing.
 
     Raises:
         SetupError: there is no such run or checkpoint, a library is missing, or the hub refuses or cannot be reached.
@@ -47,9 +56,20 @@ def push(
     """
     with tempfile.TemporaryDirectory() as scratch:
         files = _episodes(run, repo, folder, Path(scratch)) if episodes else _model(run, repo, folder, checkpoint)
-        url = _upload(repo, files, "dataset" if episodes else "model", private=private)
+        kind: Kind = "dataset" if episodes else "model"
+        if dry_run:
+            sys.stdout.write("\n".join(_describe_upload(repo, files, kind, private=private)) + "\n")
+            return 0
+        url = _upload(repo, files, kind, private=private)
     sys.stdout.write(f"{len(files)} files of the run are at {url}\n")
     return 0
+
+
+def _describe_upload(repo: str, files: dict[str, Path | bytes], kind: Kind, *, private: bool) -> Iterator[str]:
+    yield f"would upload to the {'private ' * private}{kind} {repo}, if it is new; nothing was sent:"
+    for name, content in files.items():
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        yield f"  {size:>14,} bytes  {name}"
 
 
 def _model(run: str, repo: str, folder: Path, checkpoint: str) -> dict[str, Path | bytes]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ import msgspec
 
 from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.command import COMMAND
-from areal_actors.core.layers import Key
 from areal_actors.core.model_names import is_local_model
 from areal_actors.core.policy_settings import PolicySettings
 from areal_actors.core.problems import toml_key, toml_value
 from areal_actors.core.proxies import describe_proxies
 from areal_actors.embedded.settings import EMBEDDED
+from areal_actors.recipe.changed_settings import describe_changes
 from areal_actors.recipe.device_map import describe_devices
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.load import Resolved
@@ -36,14 +35,14 @@ INLINE_TABLES = ("supervisors", "actors")
 """Tables whose entries are one line each."""
 
 
-def explain(resolved: Resolved, *, full: bool = False) -> str:
-    """Returns the output of `areal-actors check`, with `full` also the settings without effect in such a run.
+def explain(resolved: Resolved) -> str:
+    """Returns the output of `areal-actors check --full`: every setting, the supervision tree and the plan.
 
     Valid TOML without keys and passwords, with all that is no setting in comments.
     """
     resolved = _without_secrets(resolved)
     parts = {
-        "The recipe with all defaults": to_toml(resolved.recipe) if full else _show_settings(resolved),
+        "The recipe with all defaults": to_toml(resolved.recipe),
         "Profile": _comment_lines(profile_line(resolved)),
         "Supervision": _comment_lines(draw_tree(resolved.recipe.supervisors, resolved.recipe.actors)),
         "Plan": _comment_lines("\n".join((*plan(resolved.recipe), *device_plan(resolved)))),
@@ -51,14 +50,37 @@ def explain(resolved: Resolved, *, full: bool = False) -> str:
     return "\n\n".join(f"# ---- {title}\n{text}" for title, text in parts.items())
 
 
+def summarize(resolved: Resolved, stated: Collection[str] = ()) -> str:
+    """Returns the output of `areal-actors check`: settings that differ from their defaults, and the plan.
+
+    Settings whose dotted names are in `stated`, those of the command line, are marked. Without keys and passwords.
+    """
+    resolved = _without_secrets(resolved)
+    title = "Settings that differ from their defaults; --full prints all"
+    parts = {
+        title + "; * of the command line" * bool(stated): "\n".join(describe_changes(resolved.recipe, stated)),
+        "Plan": "\n".join(
+            (f"{'profile':<11} {profile_line(resolved)}", *plan(resolved.recipe, full=False), *device_plan(resolved))
+        ),
+    }
+    return "\n\n".join(f"# ---- {title}\n{_comment_lines(text)}" for title, text in parts.items())
+
+
 def profile_line(resolved: Resolved) -> str:
     """Returns the chosen profile and the reason."""
     return f"{resolved.profile or 'none'}: {resolved.reason}"
 
 
-def plan(recipe: Recipe) -> Iterator[str]:
-    """Yields one line for each thing that a run would download, create or start."""
-    for label, text in (_examples if recipe.learns_from_examples() else _of_episodes)(recipe):
+def plan(recipe: Recipe, *, full: bool = True) -> Iterator[str]:
+    """Yields one line for each thing that a run would download, create or start.
+
+    Without `full` processes are on one line, without the names of their actors.
+    """
+    learns_from_examples = recipe.learns_from_examples()
+    for label, text in (_examples if learns_from_examples else _of_episodes)(recipe):
+        yield f"{label:<11} {text}"
+    gateway = "" if learns_from_examples else f"{recipe.gateway.host}, {_ports(recipe)}"
+    for label, text in _processes(recipe, gateway, full=full):
         yield f"{label:<11} {text}"
     for text in exhausted_bounds(recipe):
         yield f"{'autoscale':<11} {text}"
@@ -82,7 +104,6 @@ def _of_episodes(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield "limit", lowest_limit(recipe)
     yield "evaluation", _evaluation(recipe)
     yield "checkpoint", _checkpoint(recipe)
-    yield from _processes(recipe, gateway=f"{recipe.gateway.host}, {_ports(recipe)}")
 
 
 def _ports(recipe: Recipe) -> str:
@@ -108,7 +129,6 @@ def _examples(recipe: Recipe) -> Iterator[tuple[str, str]]:
         "checkpoint",
         _checkpoint(recipe) + (", a sequence classifier with one label" if recipe.algorithm.head == "value" else ""),
     )
-    yield from _processes(recipe)
 
 
 def _other_models(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -239,7 +259,7 @@ def _checkpoint(recipe: Recipe) -> str:
     ) + best
 
 
-def _processes(recipe: Recipe, gateway: str = "") -> Iterator[tuple[str, str]]:
+def _processes(recipe: Recipe, gateway: str, *, full: bool) -> Iterator[tuple[str, str]]:
     yield "bus", without_credentials(recipe.bus.url) or "a nats-server of this run, on a free port of 127.0.0.1"
     if gateway:
         yield "gateway", gateway
@@ -259,7 +279,10 @@ def _processes(recipe: Recipe, gateway: str = "") -> Iterator[tuple[str, str]]:
     for actor, placement in msgspec.structs.asdict(recipe.actors).items():
         for process in processes_of(placement):
             hosted.setdefault(process, []).append(actor)
-    yield "processes", f"{len(hosted)}, besides this one and nats-server"
+    names = "" if full else f": {', '.join(hosted)}"
+    yield "processes", f"{len(hosted)}, besides this one and nats-server{names}"
+    if not full:
+        return
     width = max(map(len, hosted))
     for process, actors in hosted.items():
         yield "", f"{process:<{width}}  {', '.join(actors)}"
@@ -268,24 +291,6 @@ def _processes(recipe: Recipe, gateway: str = "") -> Iterator[tuple[str, str]]:
 def to_toml(recipe: Recipe) -> str:
     """Returns the resolved recipe as TOML, in the order of its tables; reading it gives the same recipe."""
     return "\n".join(_table((), msgspec.to_builtins(recipe))).strip()
-
-
-def _show_settings(resolved: Resolved) -> str:
-    """Returns the settings that the run uses as TOML, and the names of the others in comments."""
-    tables, left_out = shown_settings(resolved.recipe, resolved.cuda)
-    names = ", ".join(_name_of(resolved.recipe, key) for key in left_out)
-    line = f"Without effect in this run, and not shown (--full prints them with their values): {names}"
-    written = "\n".join(_table((), tables)).strip()
-    return f"{written}\n\n{_comment_lines(textwrap.fill(line, 118))}" if left_out else written
-
-
-def _name_of(recipe: Recipe, key: Key) -> str:
-    """Returns the name of a setting; that of a table in brackets."""
-    value: Any = recipe
-    for name in key:
-        value = getattr(value, name)
-    name = ".".join(key)
-    return f"[{name}]" if isinstance(value, msgspec.Struct) else name
 
 
 def to_json(resolved: Resolved, *, full: bool = False) -> str:

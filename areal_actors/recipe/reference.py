@@ -8,9 +8,11 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any, get_args
 
 import msgspec
@@ -181,18 +183,27 @@ def meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
     """Returns the attribute docstrings of a struct by field, including inherited ones."""
     by_name: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        if not issubclass(base, msgspec.Struct) or base is msgspec.Struct:
-            continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for field, docstring in zip(body.body, body.body[1:], strict=False):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(docstring, ast.Expr)
-            ):
-                by_name[field.target.id] = " ".join(str(ast.literal_eval(docstring.value)).split())
+        if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
+            by_name |= _own_meanings(base)
     return by_name
+
+
+@cache
+def _own_meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Returns the attribute docstrings of a struct's own fields."""
+    by_name: dict[str, str] = {}
+    body = _classes_of(kind.__module__)[kind.__qualname__].body
+    for field, docstring in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(docstring, ast.Expr):
+            by_name[field.target.id] = " ".join(str(ast.literal_eval(docstring.value)).split())
+    return by_name
+
+
+@cache
+def _classes_of(module: str) -> dict[str, ast.ClassDef]:
+    """Returns the classes of a module by name; its file is parsed once for all of them."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def _of_struct(kind: type[msgspec.Struct], default: Any, prefix: str, algorithms: tuple[str, ...]) -> Iterator[Setting]:

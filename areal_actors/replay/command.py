@@ -1,4 +1,4 @@
-"""`areal-actors replay`.
+"""`areal-actors audit --replay`.
 
 Replays the control plane, the trainer or one actor of a recorded run, and reports each first difference.
 """

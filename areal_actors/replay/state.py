@@ -1,4 +1,4 @@
-"""`areal-actors state RUN --at N`.
+"""`areal-actors show RUN --at N`.
 
 The state of a run after any event of its log: gate, groups in flight, batch, weights, evaluation.
 """

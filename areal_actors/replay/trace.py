@@ -1,4 +1,4 @@
-"""`areal-actors trace`: prints one episode with all of its sampled tokens, or writes it as one HTML file."""
+"""`areal-actors show --trace`: prints one episode with all of its sampled tokens, or writes it as one HTML file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of `areal-actors verify`: what was checked, each forgery with its place, and what may have been missed."""
+"""The result of `areal-actors audit --verify`: what was checked, forgeries and their places, what may be missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`areal-actors verify CHECKPOINT`: whether a checkpoint came about as its log states, for a third party.
+"""`areal-actors audit CHECKPOINT --verify`: whether a checkpoint came about as its log states, for a third party.
 
 Cheap checks come first; steps are computed again only if these find nothing.
 """

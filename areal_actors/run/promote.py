@@ -1,4 +1,4 @@
-"""`areal-actors promote`: compares the candidate of a served model with the served version, and decides about it."""
+"""`areal-actors serve promote`: compares the candidate of a served model with the served version, and decides."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`areal-actors tinker`: a server of Thinking Machines' Tinker API on this machine."""
+"""`areal-actors serve tinker`: a server of Thinking Machines' Tinker API on this machine."""

@@ -37,7 +37,7 @@ class TinkerAccess:
         if not self.key and (name := foreign_name(request.host)):
             return 403, f"this server is for programs of this machine, as http://127.0.0.1; found the host {name}"
         if self.key and not hmac.compare_digest(_key_of(request).encode(errors="surrogateescape"), self.key.encode()):
-            return 401, f"the key is not the one that `{COMMAND} tinker` has printed: set TINKER_API_KEY to it"
+            return 401, f"the key is not the one that `{COMMAND} serve tinker` has printed: set TINKER_API_KEY to it"
         if request.body_exists and request.content_type not in BODY_TYPES:
             return 415, f"the content type of a body is {' or '.join(BODY_TYPES)}; found {request.content_type}"
         return None

@@ -1,4 +1,4 @@
-"""The command `areal-actors tinker`: starts the server in an interpreter that loads torch, in place of this one."""
+"""`areal-actors serve tinker`: starts the server in an interpreter that loads torch, in place of this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of `areal-actors tinker`: makes or finds the model, and serves it until Ctrl-C. Loads torch.
+"""The process of `areal-actors serve tinker`: makes or finds the model, and serves it until Ctrl-C. Loads torch.
 
 Started by `command.py` as `python -m areal_actors.tinker.process OPTIONS`, with the options as JSON.
 """

@@ -1,4 +1,4 @@
-"""`areal-actors track`: sends the points of a run to trackers until the run ends."""
+"""`areal-actors export`: sends the points of a run to trackers until the run ends."""
 
 from __future__ import annotations
 

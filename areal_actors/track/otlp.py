@@ -1,4 +1,4 @@
-"""`areal-actors track RUN --otlp URL`.
+"""`areal-actors export RUN --otlp URL`.
 
 It sends the traces of a live, finished or exported run to an OpenTelemetry collector, over HTTP.
 """

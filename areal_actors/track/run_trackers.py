@@ -70,7 +70,7 @@ async def _report_death(process: asyncio.subprocess.Process, recipe: Recipe, end
 def _report(recipe: Recipe, what: str) -> None:
     names, again = (
         ", ".join(recipe.track.to),
-        run_command("track", recipe.run, recipe.folder, "--to", ",".join(recipe.track.to)),
+        run_command("export", recipe.run, recipe.folder, "--to", ",".join(recipe.track.to)),
     )
     sys.stderr.write(f"trackers {names}: {what}; `{again}` sends the rest\n")
 

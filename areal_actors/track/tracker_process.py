@@ -104,6 +104,6 @@ class TrackerProcess:
     def _fail(self, error: str) -> None:
         if not self.error:
             self.error = error
-            remedy = f"the run is not affected; `{COMMAND} track {self.run} --to {self.name}` sends it again"
+            remedy = f"the run is not affected; `{COMMAND} export {self.run} --to {self.name}` sends it again"
             sys.stderr.write(f"tracker {self.name}: {error}; {remedy}\n")
             sys.stderr.flush()

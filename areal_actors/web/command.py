@@ -1,4 +1,4 @@
-"""`areal-actors view` and `areal-actors monitor --web`: serve the page of a run until Ctrl-C.
+"""`areal-actors view`: serve the page of a run until Ctrl-C.
 
 It only reads, in a process of its own.
 """

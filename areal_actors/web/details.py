@@ -129,7 +129,7 @@ class LogDetails:
         return answer
 
     async def trace_json(self, row: EpisodeRow) -> bytes:
-        """Returns the JSON of `areal-actors trace` for an attempt.
+        """Returns the JSON of `areal-actors show --trace` for an attempt.
 
         Masks and advantages, computed by another process, which may load torch.
 
@@ -230,8 +230,8 @@ def _to_plain(value: Any) -> Any:
 
 
 async def _run_trace(log: str, episode: str, attempt: int) -> bytes:
-    """Run `areal-actors trace` on the copy; returns its JSON."""
-    words = [sys.executable, "-m", "areal_actors", "trace", log, episode, "--attempt", str(attempt), "--json"]
+    """Run `areal-actors show --trace` on the copy; returns its JSON."""
+    words = [sys.executable, "-m", "areal_actors", "show", "--trace", log, episode, "--attempt", str(attempt), "--json"]
     process = await asyncio.create_subprocess_exec(
         *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -239,7 +239,7 @@ async def _run_trace(log: str, episode: str, attempt: int) -> bytes:
         output, errors = await asyncio.wait_for(process.communicate(), TRACE_SECONDS)
     except TimeoutError:
         raise SetupError(
-            f"the advantages of episode {episode} took more than {TRACE_SECONDS:.0f} s; `{COMMAND} trace` has no limit"
+            f"advantages of episode {episode} took over {TRACE_SECONDS:.0f} s; `{COMMAND} show --trace` has no limit"
         ) from None
     finally:
         if process.returncode is None:

@@ -1,4 +1,4 @@
-"""The server of `areal-actors tinker` in this process, over HTTP, with a tiny untrained model."""
+"""The server of `areal-actors serve tinker` in this process, over HTTP, with a tiny untrained model."""
 
 from __future__ import annotations
 

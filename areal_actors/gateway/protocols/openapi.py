@@ -110,7 +110,7 @@ def openapi(version: str, endpoints: Iterable[Endpoint] = (), unknown_fields: Un
         paths.setdefault(one.path, {})[one.method] = _operation(one, references)
     return {
         "openapi": "3.1.0",
-        "info": {"title": f"{COMMAND} gateway", "version": version, "description": DESCRIPTION},
+        "info": {"title": f"{COMMAND} serve gateway", "version": version, "description": DESCRIPTION},
         "paths": paths,
         "components": {"schemas": {**components, **ERRORS}, "securitySchemes": KEYS},
     }

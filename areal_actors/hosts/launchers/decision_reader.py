@@ -1,4 +1,4 @@
-"""Reads the decisions of a run on its numbers of workers, from its start to its end, with `areal-actors monitor`."""
+"""Reads the decisions of a run on its numbers of workers, with `areal-actors view`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DecisionReader:
         self.decisions: SimpleQueue[ScaleChange] = SimpleQueue()
         """Decisions that were not taken yet."""
         self._address = folder / "monitor.json"
-        self._command = (*PROGRAM, "monitor", run, SUBJECT, "--json", "--bus", str(self._address))
+        self._command = (*PROGRAM, "view", run, SUBJECT, "--json", "--bus", str(self._address))
         self._monitor: subprocess.Popen[bytes] | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read, name="decisions", daemon=True)

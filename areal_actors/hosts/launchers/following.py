@@ -1,4 +1,4 @@
-"""`areal-actors launch RECIPE --follow` on a cluster.
+"""`areal-actors run RECIPE --follow` on a cluster.
 
 It acts on the decisions of a run, beside it, until it is asked to end.
 """

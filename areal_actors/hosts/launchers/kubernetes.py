@@ -135,7 +135,7 @@ def _inside(file: Path, folder: Path) -> str:
     path = Path.cwd() / file
     if not path.is_relative_to(folder):
         raise SetupError(
-            f"{file} is not below {folder}: start `{COMMAND} launch` in a folder with the recipe and its agent"
+            f"{file} is not below {folder}: start `{COMMAND} run --on` in a folder with the recipe and its agent"
         )
     return path.relative_to(folder).as_posix()
 

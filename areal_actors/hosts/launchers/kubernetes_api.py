@@ -24,7 +24,7 @@ REQUEST_SECONDS: Final = 10.0
 """Time limit for the server to accept a connection, and for each part of its answer."""
 OK: Final = 200
 ASKED_AGAIN: Final = "it is asked again"
-MAKE_MISSING: Final = f"`kubectl create --filename FILE` with the file of `{COMMAND} launch` makes what is missing"
+MAKE_MISSING: Final = f"`kubectl create --filename FILE` with the file of `{COMMAND} run --on` makes what is missing"
 """The remedy; `kubectl apply` would also set the number of pods of existing Jobs to 0."""
 REMEDIES: Final[Mapping[int, str]] = {
     401: "the token of the service account is not accepted: was the ServiceAccount deleted?",

@@ -1,4 +1,4 @@
-"""A command that `areal-actors launch --on local` starts on this machine."""
+"""A command that `areal-actors run --on local` starts on this machine."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class LaunchPlan(Value):
 
     def following(self, target: str) -> tuple[str, ...]:
         """Returns the words, after `areal-actors`, of the command beside the run that acts on its decisions."""
-        return ("launch", *self.run.words[1:], "--on", target, "--follow")
+        return ("run", *self.run.words[1:], "--on", target, "--follow")
 
     def describe(self) -> Iterator[str]:
         """Yields one line for each kind of host."""

@@ -93,7 +93,7 @@ export class Episode {
     return made;
   }
 
-  // The call in the answer of `areal-actors trace`, with masks and advantages.
+  // The call in the answer of `areal-actors show --trace`, with masks and advantages.
   of(call) { return this.trained?.calls?.find(one => one.interaction === call.interaction); }
 
   paint() {

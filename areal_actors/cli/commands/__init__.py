@@ -1,0 +1,1 @@
+"""The commands, each described by its file; see `cli.command`."""
