@@ -26,7 +26,7 @@ from areal_actors.runtime.message_ids import HandlingIds, message_id, with_new_i
 from areal_actors.runtime.named_wait import NamedWait, wait_name
 from areal_actors.runtime.pauses import OwnPauses
 from areal_actors.runtime.process_usage import process_usage
-from areal_actors.runtime.submissions import Submissions
+from areal_actors.runtime.submissions import Submissions, fail_with
 from areal_actors.runtime.tape_recorder import TapeRecorder
 from areal_actors.runtime.work_items import SentWork, WorkTasks, renew_lease, take_slots
 from areal_bus.base import Bus, Delivery, Envelope, Stamp, Subscription, WorkQueue
@@ -35,7 +35,6 @@ from areal_bus.message import Event, FrozenMeta, Message, Reply, Request, Teleme
 from areal_bus.recorded import EMITTED, RECEIVED, Tape
 
 R = TypeVar("R", bound=Reply)
-
 SendReply = Callable[[Reply, Stamp], Awaitable[None]]
 """Sends a part of the reply to the caller."""
 
@@ -280,12 +279,8 @@ class Runtime:
 
     def _fail(self, error: Exception) -> None:
         """End the runtime with the error of a handler that no task of its own runs."""
-
-        async def fail() -> None:
-            raise error
-
-        if self._tasks is not None:
-            self._tasks.create_task(fail())
+        assert self._tasks is not None
+        self._tasks.create_task(fail_with(error))
 
     async def _send_ticks(self) -> None:
         count = 0

@@ -81,3 +81,8 @@ class Submissions:
         """End all waits, since the actor stops."""
         for wait in list(self._waits):
             wait.end()
+
+
+async def fail_with(error: Exception) -> None:
+    """Raise an error in a task of its own."""
+    raise error
