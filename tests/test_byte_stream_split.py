@@ -33,7 +33,7 @@ def exported(token_ids, logprobs=None):
 
 
 @pytest.mark.parametrize("largest", LARGEST)
-@pytest.mark.parametrize("count", [0, 1, 33, 1000])
+@pytest.mark.parametrize("count", [0, 1, 33, 1000, 5000])
 def test_every_column_is_read_back_as_it_was(largest, count):
     event = exported([(largest * (index + 1)) % (largest + 1) for index in range(count)])
     envelope = Envelope.seal(event, STAMP, "test")

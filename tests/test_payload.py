@@ -17,7 +17,7 @@ from support.bus_cases import Do, Double, Happened
 from areal_actors.messages import KINDS
 from areal_bus.base import Envelope
 from areal_bus.errors import CorruptMessage
-from areal_bus.payload import COMPRESSED, LONG_BYTES, pack, read_dictionaries, unpack
+from areal_bus.payload import COMPRESSED, LONG_BYTES, LONG_LIVE_BYTES, pack, read_dictionaries, unpack
 from areal_bus.recorded import read_log
 
 RECORDINGS = sorted(Path(__file__).with_name("recordings").glob("log-*.xz"))
@@ -62,7 +62,9 @@ def test_an_event_is_compressed_and_a_short_message_that_is_not_logged_is_not():
     assert pack(envelope(), Happened)[0] == COMPRESSED
     for kind in (Do, Double):
         assert pack(envelope(), kind) == msgspec.msgpack.encode(envelope())
-        assert len(pack(envelope(b"a" * LONG_BYTES), kind)) < 200
+        assert len(pack(envelope(b"a" * LONG_LIVE_BYTES), kind)) < 200
+    assert len(pack(envelope(b"a" * LONG_BYTES), Do)) < 200, "the server keeps work"
+    assert len(pack(envelope(b"a" * LONG_BYTES), Double)) > LONG_BYTES
 
 
 def deflated(one: Envelope) -> bytes:
