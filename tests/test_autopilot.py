@@ -59,11 +59,11 @@ def load(waits, *, concurrency=0.0, staleness=0.0, busy=50.0):
 
 def fly(pilot, *messages):
     """Returns what is decided; each decision is received itself, as from the log."""
-    decisions = []
-    for message in messages:
-        if (decision := pilot.receive(message)) is not None:
+    decisions, left = [], list(messages)
+    while left:
+        if (decision := pilot.receive(left.pop(0))) is not None:
             decisions.append(decision)
-            pilot.receive(decision)
+            left.insert(0, decision)
     return [(decision.setting, decision.before, decision.value) for decision in decisions]
 
 
@@ -78,12 +78,22 @@ def test_the_limit_that_holds_groups_back_is_raised_and_a_change_in_vain_is_take
 
 def test_a_limit_is_tried_again_once_the_other_one_has_changed_for_the_better(recipe):
     pilot = Autopilot(recipe)
-    fly(pilot, load(0.6, staleness=0.9), load(0.6, concurrency=0.6, staleness=0.4))
+    fly(pilot, load(0.6, staleness=0.9), load(0.6, staleness=0.9))
     assert pilot.limits == {"max_staleness": 1, "max_concurrent": 16}
     assert fly(pilot, load(0.6, concurrency=0.9), load(0.3, staleness=0.9)) == [
         ("max_concurrent", 16, 32),
         ("max_staleness", 1, 2),
     ]
+
+
+def test_both_limits_are_raised_where_each_alone_is_held_back_by_the_other(recipe):
+    pilot = Autopilot(recipe)
+    held = load(0.6, concurrency=0.6, staleness=0.4)
+    assert fly(pilot, held, held) == [("max_concurrent", 16, 32), ("max_staleness", 1, 2)]
+    in_vain = fly(pilot, held)
+    assert sorted(in_vain) == [("max_concurrent", 32, 16), ("max_staleness", 2, 1)]
+    assert pilot.limits == {"max_staleness": 1, "max_concurrent": 16}
+    assert fly(pilot, held) == []
 
 
 @pytest.mark.parametrize(

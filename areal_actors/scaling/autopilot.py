@@ -3,14 +3,16 @@
 A fold over loads, decisions and steps, so that a log gives the same decisions again. After each window the one thing
 that limits the run is looked for, as `areal-actors why` does. If its advice is to raise a limit that the recipe lets
 the run choose, the limit is raised: unless the log shows that too little can be gained, or that the steps would drift
-too far. A change after which the trainer is not busier is taken back in the next window, and not tried again.
+too far. A change after which the trainer is not busier is taken back in the next window, unless the other limit holds
+the run back as well: then both are raised before they are judged. What did not help is not tried again before another
+change has helped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -39,13 +41,14 @@ FACTOR = 2
 """Factor by which `max_concurrent` grows."""
 
 
-@dataclass
-class _Trial:
-    """A change whose effect is not known yet."""
+class _Trial(NamedTuple):
+    """Changes whose effect is not known yet: of one limit, or of both where one alone showed none."""
 
-    decision: LimitDecided
+    limits: Mapping[Setting, int]
+    """Limits before them."""
     busy: float
-    """Share of the time in which the trainer was busy before it."""
+    """Share of the time in which the trainer was busy before them."""
+    raised: tuple[Setting, ...]
 
 
 @dataclass
@@ -55,11 +58,15 @@ class Autopilot:
     recipe: Recipe
     limits: dict[Setting, int] = field(init=False)
     """Limits now, of the settings that the run may choose."""
+    highest: dict[Setting, int] = field(init=False)
+    """Limits of the recipe, or those beyond which steps drifted."""
     most: dict[Setting, int] = field(init=False)
-    """Limits beyond which more did not help, or drifted."""
+    """Limits beyond which more did not help."""
     trial: _Trial | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of the last step."""
+    back: list[LimitDecided] = field(default_factory=list)
+    """Further changes that are to be taken back."""
     has_limits: bool = True
     """False until the gate of a resumed run has shown its limits, which outlive an interrupted run."""
 
@@ -67,15 +74,11 @@ class Autopilot:
         self._begin()
 
     def _begin(self) -> None:
-        lowest = self.recipe.autopilot.lowest()
+        lowest, gate = self.recipe.autopilot.lowest(), self.recipe.staleness_gate
         self.limits = {setting: lowest[setting] for setting in SETTINGS if setting in lowest}
-        self.most, self.trial = self._highest(), None
-
-    def _highest(self) -> dict[Setting, int]:
-        """Returns the limits of the recipe, which are never exceeded."""
-        gate = self.recipe.staleness_gate
         concurrent = gate.most_concurrent(self.recipe.trainer.batch_size)
-        return {"max_staleness": gate.max_staleness, "max_concurrent": concurrent}
+        self.highest = {"max_staleness": gate.max_staleness, "max_concurrent": concurrent}
+        self.most, self.trial, self.back = dict(self.highest), None, []
 
     def is_trying(self) -> bool:
         """Returns True if the effect of a change is awaited, so that nothing else should change."""
@@ -94,6 +97,7 @@ class Autopilot:
                 self.has_limits = True
             case LimitDecided():
                 self.limits = {**self.limits, message.setting: message.value}
+                return self.back.pop() if self.back else None
             case ScaleDecided():
                 self.trial = None  # what follows has two causes
             case StepCompleted():
@@ -108,38 +112,47 @@ class Autopilot:
         """Returns the decision for one version less, since steps are off policy with the bound of now."""
         if (now := self.limits.get("max_staleness", 0)) <= (self.recipe.autopilot.min_staleness or 0):
             return None
-        self.most["max_staleness"], self.trial = now - 1, None
+        self.highest["max_staleness"] = self.most["max_staleness"] = now - 1
+        self.trial, self.back = None, []
         reason = f"step {event.step} is off policy: {'; '.join(event.outside)}"
         return LimitDecided(setting="max_staleness", before=now, value=now - 1, reason=reason)
 
     def _judge(self, load: LoadMeasured) -> LimitDecided | None:
-        """Returns the decision to take the last change back, if it did not help; ends its trial."""
-        assert self.trial is not None
-        (decision, before), self.trial = (self.trial.decision, self.trial.busy), None
-        busy = 1.0 - load.trainer_waits
-        if load.trainer_waits <= SHORT or busy >= before * GAIN:
-            other: Setting = "max_concurrent" if decision.setting == "max_staleness" else "max_staleness"
-            self.most[other] = self._highest()[other]  # it may help now
+        """Returns what follows from the effect of the last change: the next one, or that it is taken back."""
+        trial, busy = self.trial, 1.0 - load.trainer_waits
+        assert trial is not None
+        if load.trainer_waits <= SHORT or busy >= trial.busy * GAIN:
+            self.trial, self.most = None, dict(self.highest)  # what did not help alone may help now
             return self._raise(load)
-        self.most[decision.setting] = decision.before
-        reason = f"{decision.value} did not help: the trainer is busy in {busy:.0%} of the time, before in {before:.0%}"
-        return LimitDecided(setting=decision.setting, before=decision.value, value=decision.before, reason=reason)
+        if len(trial.raised) == 1 and busy * GAIN > trial.busy and (both := self._raise(load)) is not None:
+            return both
+        self.trial = None
+        share = f"the trainer is busy in {busy:.0%} of the time, before in {trial.busy:.0%}"
+        for setting in trial.raised:
+            now, before = self.limits[setting], trial.limits[setting]
+            self.most[setting] = before
+            reason = f"{now} did not help: {share}"
+            self.back.append(LimitDecided(setting=setting, before=now, value=before, reason=reason))
+        return self.back.pop()
 
     def _raise(self, load: LoadMeasured) -> LimitDecided | None:
-        """Returns the decision that follows the advice for this load; None where there is none."""
+        """Returns the decision that follows the advice for this load; None where there is none.
+
+        During a trial it is one about the limit that was not raised yet.
+        """
         gate = msgspec.structs.replace(self.recipe.staleness_gate, **self.limits)
         found = find_limit(load, (), msgspec.structs.replace(self.recipe, staleness_gate=gate))
         if (advised := found.raises) is None:
             return None
-        busy = 1.0 - load.trainer_waits
+        trial = self.trial or _Trial(self.limits, 1.0 - load.trainer_waits, ())
         for setting in sorted(self.limits, key=lambda name: name != advised.setting):
             now, value, gain = self.limits[setting], self._next_value(setting), self._most_gain(setting, load)
-            if value > now and gain >= busy * (GAIN - 1.0) and not (setting == "max_staleness" and self._drifts(now)):
-                decision = LimitDecided(
+            is_possible = setting not in trial.raised and value > now and gain >= trial.busy * (GAIN - 1.0)
+            if is_possible and not (setting == "max_staleness" and self._drifts(now)):
+                self.trial = trial._replace(raised=(*trial.raised, setting))
+                return LimitDecided(
                     setting=setting, before=now, value=value, reason=found.sentence, most_gain=round(gain, 3)
                 )
-                self.trial = _Trial(decision, busy)
-                return decision
         return None
 
     def _next_value(self, setting: Setting) -> int:
