@@ -7,8 +7,8 @@ const LANE = 20, RIGHT = 150, TOP = 24, LETTER = 7.3, LONGEST = 26;
 const title = row => `${row.name}${row.attempt > 1 ? ` (${row.attempt})` : ""}`.slice(-LONGEST);
 
 export class Lanes {
-  constructor(data, root, open) {
-    Object.assign(this, { data, open, selected: -1, rows: [], bottom: true });
+  constructor(data, root, goTo) {
+    Object.assign(this, { data, goTo, selected: -1, rows: [], bottom: true });
     this.filter = element("input", { type: "search", placeholder: "episode, task or group", aria: { label: "Show lanes of this episode, task or group" } });
     this.station = element("select", { aria: { label: "Show lanes of episodes at this station" } }, ...["all", "granted", "sampling", "scored", "exported", "in batch", "trained", "dropped", "abandoned", "rejected", "surplus", "evaluated"].map(name => element("option", { value: name === "all" ? "" : name, textContent: name === "all" ? "every station" : name })));
     this.purpose = element("select", { aria: { label: "Show lanes of training or evaluation" } }, ...[["train", "training"], ["evaluate", "evaluation"], ["", "both"]].map(([value, text]) => element("option", { value, textContent: text })));
@@ -18,16 +18,25 @@ export class Lanes {
     this.spacer = element("div", { className: "spacer" });
     this.box = element("div", { className: "lanes" }, this.canvas, this.spacer);
     this.tip = element("output", { className: "tip", textContent: "Point at a lane, or move with the up and down keys; Enter opens the episode." });
-    for (const control of [this.filter, this.station, this.purpose, this.fit]) control.addEventListener("input", () => { this.bottom = true; this.selected = -1; this.draw(); });
+    for (const control of [this.filter, this.station, this.purpose, this.fit]) control.addEventListener("input", () => { this.bottom = true; this.selected = -1; this.data.changed(); });
     this.box.addEventListener("scroll", () => requestAnimationFrame(() => {
       this.bottom = this.box.scrollTop + this.box.clientHeight >= this.box.scrollHeight - LANE;
       this.paint();
     }));
     this.canvas.addEventListener("mousemove", event => this.point(this.at(event.offsetY)));
-    this.canvas.addEventListener("click", event => { const row = this.rows[this.at(event.offsetY)]; if (row) this.open(row); });
+    this.canvas.addEventListener("click", event => { const row = this.rows[this.at(event.offsetY)]; if (row) this.goTo.episode(row); });
     this.canvas.addEventListener("keydown", event => this.key(event));
     root.append(element("div", { className: "bar" }, element("h2", { textContent: "Episodes" }), this.filter, this.station, this.purpose, element("label", {}, this.fit, " fit the time to the lanes in view")), this.legend, this.box, this.tip);
     new ResizeObserver(() => this.draw()).observe(this.box);
+  }
+
+  state() { return { search: this.filter.value, station: this.station.value, purpose: this.purpose.value === "train" ? "" : this.purpose.value || "both" }; }
+
+  open({ search, station, purpose }) {
+    if (search !== undefined) this.filter.value = search;
+    if (station !== undefined) this.station.value = station;
+    if (purpose) this.purpose.value = purpose === "both" ? "" : purpose;
+    return true;
   }
 
   draw() {
@@ -153,7 +162,7 @@ export class Lanes {
 
   key(event) {
     const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 20, PageUp: -20 }[event.key];
-    if (event.key === "Enter" && this.rows[this.selected]) return this.open(this.rows[this.selected]);
+    if (event.key === "Enter" && this.rows[this.selected]) return this.goTo.episode(this.rows[this.selected]);
     if (!step) return;
     event.preventDefault();
     const next = Math.min(Math.max(this.selected + step, 0), this.rows.length - 1), lanes = Math.floor((this.canvas.clientHeight - TOP) / LANE) - 1;
