@@ -26,7 +26,7 @@ export class Chart {
     this.plot = new uPlot(options(found, series, axis, this.parent.clientWidth), data, this.parent);
     this.parent.querySelector("canvas")?.setAttribute("aria-label", `${found.title}: ${series.map(one => `${one.label} ${short(one.points.at(-1)[1])}`).join(", ")}`);
     this.parent.querySelector("canvas")?.setAttribute("role", "img");
-    this.parent.append(element("button", { className: "save", textContent: "save picture", title: `save the chart of ${found.title} as PNG`, aria: { label: `save the chart of ${found.title} as PNG` }, onclick: () => savePicture(this.plot, found.title, series) }));
+    this.parent.append(element("button", { className: "save", textContent: "save picture", title: `the chart of ${found.title} as PNG`, aria: { label: `save picture of ${found.title}` }, onclick: () => savePicture(this.plot, found.title, series) }));
   }
 
   clear(title = "", sentence = "") {

@@ -34,8 +34,8 @@ export class Comparison {
       return new Chart(box, () => ({ title, unit: "", series: points.map((one, index) => ({ label: found.runs[index], colour: colour(COLOURS[index]), dashes: DASHES[index], dots, points: one })) }));
     });
     replace(this.body,
-      element("p", {}, "Opens: ", ...links.flatMap(link => [link, " "])),
-      element("h3", { textContent: "Results" }), element("div", { className: "scroll" }, table("Results", ["", ...found.runs], found.results.map(([label, values]) => [label.trim(), ...values]))),
+      element("p", {}, "Each run: ", ...links.flatMap(link => [link, " "])),
+      element("h3", { textContent: "Results" }), element("div", { className: "scroll" }, table("Results", ["result", ...found.runs], found.results.map(([label, values]) => [label.trim(), ...values]))),
       element("h3", { textContent: recipe.length ? "Settings that differ" : "The settings are equal" }), recipe.length ? element("div", { className: "scroll" }, table("Settings that differ", ["setting", ...found.runs], recipe.map(([name, values]) => [name, ...values.map(shown)]))) : "",
       element("h3", { textContent: "Curves" }), curves);
     this.draw();

@@ -20,7 +20,7 @@ export class Episode {
     }));
     this.note = element("p", { className: "legend" });
     this.scale = element("p", { className: "scale", aria: { label: "Colours and their values" } });
-    this.facts = element("dl");
+    this.facts = element("dl", { tabIndex: 0 });
     this.calls = element("div", { className: "calls" });
     this.tip = element("output", { className: "tip at", hidden: true });
     this.start = element("p", { className: "legend" });
@@ -28,7 +28,7 @@ export class Episode {
     for (const kind of ["mouseleave", "focusout"]) this.calls.addEventListener(kind, () => { this.tip.hidden = true; });
     this.calls.addEventListener("focusin", event => this.point(event.target));
     this.calls.addEventListener("keydown", event => this.move(event));
-    root.append(element("div", { className: "bar" }, this.title, form), this.facts, this.modes, this.scale, this.note, this.start, this.calls, this.tip);
+    root.append(element("div", { className: "bar" }, this.title, form), element("div", { className: "columns" }, this.facts, element("div", {}, this.modes, this.scale, this.note, this.start, this.calls)), this.tip);
   }
 
   find(name) {

@@ -29,7 +29,7 @@ export class Overview {
     axis.addEventListener("change", () => { this.axis = axis.value; this.data.changed(); });
     root.append(
       this.headline,
-      element("div", { className: "top" }, element("section", { aria: { label: "Where the episodes are" } }, this.ringBox), element("section", { aria: { label: "State of the run" } }, this.facts, this.notices)),
+      element("div", { className: "top" }, element("section", { aria: { label: "Where the episodes are" } }, this.ringBox), element("section", { className: "state-of-run", aria: { label: "State of the run" } }, this.facts, this.notices)),
       element("div", { className: "bar" }, element("h2", { textContent: "Curves" }), axis, this.chooser),
       this.chartBox,
     );

@@ -3,12 +3,12 @@
 import { compose, parse } from "./address.js";
 import { Comparison } from "./compare.js";
 import { fetched } from "./data.js";
-import { count, counted, duration, element, empty, replace, short, table } from "./dom.js";
+import { count, counted, duration, element, empty, replace, table } from "./dom.js";
 import { followTheme } from "./theme.js";
 
 const EVERY_MS = 5000, MOST = 6;
 const at = id => document.getElementById(id);
-const course = values => (values ?? []).map(short).join(" → ") || "–";
+const course = values => (values ?? []).map(value => value === null ? "–" : value.toFixed(3)).join(" → ") || "–";
 const when = seconds => seconds ? new Date(1000 * seconds).toISOString().slice(0, 16).replace("T", " ") : "–";
 
 const list = element("section", { id: "view-runs", aria: { label: "runs" } }), beside = element("section", { id: "view-compare", hidden: true, aria: { label: "runs side by side" } });
@@ -26,7 +26,7 @@ const row = run => {
   const box = element("input", { type: "checkbox", checked: chosen.has(run.run), aria: { label: `compare ${run.run}` } });
   box.addEventListener("change", () => { if (box.checked) chosen.add(run.run); else chosen.delete(run.run); draw(); });
   const held = run.held_out?.length ? element("span", { title: run.change }, `${course(run.held_out)}${run.held_out_metric === "loss" ? " loss" : ""}`, run.change ? element("span", { className: "dim", textContent: ` ${run.change}` }) : "") : "–";
-  return [box, element("a", { href: `run/${encodeURIComponent(run.run)}/`, textContent: run.run }), element("span", { className: `badge ${run.status.replace(" ", "-")}`, textContent: run.status }), run.of_steps ? `${count(run.steps)} of ${count(run.of_steps)}` : "–", held, course(run.reward), when(run.started), run.seconds ? duration(run.seconds) : "–", run.algorithm ?? "–", [run.model, run.data].filter(Boolean).join(" · "), run.error || run.limit || ""];
+  return [box, element("a", { className: "run-name", href: `run/${encodeURIComponent(run.run)}/`, textContent: run.run }), element("span", { className: `badge ${run.status.replace(" ", "-")}`, textContent: run.status }), run.of_steps ? `${count(run.steps)} of ${count(run.of_steps)}` : "–", held, course(run.reward), when(run.started), run.seconds ? duration(run.seconds) : "–", run.algorithm ?? "–", [run.model, run.data].filter(Boolean).join(" · "), run.error || run.limit || ""];
 };
 
 const draw = () => {

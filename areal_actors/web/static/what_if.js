@@ -45,7 +45,7 @@ export class WhatIf {
     const [, ...rows] = comparison.rows;
     replace(this.body,
       element("div", { className: "headline" }, element("p", { textContent: comparison.verdict }), ...comparison.notes.map(text => element("p", { textContent: text }))),
-      element("div", { className: "scroll" }, table("Recorded, and with these settings", ["", "recorded", "what if"], rows)),
+      element("div", { className: "scroll" }, table("Recorded, and with these settings", ["figure", "recorded", "what if"], rows)),
       curves ? element("p", {}, element("button", { className: "link", textContent: "show its curves over the recorded ones", onclick: () => this.goTo.view("overview") })) : "");
   }
 }
