@@ -16,7 +16,7 @@ export class Lanes {
     this.legend = element("p", { className: "legend" });
     this.canvas = element("canvas", { tabIndex: 0, aria: { role: "img" } });
     this.spacer = element("div", { className: "spacer" });
-    this.box = element("div", { className: "lanes" }, this.canvas, this.spacer);
+    this.box = element("div", { className: "lanes" }, element("div", { className: "pane" }, this.canvas), this.spacer);
     this.tip = element("output", { className: "tip", textContent: "Point at a lane, or move with the up and down keys; Enter opens the episode." });
     for (const control of [this.filter, this.station, this.purpose, this.fit]) control.addEventListener("input", () => { this.bottom = true; this.selected = -1; this.data.changed(); });
     this.box.addEventListener("scroll", () => requestAnimationFrame(() => {
@@ -88,7 +88,7 @@ export class Lanes {
 
   axis(pen, from, to, x, height) {
     pen.font = "12px system-ui, sans-serif";
-    const step = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400].find(one => (to - from) / one <= 8) ?? (to - from) / 8;
+    const most = Math.max(2, Math.min(8, Math.floor((x(to) - x(from)) / 70))), step = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400].find(one => (to - from) / one <= most) ?? (to - from) / most;
     for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
       pen.fillStyle = colour("line");
       pen.fillRect(x(at), TOP - 6, 1, height);

@@ -63,18 +63,17 @@ const draw = () => {
 
 // Take over what the address asks for; what it does not name stays as it is.
 const open = () => {
-  const { values } = parse(location.hash), { at: position, ...rest } = values, view = views.get(shown()).view;
-  wanted = values;
-  apply(Number(position) || null, rest, view);
+  wanted = parse(location.hash).values;
+  apply();
   draw();
 };
 
-const apply = (position, values, view) => {
-  const reading = data.head.state === "reading";
-  if (position && position > data.head.last && reading) return;
-  if (position) data.goTo(position);
-  const done = !Object.keys(values).length || !view.open || view.open(values);
-  if (done || !reading) wanted = null;
+const apply = () => {
+  const { at: position, ...values } = wanted, reading = data.head.state === "reading", { view } = views.get(shown());
+  if (Number(position) > data.head.last && reading) return;
+  wanted = null; // the views announce changes meanwhile
+  if (position) data.goTo(Number(position) || null);
+  if (Object.keys(values).length && view.open?.(values) === false && reading) wanted = values;
 };
 
 // Write into the address what is shown.
@@ -136,7 +135,7 @@ at("link").addEventListener("click", async () => {
 });
 addEventListener("hashchange", open);
 data.addEventListener("change", () => {
-  if (wanted) { const { at: position, ...rest } = wanted; apply(Number(position) || null, rest, views.get(shown()).view); }
+  if (wanted) apply();
   draw();
 });
 wanted = parse(location.hash).values;

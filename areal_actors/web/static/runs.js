@@ -24,9 +24,14 @@ const names = () => { const { view, values } = parse(location.hash); return view
 
 const row = run => {
   const box = element("input", { type: "checkbox", checked: chosen.has(run.run), aria: { label: `compare ${run.run}` } });
-  box.addEventListener("change", () => { if (box.checked) chosen.add(run.run); else chosen.delete(run.run); draw(); });
+  box.addEventListener("change", () => { if (box.checked) chosen.add(run.run); else chosen.delete(run.run); drawButton(); });
   const held = run.held_out?.length ? element("span", { title: run.change }, `${course(run.held_out)}${run.held_out_metric === "loss" ? " loss" : ""}`, run.change ? element("span", { className: "dim", textContent: ` ${run.change}` }) : "") : "–";
   return [box, element("a", { className: "run-name", href: `run/${encodeURIComponent(run.run)}/`, textContent: run.run }), element("span", { className: `badge ${run.status.replace(" ", "-")}`, textContent: run.status }), run.of_steps ? `${count(run.steps)} of ${count(run.of_steps)}` : "–", held, course(run.reward), when(run.started), run.seconds ? duration(run.seconds) : "–", run.algorithm ?? "–", [run.model, run.data].filter(Boolean).join(" · "), run.error || run.limit || ""];
+};
+
+const drawButton = () => {
+  button.disabled = chosen.size < 2 || chosen.size > MOST;
+  button.textContent = chosen.size < 2 ? "compare (choose two)" : `compare ${counted(chosen.size, "run")}`;
 };
 
 const draw = () => {
@@ -35,8 +40,7 @@ const draw = () => {
   beside.hidden = !compared;
   document.title = compared ? `${wanted.join(", ")} · areal` : "runs · areal";
   if (compared) return comparison.show(wanted);
-  button.disabled = chosen.size < 2 || chosen.size > MOST;
-  button.textContent = chosen.size < 2 ? "compare (choose two)" : `compare ${counted(chosen.size, "run")}`;
+  drawButton();
   if (!runs) return replace(body, empty("The folder is being read …"));
   const text = filter.value.trim(), found = runs.filter(run => !text || [run.run, run.model, run.data, run.algorithm].some(one => one?.includes(text)));
   told.textContent = counted(found.length, "run");
