@@ -6,6 +6,7 @@ The tokens of an episode, the answers of a group, and events of the log, from th
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -39,6 +40,7 @@ EVENTS_SCANNED = 4000
 LONGEST_TEXT = 20_000
 """Characters of a text that are sent, of an output or of a message's field."""
 CALL_ERRORS = "SELECT interaction, tool_call_error FROM call WHERE attempt_id = ?"
+ENDS = "SELECT ended FROM attempt WHERE ended IS NOT NULL AND episode IN (SELECT value FROM json_each(?))"
 CUSTOM = "custom"
 """Name of an algorithm that is a file or of another distribution."""
 ANSWERED = """
@@ -120,8 +122,9 @@ class LogDetails:
         recipe = self._source.tables.facts().recipe
         if history.progress.first > 1 or recipe.get("algorithm", {}).get("name") == CUSTOM:
             return None
-        needed = {row.name, *history.query(TOGETHER, row.name, row.name)}
-        events = await self._source.read_some(positions_of(history, needed))
+        others = json.dumps(history.query(TOGETHER, row.name, row.name))
+        ends = history.query(ENDS, others)  # of its batch and of its group
+        events = await self._source.read_some({*positions_of(history, [row.name]), *ends})
         run = Run(history.progress.run, history, log=KeptEvents(events), folder=None)
         return await asyncio.to_thread(trace_episode, run, row.name, row.attempt)
 

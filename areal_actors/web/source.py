@@ -38,6 +38,8 @@ SLICE_SECONDS = 0.02
 """Time after which reading lets the server answer requests."""
 POLL_SECONDS = 1.0
 """Interval at which the end of a run, or its resumption, is noticed."""
+WAIT_SECONDS = 0.005
+"""Interval at which copying looks if requests have been answered."""
 COPY_SECONDS = 0.05
 """Interval at which a request looks if the copy has its event."""
 DRAIN_SECONDS = 1.0
@@ -82,6 +84,8 @@ class LogSource:
         """True while there is nothing more to copy: the log is over, or cannot be read further."""
         self._opened: NatsBus | None = None
         """The log of a run that is over, while it is copied."""
+        self._asked = 0
+        """Requests that read from it, which the copying waits for."""
         self._rested = time.monotonic()
 
     @property
@@ -105,8 +109,13 @@ class LogSource:
         self._is_wanted = True
         while wanted and self.copied < min(wanted[-1], self.history.progress.last) and not self._is_read:
             if self._opened is not None:
-                with suppress(BusError):  # one of them was trimmed: the copy has the others
+                self._asked += 1
+                try:
                     return await self._opened.read(wanted)
+                except BusError:  # one of them was trimmed: the copy has the others
+                    pass
+                finally:
+                    self._asked -= 1
             await asyncio.sleep(COPY_SECONDS)
         return [envelope for position in wanted if (envelope := self.copy.read(position)) is not None]
 
@@ -237,6 +246,8 @@ class LogSource:
         self.copy.write(envelope)
         self.copied = envelope.sequence
         self._note_progress()
+        while self._asked:  # noqa: ASYNC110 - they seldom are
+            await asyncio.sleep(WAIT_SECONDS)
         if time.monotonic() - self._rested > SLICE_SECONDS:
             await asyncio.sleep(0)
             self._rested = time.monotonic()
