@@ -22,7 +22,7 @@ from areal_actors.web.commands import RunCommands
 from areal_actors.web.details import LogDetails
 from areal_actors.web.headline import Headline
 from areal_actors.web.rows import EpisodeRow
-from areal_actors.web.source import LogSource
+from areal_actors.web.source import READING, LogSource
 from areal_actors.web.tables import TABLES
 from areal_actors.web.what_if_curves import WhatIfCurves
 
@@ -91,7 +91,7 @@ class PageServer:
             "total": max(source.total, progress.last),
             "finished": facts.finished is not None,
             "error": facts.finished.error if facts.finished else "",
-            "notice": source.notice,
+            "notice": source.notice or (source.history.rebuilt if source.state == READING else ""),
             "headline": self._headline.sentences(source.history),
         }
 
