@@ -103,13 +103,13 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
     takes_folder(shown)
 
     about = (
-        "Serve the page of a live, finished or exported run until Ctrl-C: curves, swim lanes of episodes, groups with"
-        " their answers,\ntokens, batches, actors and events, at any moment of the log. It prints its address; the run"
-        " is not affected."
+        "Serve pages of the runs of a folder, or of one live, finished or exported run, until Ctrl-C: curves, swim"
+        " lanes, groups with\ntheir answers, tokens, batches, failures, limits and events, at any moment of the log. It"
+        " prints its address; runs are not\naffected."
     )
-    viewed = command("view", "view:view", "show a run in a browser", about)
+    viewed = command("view", "view:view", "show runs in a browser", about)
     viewed.add_argument(
-        "run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log"
+        "run", nargs="?", default="", metavar="RUN|FILE", help="a run, or an exported log (default: a list of all runs)"
     )
     viewed.add_argument(
         "--what-if",
