@@ -199,8 +199,8 @@ def test_a_database_of_another_version_is_built_again_with_a_sentence(tmp_path, 
     caplog.clear()
     assert write(tmp_path, LOG) == EXPECTED
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    told = f"is built again from the log: it has version {SCHEMA_VERSION - 1}, expected {SCHEMA_VERSION}"
-    assert told in warning.getMessage()
+    sentence = f"is built again from the log: it has version {SCHEMA_VERSION - 1}, expected {SCHEMA_VERSION}"
+    assert sentence in warning.getMessage()
 
 
 def test_a_row_that_another_program_changed_is_made_again(tmp_path):

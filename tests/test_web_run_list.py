@@ -50,15 +50,15 @@ async def test_the_list_has_every_run_with_its_result_and_interval(folder):
 
 
 async def test_runs_side_by_side_are_what_the_command_compares(folder):
-    told = json.loads(printed(compare, ["a", "b"], folder=folder, as_json=True))
+    printed_comparison = json.loads(printed(compare, ["a", "b"], folder=folder, as_json=True))
     async with list_of(folder) as (url, _), aiohttp.ClientSession() as session:
         shown = await found(session, url, "api/compare?run=a&run=b")
         assert shown["runs"] == ["a", "b"]
-        assert shown["recipe"] == told["recipe"] == {"seed": ["not set", 4]}
+        assert shown["recipe"] == printed_comparison["recipe"] == {"seed": ["not set", 4]}
         results = {label: dict(zip(shown["runs"], values, strict=True)) for label, values in shown["results"]}
-        assert results == told["results"]
+        assert results == printed_comparison["results"]
         assert results["  change, greedy"]["a"].startswith("+0.500, 95 % interval ")
-        for name, series in told["metrics"].items():
+        for name, series in printed_comparison["metrics"].items():
             assert [[value for _, value in points] for points in shown["curves"][name]] == list(series.values())
         assert shown["held_out"]["greedy"] == [[[0, 0.25], [1, 0.75]], []]
         status, text, _ = await asked(session, url, "api/compare?run=a&run=nowhere")

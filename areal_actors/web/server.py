@@ -254,7 +254,7 @@ class PageServer:
 
 
 class Pages(Protocol):
-    """What is served: the page of a run, or those of a folder."""
+    """The page of a run, or the pages of a folder."""
 
     def routes(self) -> list[web.AbstractRouteDef]:
         """Returns the routes."""

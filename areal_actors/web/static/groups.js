@@ -80,8 +80,8 @@ export class Groups {
     this.manyTasks = tasks.size > 1;
     const number = this.data.columns.episodes.indexOf("id"), details = new Map(episodes.map(one => [one.row[number], one]));
     const sets = this.equalAnswers(rows, details), best = sets[0]?.text ?? "", marked = !this.manyTasks && sets.length > 1;
-    const told = rows.length > 1 ? `group ${asked}: ${counted(rows.length, "attempt")}, ${counted(sets.length, "different answer")}` : `group ${asked}`;
-    replace(this.answers, element("h3", { textContent: told }), element("dl", {}, ...Object.entries(task).flatMap(([name, value]) => [element("dt", { textContent: name }), element("dd", { textContent: typeof value === "string" ? value : JSON.stringify(value) })])), marked ? element("p", { className: "legend" }, element("mark", { textContent: "marked" }), ": differs from the first answer") : "", element("div", { className: "side" }, ...sets.map((one, index) => this.answer(one, details, marked ? (index ? best : sets[1].text) : null))));
+    const heading = rows.length > 1 ? `group ${asked}: ${counted(rows.length, "attempt")}, ${counted(sets.length, "different answer")}` : `group ${asked}`;
+    replace(this.answers, element("h3", { textContent: heading }), element("dl", {}, ...Object.entries(task).flatMap(([name, value]) => [element("dt", { textContent: name }), element("dd", { textContent: typeof value === "string" ? value : JSON.stringify(value) })])), marked ? element("p", { className: "legend" }, element("mark", { textContent: "marked" }), ": differs from the first answer") : "", element("div", { className: "side" }, ...sets.map((one, index) => this.answer(one, details, marked ? (index ? best : sets[1].text) : null))));
   }
 
   // Attempts with the same text, reward and station, the best first.

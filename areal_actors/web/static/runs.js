@@ -14,8 +14,8 @@ const when = seconds => seconds ? new Date(1000 * seconds).toISOString().slice(0
 const list = element("section", { id: "view-runs", aria: { label: "runs" } }), beside = element("section", { id: "view-compare", hidden: true, aria: { label: "runs side by side" } });
 at("main").append(list, beside);
 const filter = element("input", { type: "search", placeholder: "name, model or data", aria: { label: "Show runs of this name, model or data" } });
-const button = element("button", { textContent: "compare" }), body = element("div", { className: "scroll" }), told = element("span", { className: "dim" });
-list.append(element("div", { className: "bar" }, element("h2", { textContent: "Runs" }), filter, button, told), body);
+const button = element("button", { textContent: "compare" }), body = element("div", { className: "scroll" }), total = element("span", { className: "dim" });
+list.append(element("div", { className: "bar" }, element("h2", { textContent: "Runs" }), filter, button, total), body);
 const comparison = new Comparison(beside);
 
 let runs = null;
@@ -43,7 +43,7 @@ const draw = () => {
   drawButton();
   if (!runs) return replace(body, empty("The folder is being read …"));
   const text = filter.value.trim(), found = runs.filter(run => !text || [run.run, run.model, run.data, run.algorithm].some(one => one?.includes(text)));
-  told.textContent = counted(found.length, "run");
+  total.textContent = counted(found.length, "run");
   replace(body, found.length ? table("Runs, the latest first", ["compare", "run", "status", "steps", "held out", "reward", "started (UTC)", "took", "algorithm", "model and data", "limit"], found.map(row)) : empty("No run matches."));
 };
 
