@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -114,9 +114,10 @@ class PageServer:
         else:
             body = self._all_rows()
         response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(body))})
-        await response.prepare(request)
-        for start in range(0, len(body), SLICE_BYTES):
-            await asyncio.wait_for(response.write(memoryview(body)[start : start + SLICE_BYTES]), STUCK_SECONDS)
+        with suppress(ConnectionError):  # the browser has gone
+            await response.prepare(request)
+            for start in range(0, len(body), SLICE_BYTES):
+                await asyncio.wait_for(response.write(memoryview(body)[start : start + SLICE_BYTES]), STUCK_SECONDS)
         return response
 
     def _all_rows(self) -> bytes:

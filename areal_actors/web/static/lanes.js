@@ -2,7 +2,7 @@
 
 import { colour, count, duration, element, moment, paintVersion, replace, short, versionColour } from "./dom.js";
 
-const LANE = 20, RIGHT = 150, TOP = 24, LETTER = 7.3, LONGEST = 26;
+const LANE = 20, RIGHT = 150, TOP = 32, LETTER = 7.3, LONGEST = 26;
 
 const title = row => `${row.name}${row.attempt > 1 ? ` (${row.attempt})` : ""}`.slice(-LONGEST);
 
@@ -98,7 +98,7 @@ export class Lanes {
     pen.fillStyle = colour("accent");
     for (const row of this.data.before("versions")) if (!row.worker && row.at >= from && row.at <= to) {
       pen.fillRect(x(row.at), TOP - 4, 1, height);
-      pen.fillText(`v${row.weight_version}`, x(row.at) + 2, TOP - 1);
+      pen.fillText(`v${row.weight_version}`, x(row.at) + 2, TOP - 4);
     }
   }
 

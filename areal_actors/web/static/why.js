@@ -16,11 +16,11 @@ export class Why {
   draw() {
     if (!this.data.head.last || this.busy) return;
     if (this.last < 0 || (this.data.head.state === "ended" && this.last !== this.data.head.last)) this.load();
-    this.again.hidden = this.last === this.data.head.last;
+    this.again.hidden = this.busy || this.last === this.data.head.last;
   }
 
   async load() {
-    this.busy = true;
+    this.busy = this.again.hidden = true;
     if (this.last < 0) replace(this.body, empty("The log is being read for this …"));
     const last = this.data.head.last, found = await fetched("api/why").catch(error => ({ error: error.message }));
     Object.assign(this, { busy: false, last });
