@@ -264,8 +264,8 @@ async def test_the_address_opened_afresh_shows_the_same_episode_group_and_moment
         assert await tab.run("Number(document.querySelector('#slider').value)") == moment
         await tab.press("3")
         await tab.until("document.querySelectorAll('#view-groups .list button').length > 3")
+        name = await tab.run("document.querySelectorAll('#view-groups .list b')[3].textContent")
         await tab.run("document.querySelectorAll('#view-groups .list button')[3].click()")
-        name = await tab.until("document.querySelector('#view-groups [aria-pressed=true] b')?.textContent")
         address = await tab.until(f"location.href.includes('group={name}') && location.href")
         assert f"at={moment}" in address
         await opened_afresh(tab, address)

@@ -250,9 +250,9 @@ def _problem(path: Path) -> str:
 
 
 def _header_problem(content: bytes) -> str:
-    if len(content) < HEADER:
-        return "it is not complete"
     version = int.from_bytes(content[60:64], "big")
+    if len(content) < HEADER or not version:
+        return "it is not complete"
     return "" if version == SCHEMA_VERSION else f"it has version {version}, expected {SCHEMA_VERSION}"
 
 
