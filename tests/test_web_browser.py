@@ -325,8 +325,8 @@ async def test_a_chart_is_saved_as_a_picture_and_a_token_has_its_values_beside_i
         await tab.open(url)
         await tab.until("document.querySelector('[data-metric=loss] .save') !== null")
         await tab.run("document.querySelector('[data-metric=loss] .save').click()")
-        await until(lambda: list(tmp_path.glob("*.png")))
-        assert (tmp_path / "gsm8k-grpo-areal-loss.png").read_bytes().startswith(b"\x89PNG")
+        picture = tmp_path / "gsm8k-grpo-areal-loss.png"
+        await until(lambda: picture.is_file() and picture.read_bytes().startswith(b"\x89PNG"))
         await tab.press("4")
         await tab.until("document.querySelectorAll('.token').length > 0")
         await tab.run("document.querySelector('.token').focus()")
