@@ -55,7 +55,7 @@ export class Episode {
   async draw() {
     if (!this.row) {
       const last = this.data.episodes().filter(row => row.outcome === "exported" && row.ended <= this.data.now).at(-1);
-      if (!last) return replace(this.calls, empty("No episode has ended at this event."));
+      if (!last) return replace(this.calls, empty(this.data.head.last ? "No episode has ended at this event." : "The log is being read …"));
       this.row = last;
       this.name.value = last.name;
     }
@@ -63,6 +63,7 @@ export class Episode {
     if (state === this.shown) return;
     this.shown = state;
     this.title.textContent = `Episode ${row.name}${row.attempt > 1 ? `, attempt ${row.attempt}` : ""}`;
+    if (!this.detail) replace(this.calls, empty("The episode is being read from the log …"));
     const detail = await fetched(`api/episode/${row.id}`);
     if (this.row.id !== row.id) return;
     Object.assign(this, { detail, trained: null });

@@ -4,7 +4,7 @@ import { element, short, versionColour } from "./dom.js";
 
 export const MODES = ["log-probability", "weight version", "advantage", "trained", "engine – trainer"];
 const STEPS = [0, 0.25, 0.5, 0.75, 1];
-const tint = (name, share) => `rgb(var(--${name}) / ${(0.1 + 0.5 * Math.min(share, 1)).toFixed(4)})`;
+const tint = (name, share) => `rgb(var(--${name}) / ${(0.1 + 0.42 * Math.min(share, 1)).toFixed(4)})`;
 const line = share => share < 0.25 ? "" : share < 0.6 ? "dotted" : "solid";
 const PLAIN = { background: "", line: "" };
 
