@@ -6,7 +6,8 @@ CPU seconds without, with and with a damaged `history.sqlite`, and its size besi
 A made-up run with episodes of two calls, in groups of eight, is written to the log of a run's folder. Each command runs
 with the database deleted, damaged, half-written (its writer was killed), of an older version, and up to date; with
 `--before`, also in another checkout. Seconds are CPU seconds of the command and of the nats-server that it starts.
-`page` is `areal-actors view` from its start to the first answer with all rows of the run. `compare FILE` compares the
+`page` is `areal-actors view` from its start to the first answer with all rows of the run; then, in seconds, an episode
+and its advantages. `compare FILE` compares the
 run with its exported log.
 """
 
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 from history import ROOT, append, parse_arguments, table
 from startup import children_seconds
 from web_page import GROUP, GROUPS, events
@@ -47,6 +49,8 @@ from areal_bus.server import EmbeddedServer
 
 QUICK = {"episodes": 256}
 NAME = "made-up"
+EPISODE = 40
+"""Number of the attempt whose page is opened."""
 LONGEST_SECONDS = 900.0
 KILL_AFTER = 0.5
 """Share of the seconds of a whole build after which its process is killed."""
@@ -116,9 +120,12 @@ def ask(url: str, path: str) -> Any:
         return json.loads(answer.read())
 
 
-def page_seconds(folder: Path, last: int, checkout: Path = ROOT) -> float:
-    """Returns the CPU seconds of `areal-actors view` until it has sent all rows of a log with this many events."""
-    before = children_seconds()
+def page_seconds(folder: Path, last: int, checkout: Path = ROOT) -> tuple[float, dict[str, float]]:
+    """Returns the CPU seconds of `areal-actors view` until it has sent all rows of a log with this many events.
+
+    Also the seconds until then, and from then on of the requests for an episode and for its advantages.
+    """
+    before, began = children_seconds(), time.perf_counter()
     command = [sys.executable, "-m", "areal_actors", "view", NAME, "--folder", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     with subprocess.Popen(
@@ -129,11 +136,17 @@ def page_seconds(folder: Path, last: int, checkout: Path = ROOT) -> float:
         while ask(url, "api/run")["head"]["last"] < last:
             time.sleep(0.2)
         assert ask(url, "api/rows?after=0")["head"]["last"] == last
+        seconds = {"open": time.perf_counter() - began}
+        spent = children_seconds() - before + sum(psutil.Process(process.pid).cpu_times()[:4])
+        for name, path in (("episode", f"api/episode/{EPISODE}"), ("advantages", f"api/episode/{EPISODE}/trained")):
+            start = time.perf_counter()
+            assert "error" not in ask(url, path)
+            seconds[name] = time.perf_counter() - start
         process.send_signal(signal.SIGINT)
         process.wait(60)
-    spent = children_seconds() - before
-    print(f"{spent:.2f} CPU seconds: view {NAME}, in {checkout}", flush=True)
-    return spent
+    figures = ", ".join(f"{name} {value:.2f} s" for name, value in seconds.items())
+    print(f"{spent:.2f} CPU seconds: view {NAME}, in {checkout}; {figures}", flush=True)
+    return spent, seconds
 
 
 # ---------------------------------------------------------------- states of the database
@@ -201,13 +214,14 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         for name, words in commands.items():
             figures.setdefault(name, {})["first"] = cpu_seconds(words)
             figures[name]["up to date"] = cpu_seconds(words)
-        figures["page"] = {"up to date": page_seconds(Path(temporary), count)}
+        figures["page"], page = {}, {}
+        figures["page"]["up to date"], page["up to date"] = page_seconds(Path(temporary), count)
         delete(database)
-        figures["page"]["deleted"] = page_seconds(Path(temporary), count)
+        figures["page"]["deleted"], page["deleted"] = page_seconds(Path(temporary), count)
         if options.before:
             for name, words in commands.items():
                 figures[name]["before"] = cpu_seconds(words, options.before)
-            figures["page"]["before"] = page_seconds(Path(temporary), count, options.before)
+            figures["page"]["before"], _ = page_seconds(Path(temporary), count, options.before)
         shutil.rmtree(place.path)
     return {
         "episodes": options.episodes,
@@ -215,6 +229,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "log_bytes": log,
         "database_bytes": size,
         "cpu_seconds": figures,
+        "page_seconds": page,
     }
 
 

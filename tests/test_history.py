@@ -190,13 +190,17 @@ def test_a_cut_off_database_is_built_again(tmp_path):
     assert write(tmp_path, LOG) == EXPECTED
 
 
-def test_a_database_of_another_version_is_built_again(tmp_path):
+def test_a_database_of_another_version_is_built_again_with_a_sentence(tmp_path, caplog):
     write(tmp_path, LOG)
     connection = sqlite3.connect(tmp_path / DATABASE)
     connection.execute("DROP TABLE call")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION - 1}")
     connection.close()
+    caplog.clear()
     assert write(tmp_path, LOG) == EXPECTED
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    sentence = f"is built again from the log: it has version {SCHEMA_VERSION - 1}, expected {SCHEMA_VERSION}"
+    assert sentence in warning.getMessage()
 
 
 def test_a_row_that_another_program_changed_is_made_again(tmp_path):

@@ -10,16 +10,24 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 from support.browser import CHROMIUM, browser
-from support.page_server import page_of, until_ended
+from support.page_server import page_of, until, until_ended
+from test_reader import RECIPE, run_folder
 
 from areal_actors.core.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory, pack_ids
 from areal_actors.messages import CapacityGranted, EpisodeScored, RunEpisode, RunStarted, TrajectoryExported
+from areal_actors.web.access import Access
+from areal_actors.web.run_list import list_server
+from areal_actors.web.server import serving_page
 from areal_actors.web.what_if_curves import WhatIfCurves
 from areal_bus.base import Envelope, Stamp
 from areal_bus.recorded import FORMAT_VERSION, LogWriter, read_log
 
 LOG = Path(__file__).parent / "recordings" / f"log-{FORMAT_VERSION}.xz"
-VIEWS = ("overview", "episodes", "groups", "episode", "batches", "actors", "events")
+VIEWS = (
+    *("overview", "episodes", "groups", "episode", "batches", "actors", "events"),
+    *("failures", "why", "summary", "what-if"),
+)
+KEYS = "1234567890w"
 BREAKOUT = "</pre><script>document.title='broken'</script><img src=x onerror=document.title='broken'>"
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed: `apt install chromium`"),
@@ -64,15 +72,19 @@ async def test_every_view_shows_a_finished_run_and_the_keys_reach_all_of_them(ta
         shows = {
             "overview": "document.querySelector('.facts').textContent.includes('4 of 4')",
             "episodes": "document.querySelector('.lanes canvas').ariaLabel.startsWith('Swim lanes of 64 attempts')",
-            "groups": "document.querySelectorAll('.side article').length === 4",
+            "groups": "document.querySelectorAll('#view-groups .side article').length > 1",
             "episode": "document.querySelectorAll('.token').length > 0",
             "batches": "document.querySelectorAll('#view-batches table')[0].rows.length === 5",
             "actors": "document.querySelectorAll('.tree .actor').length === 11",
             "events": "document.querySelectorAll('#view-events td button').length === 100",
+            "failures": "document.querySelector('#view-failures .empty').textContent.startsWith('Nothing has failed')",
+            "why": "document.querySelector('#view-why .headline')?.textContent.includes('limits this run')",
+            "summary": "document.querySelectorAll('#view-summary .side article').length > 0",
+            "what-if": "document.querySelector('#view-what-if').textContent.includes('trainer.batch_size=8')",
         }
-        for number, name in enumerate(VIEWS, start=1):
+        for key, name in zip(KEYS, VIEWS, strict=True):
             await tab.run("document.activeElement.blur()")
-            await tab.press(str(number))
+            await tab.press(key)
             await tab.until(f"!document.querySelector('#view-{name}').hidden && {shows[name]}")
             assert await tab.run("[...document.querySelectorAll('main > section:not([hidden])')].length") == 1
             assert await tab.run("document.documentElement.scrollWidth <= innerWidth"), name
@@ -220,13 +232,131 @@ async def test_an_episode_of_5000_tokens_is_coloured_and_text_of_an_agent_stays_
             await tab.run(f"location.hash = '{view}'")
             await tab.until(f"!document.querySelector('#view-{view}').hidden")
         await tab.run("location.hash = 'groups'")
-        await tab.until(f"document.querySelector('.side pre').textContent === {msgspec.json.encode(BREAKOUT).decode()}")
+        await tab.until(
+            f"document.querySelector('.side pre')?.textContent === {msgspec.json.encode(BREAKOUT).decode()}"
+        )
         await tab.run("location.hash = 'events'")
         await tab.until("document.querySelectorAll('#view-events td button').length === 4")
         await tab.run("document.querySelectorAll('#view-events td button')[1].click()")
         await tab.until("document.querySelector('.event pre')?.textContent.includes('onerror')")
         assert await tab.run("document.title") == "a · areal"
         assert await tab.run("document.querySelectorAll('img, script:not([src])').length") == 0
+
+
+async def opened_afresh(tab, address):
+    await tab.open("about:blank")
+    await tab.until("location.href === 'about:blank'")
+    await tab.open(address)
+
+
+async def test_the_address_opened_afresh_shows_the_same_episode_group_and_moment(tab, tmp_path):
+    async with page_in(tab, tmp_path, file=LOG) as (url, source):
+        await until_ended(source)
+        rows = [row for row in source.tables.episodes("true") if 0 < row.step < 4]
+        others = {row.group: row.reward for row in rows}
+        row = next(row for row in rows if row.reward != others[row.group])  # its advantage is not 0
+        moment = source.history.progress.last - 5
+        await opened_afresh(tab, f"{url}#episode?name={row.name}&colour=advantage&at={moment}")
+        shown = "document.querySelector('#view-episode h2').textContent"
+        await tab.until(f"{shown} === 'Episode {row.name}'")
+        await tab.until("document.querySelector('#view-episode .scale').textContent.includes('abc')")
+        assert await tab.run("document.querySelector('input[value=advantage]').checked")
+        assert await tab.run("Number(document.querySelector('#slider').value)") == moment
+        await tab.press("3")
+        await tab.until("document.querySelectorAll('#view-groups .list button').length > 3")
+        name = await tab.run("document.querySelectorAll('#view-groups .list b')[3].textContent")
+        await tab.run("document.querySelectorAll('#view-groups .list button')[3].click()")
+        address = await tab.until(f"location.href.includes('group={name}') && location.href")
+        assert f"at={moment}" in address
+        await opened_afresh(tab, address)
+        await tab.until(f"document.querySelector('.answers h3')?.textContent.startsWith('group {name}:')")
+        await opened_afresh(tab, f"{url}#events?event=3")
+        await tab.until("document.querySelector('.event h3')?.textContent.startsWith('event 3:')")
+        await opened_afresh(tab, f"{url}#what-if?set=staleness_gate.max_staleness%3D0")
+        await tab.until("document.querySelectorAll('#view-what-if tr').length > 5")
+        await tab.press("1")
+        legend = "document.querySelector('[data-metric=reward_mean] .u-legend')?.textContent"
+        await tab.until(f"{legend}?.includes('what if staleness_gate.max_staleness=0')")
+
+
+async def test_equal_answers_are_one_and_differences_are_marked_by_more_than_colour(tab, tmp_path):
+    async with page_in(tab, tmp_path, file=LOG) as (url, source):
+        await until_ended(source)
+        members = {}
+        for row in source.tables.episodes("purpose = 'train'"):
+            members.setdefault(row.group, []).append(row.reward)
+        differing = [group for group, rewards in members.items() if len({*rewards} - {None}) > 1]
+        await tab.open(f"{url}#groups")
+        opened = await tab.until("document.querySelector('#view-groups [aria-pressed=true] b')?.textContent")
+        assert opened == differing[-1], "the newest group whose answers differ"
+        await tab.until("document.querySelectorAll('.side mark').length > 0")
+        shapes = await tab.run("[...new Set(document.querySelector('[aria-pressed=true] .dots').textContent)].join('')")
+        assert len(shapes) > 1
+        counts = "[...document.querySelectorAll('.side h4')].map(one => parseInt(one.textContent) || 1)"
+        assert sum(await tab.run(counts)) == len(members[opened])
+
+
+async def test_two_people_watch_a_live_run_each_at_an_event_of_their_own(tab, tmp_path):
+    log = list(read_log(LOG))
+    async with page_in(tab, tmp_path) as (url, source), browser(tmp_path / "second") as other:
+        source.state = "live"
+        for envelope in log[:200]:
+            await source._receive(envelope)
+        slider = "Number(document.querySelector('#slider').value)"
+        for one in (tab, other):
+            await one.open(url)
+            await one.until(f"{slider} === 200")
+        await other.run("document.body.focus()")
+        await other.press("Home")
+        for envelope in log[200:]:
+            await source._receive(envelope)
+        await tab.until(f"{slider} === {len(log)} && {station('trained')} === 64")
+        assert await other.run(slider) == 1
+        await other.press("End")
+        await other.until(f"{slider} === {len(log)} && {station('trained')} === 64")
+        assert other.console == []
+        await other.open("about:blank")
+
+
+async def test_a_chart_is_saved_as_a_picture_and_a_token_has_its_values_beside_it(tab, tmp_path):
+    async with page_in(tab, tmp_path, file=LOG) as (url, source):
+        await until_ended(source)
+        await tab.ask("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+        await tab.open(url)
+        await tab.until("document.querySelector('[data-metric=loss] .save') !== null")
+        await tab.run("document.querySelector('[data-metric=loss] .save').click()")
+        picture = tmp_path / "gsm8k-grpo-areal-loss.png"
+        await until(lambda: picture.is_file() and picture.read_bytes().startswith(b"\x89PNG"))
+        await tab.press("4")
+        await tab.until("document.querySelectorAll('.token').length > 0")
+        await tab.run("document.querySelector('.token').focus()")
+        near = (
+            "(tip => !tip.hidden && Math.abs(tip.getBoundingClientRect().top - document.querySelector('.token')"
+            ".getBoundingClientRect().bottom) < 120)(document.querySelector('.tip.at'))"
+        )
+        await tab.until(near)
+
+
+async def test_the_list_opens_a_run_and_compares_two(tab, tmp_path):
+    run_folder(tmp_path / "runs", "a", rewards=[0.1, 0.9], held_out=[0.25, 0.5, 0.75])
+    run_folder(tmp_path / "runs", "b", recipe={**RECIPE, "seed": 4}, rewards=[0.2, 0.3])
+    server = list_server(tmp_path / "runs")
+    async with serving_page(server, Access("127.0.0.1"), "127.0.0.1", 0) as url:
+        await tab.ask("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+        await tab.open(url)
+        await tab.until("document.querySelectorAll('#view-runs tbody tr').length === 2")
+        assert await tab.run("document.documentElement.scrollWidth <= innerWidth")
+        await tab.run("for (const one of document.querySelectorAll('#view-runs input[type=checkbox]')) one.click()")
+        await tab.run(
+            "[...document.querySelectorAll('button')].find(one => one.textContent === 'compare 2 runs').click()"
+        )
+        await tab.until("document.querySelectorAll('#view-compare .chart .u-over').length === 2")
+        assert "95 % interval" in await tab.run("document.querySelector('#view-compare').textContent")
+        assert await tab.run("document.documentElement.scrollWidth <= innerWidth")
+        await tab.run("document.querySelector('#view-compare a[href=\"run/a/\"]').click()")
+        await tab.until("document.querySelector('#list') && document.querySelector('#name').textContent === 'a'")
+        await tab.open("about:blank")
+        await tab.until("location.href === 'about:blank'")
 
 
 async def test_colours_follow_the_system_and_a_key_changes_them(tab, tmp_path):

@@ -198,7 +198,7 @@ async def test_a_number_that_is_none_or_too_long_is_a_400(tmp_path, digits):
         assert (await asked(session, url, f"api/event/{'9' * 18}"))[0] == 404
 
 
-async def test_the_tokens_of_an_episode_are_those_of_its_trace_and_advantages_come_from_another_process(tmp_path):
+async def test_the_tokens_and_advantages_of_an_episode_are_those_of_its_trace(tmp_path):
     run = open_run(LOG)
     async with page_of(tmp_path, file=LOG) as (url, source, _), aiohttp.ClientSession() as session:
         await until_ended(source)

@@ -14,10 +14,10 @@ def takes_folder(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def takes_run(parser: argparse.ArgumentParser, metavar: str = "RUN|FILE") -> None:
-    """Add the name of a run, and the option `--folder`."""
+def takes_run(parser: argparse.ArgumentParser, metavar: str = "RUN|FILE", default: str = "the latest") -> None:
+    """Add the name of a run, and the option `--folder`; `default` describes what no name means."""
     exported = ", or an exported log" if "FILE" in metavar else ""
-    parser.add_argument("run", nargs="?", default="", metavar=metavar, help=f"the run (default: the latest){exported}")
+    parser.add_argument("run", nargs="?", default="", metavar=metavar, help=f"the run (default: {default}){exported}")
     takes_folder(parser)
 
 

@@ -132,10 +132,9 @@ def summary(
     `complaints` are about damaged input files, `missing` about a log whose beginning was trimmed; `following` are rows
     before the verdict.
     """
-    rows = [*_rows(state, throughputs), ("files", "; ".join(complaints)), ("log", missing)]
     parts: list[RenderableType] = [
         Text(f"\nRun {state.run}", style="bold cyan"),
-        _label_table(row for row in rows if row[1]),
+        _label_table(summary_rows(state, throughputs, complaints, missing)),
     ]
     evaluations = state.accuracy("sampled") or state.accuracy("greedy")
     if evaluations:
@@ -145,6 +144,14 @@ def summary(
     if audit is not None:
         parts += _audit_lines(audit, audit_command or f"{COMMAND} audit {state.run}")
     return Group(*parts)
+
+
+def summary_rows(
+    state: RunState, throughputs: list[Throughput], complaints: Sequence[str] = (), missing: str = ""
+) -> list[tuple[str, str]]:
+    """Returns labels and texts of the summary, without empty ones; arguments as of `summary`."""
+    rows = [*_rows(state, throughputs), ("files", "; ".join(complaints)), ("log", missing)]
+    return [row for row in rows if row[1]]
 
 
 def _audit_lines(audit: Audit, command: str) -> Iterator[RenderableType]:
@@ -250,14 +257,22 @@ def _failures(state: RunState) -> str:
 
 
 def _samples(before: EvaluationCompleted, after: EvaluationCompleted) -> Iterator[RenderableType]:
-    """Yields the answers to the same tasks from both evaluations."""
+    for question, answers in paired_answers(before, after):
+        yield Text(f"\n{question}", style="italic")
+        yield from (_label_table([(f"  {label}", text)]) for label, text in answers)
+
+
+def paired_answers(
+    before: EvaluationCompleted, after: EvaluationCompleted
+) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yields tasks of both evaluations, with label and text of the answers to each."""
     later = {_question(sample): sample for sample in after.samples}
     for sample in before.samples:
         question = _question(sample)
-        yield Text(f"\n{question}", style="italic")
-        yield _answer(f"step {before.weight_version}", sample)
+        answers = [_answer(f"step {before.weight_version}", sample)]
         if after is not before and question in later:
-            yield _answer(f"step {after.weight_version}", later[question])
+            answers.append(_answer(f"step {after.weight_version}", later[question]))
+        yield question, answers
 
 
 def _question(sample: dict[str, object]) -> str:
@@ -265,10 +280,10 @@ def _question(sample: dict[str, object]) -> str:
     return str(task.get("question", task)) if isinstance(task, dict) else str(task)
 
 
-def _answer(when: str, sample: dict[str, object]) -> RenderableType:
+def _answer(when: str, sample: dict[str, object]) -> tuple[str, str]:
     text = str(sample.get("output", ""))
     shown = text if len(text) <= LONGEST_ANSWER else f"{text[:LONGEST_ANSWER]}…"
-    return _label_table([(f"  {when}, reward {sample.get('reward')}", shown)])
+    return f"{when}, reward {sample.get('reward')}", shown
 
 
 def _to_copy(rows: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:

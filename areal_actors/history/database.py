@@ -57,6 +57,8 @@ class History:
         """File of the database; None in memory."""
         self.notice = ""
         """Sentence about what could not be read of the log; empty if all was."""
+        self.rebuilt = ""
+        """Sentence about a database in whose place this one is built, in memory; empty if there is none."""
         self._fold: HistoryFold | None = None
         self._progress = progress or ProgressRecord()
         self._is_new = progress is None
@@ -226,17 +228,15 @@ def _open_stored(path: Path) -> History | None:
             return History(connection, _read_progress(connection), path=path)
     except sqlite3.DatabaseError as error:
         problem = str(error)
-    logger.info("%s is built again from the log: %s", path, problem)
+    logger.warning("%s is built again from the log: %s", path, problem)
     return None
 
 
 def _problem(path: Path) -> str:
     """Returns why a database file cannot be used; empty if it can."""
     content = path.read_bytes()
-    if len(content) < HEADER:
-        return "it is not complete"
-    if (version := int.from_bytes(content[60:64], "big")) != SCHEMA_VERSION:
-        return f"it has version {version}, expected {SCHEMA_VERSION}"
+    if problem := _header_problem(content):
+        return problem
     log = path.with_name(path.name + "-wal")
     seal = int.from_bytes(content[SEAL], "big")
     if seal and not (log.exists() and log.stat().st_size):
@@ -247,6 +247,13 @@ def _problem(path: Path) -> str:
     finally:
         connection.close()
     return "" if found == "ok" else str(found)
+
+
+def _header_problem(content: bytes) -> str:
+    version = int.from_bytes(content[60:64], "big")
+    if len(content) < HEADER or not version:
+        return "it is not complete"
+    return "" if version == SCHEMA_VERSION else f"it has version {version}, expected {SCHEMA_VERSION}"
 
 
 def _read_progress(connection: sqlite3.Connection) -> ProgressRecord | None:
@@ -274,14 +281,19 @@ def copy_into_memory(path: Path) -> History:
         return history
     try:
         content = path.read_bytes()
-        sealed = len(content) > HEADER and int.from_bytes(content[SEAL], "big") == checksum(content)
-        if sealed and int.from_bytes(content[60:64], "big") == SCHEMA_VERSION:
+        seal, problem = int.from_bytes(content[SEAL], "big"), _header_problem(content)
+        if not problem and seal == checksum(content):
             source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
             source.backup(history.connection)
             source.close()
             return History(history.connection, _read_progress(history.connection))
+        problem = problem or (
+            "its checksum does not match" if seal else "it is being written, or its writer was killed"
+        )
     except (OSError, sqlite3.DatabaseError) as error:
-        logger.info("%s is built again, in memory: %s", path, error)
+        problem = str(error)
+    history.rebuilt = f"{path} is not used, and the log is read from its beginning: {problem}"
+    logger.warning("%s", history.rebuilt)
     return history
 
 

@@ -21,6 +21,7 @@ from areal_actors.core.foreign_text import escape_controls
 from areal_actors.core.lazy import LazyModule
 from areal_actors.display.curves import SMOOTH_STEPS
 from areal_actors.display.fit import sparkline
+from areal_actors.display.held_out_change import change_of
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import ACCURACY, duration, held_out_scores, most_common
 from areal_actors.display.view import MODES
@@ -82,12 +83,12 @@ def compare(
     if plot is not None:
         require_module("matplotlib", "--plot")
     screen, files = console or output(), [find_run_files(run, folder) for run in runs]
-    named = _names(files)
-    shown = _metrics(files, metrics)
+    named = name_runs(files)
+    shown = choose_metrics(files, metrics)
     if as_json:
         comparison = {
             "recipe": differences([run.recipe for run in files]),
-            "results": {label: dict(zip(named, values, strict=True)) for label, values in _results(files)},
+            "results": {label: dict(zip(named, values, strict=True)) for label, values in list_results(files)},
             "metrics": {
                 name: {name_of_run: run.state.history(name) for name_of_run, run in zip(named, files, strict=True)}
                 for name in shown
@@ -126,7 +127,7 @@ def _flat(value: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{before}{name}", entry
 
 
-def _names(files: Sequence[RunFiles]) -> list[str]:
+def name_runs(files: Sequence[RunFiles]) -> list[str]:
     """Returns a name for each run; the path where two have the same."""
     names = [run.name for run in files]
     return [
@@ -135,7 +136,12 @@ def _names(files: Sequence[RunFiles]) -> list[str]:
     ]
 
 
-def _metrics(files: Sequence[RunFiles], wanted: Sequence[str]) -> list[str]:
+def choose_metrics(files: Sequence[RunFiles], wanted: Sequence[str] = ()) -> list[str]:
+    """Returns the metrics that are asked for; without any, those of the usual ones that a run has.
+
+    Raises:
+        SetupError: no run has one that is asked for.
+    """
     metric_names = dict.fromkeys(name for run in files for step in run.state.steps for name in step.metrics)
     if missing := [name for name in wanted if name not in metric_names]:
         hint = f"its metrics: {', '.join(sorted(metric_names))}" if metric_names else "no run has completed a step"
@@ -143,7 +149,7 @@ def _metrics(files: Sequence[RunFiles], wanted: Sequence[str]) -> list[str]:
     return list(wanted) or [name for name in METRICS if name in metric_names]
 
 
-def _results(files: Sequence[RunFiles]) -> Iterator[tuple[str, list[str]]]:
+def list_results(files: Sequence[RunFiles]) -> Iterator[tuple[str, list[str]]]:
     """Yields label and values of each row about the whole run."""
     states = [run.state for run in files]
     yield "status", [run.status() for run in files]
@@ -158,6 +164,8 @@ def _results(files: Sequence[RunFiles]) -> Iterator[tuple[str, list[str]]]:
     for mode in MODES:
         if any(evaluations := [state.accuracy(mode) for state in states]):
             yield f"held out, {mode}", [_scores(evaluated) for evaluated in evaluations]
+            if any(changes := [change_of(state, mode) for state in states]):
+                yield f"  change, {mode}", ["" if change is None else change.describe() for change in changes]
             yield f"best held out, {mode}", [_best(evaluated) for evaluated in evaluations]
             yield from _of_sources(mode, evaluations)
     for name in ("loss", "accuracy", "margin"):
@@ -205,7 +213,7 @@ def _page(named: Sequence[str], files: Sequence[RunFiles], metrics: Sequence[str
         )
     else:
         parts.append(Text("the recipes are equal", style="bold"))
-    parts += [Text(), _table("result", named, _results(files))]
+    parts += [Text(), _table("result", named, list_results(files))]
     if metrics:
         rows = [(name, [_curve(run.state.history(name), bars) for run in files]) for name in metrics]
         parts += [

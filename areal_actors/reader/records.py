@@ -29,6 +29,7 @@ from areal_bus.base import Envelope
 ENDS: dict[str, type[EpisodeEnd]] = {
     kind.subject: kind for kind in (EpisodeAbandoned, EpisodeEvaluated, TrajectoryExported)
 }
+ENDED = "SELECT * FROM attempt WHERE ended IN (SELECT value FROM json_each(?)) ORDER BY ended"
 CALLS = "SELECT * FROM call WHERE attempt_id IN (SELECT value FROM json_each(?)) ORDER BY attempt_id, number"
 
 
@@ -172,11 +173,7 @@ class Records:
         events = {envelope.sequence: envelope for envelope in envelopes}
         calls: dict[int, list[CallRecord]] = {}
         granted = {str(number): at for number, at in history.query("SELECT number, granted_at FROM group_")}
-        rows = [
-            AttemptRecord(**row)
-            for row in history.records("SELECT * FROM attempt WHERE ended IS NOT NULL ORDER BY ended")
-        ]
-        rows = [row for row in rows if row.ended in events]
+        rows = [AttemptRecord(**row) for row in history.records(ENDED, json.dumps(list(events)))]
         for record in history.records(CALLS, json.dumps([row.id for row in rows])):
             calls.setdefault(record["attempt_id"], []).append(CallRecord(**record))
         ended = (_read_ended(row, events, tuple(calls.get(row.id, ())), granted) for row in rows)

@@ -178,7 +178,13 @@ class WhatIf(msgspec.Struct):
 
     def to_builtins(self) -> dict[str, Any]:
         """Returns the comparison as data for JSON."""
-        return {**msgspec.to_builtins(self), "first_change": self.first_change(), "verdict": self.verdict()}
+        return {
+            **msgspec.to_builtins(self),
+            "first_change": self.first_change(),
+            "verdict": self.verdict(),
+            "rows": list(self._rows()),
+            "notes": list(self._notes()),
+        }
 
 
 def what_if(run: str, settings: Sequence[str], *, folder: Path, train: bool = False, as_json: bool = False) -> int:

@@ -87,7 +87,11 @@ class Why(msgspec.Struct, kw_only=True):
         steps = f", step {self.step} of {self.steps}" if self.steps else ""
         lines = [f"{self.run}: {self.status}{steps}, {duration(self.seconds)}", "", self.verdict]
         lines += [*(f"  - {sentence}" for sentence in self.advice), *(f"  also: {also}" for also in self.further), ""]
-        lines += measured_lines(self.load) if self.load is not None else list(self._share_lines())
+        return "\n".join([*lines, *self.figures()])
+
+    def figures(self) -> list[str]:
+        """Returns the figures behind the verdict as lines, each with a label in its first twelve columns."""
+        lines = measured_lines(self.load) if self.load is not None else list(self._share_lines())
         lines += [
             f"{'limits' if number == 0 else '':<12}{limit.setting}: {limit.count}"
             for number, limit in enumerate(self.limits)
@@ -108,7 +112,7 @@ class Why(msgspec.Struct, kw_only=True):
             f"{'reward' if number == 0 else '':<12}{line}"
             for number, line in enumerate(line for alarm in self.hacks[:MOST_ALARMS] for line in alarm.lines())
         ]
-        return "\n".join(lines)
+        return lines
 
     def _share_lines(self) -> Iterator[str]:
         """Yield lines about the time of a run whose load was not measured."""

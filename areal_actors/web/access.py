@@ -19,10 +19,11 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",
+    "Cache-Control": "no-store",
 }
 """No script, style, font or request of another host or inside the page's text; and no page of another host may show or
-read this one."""
+read this one. Nothing is kept by the browser: neither texts of a run, nor a lock of its cache that a page would wait
+for."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -9,9 +9,10 @@ import asyncio
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -21,7 +22,8 @@ from areal_actors.folder.connections import address_in, find_live
 from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.reader.run_files import run_folder
 from areal_actors.web.access import Access
-from areal_actors.web.server import PageServer, serving_page
+from areal_actors.web.run_list import list_server
+from areal_actors.web.server import Pages, PageServer, serving_page
 from areal_actors.web.source import LogSource
 from areal_actors.web.what_if_curves import WhatIfCurves, read_curves
 from areal_bus.errors import RecordingDamaged
@@ -43,10 +45,15 @@ class PageOptions(msgspec.Struct, frozen=True, kw_only=True):
 def view(run: str, folder: Path, options: PageOptions) -> int:
     """Serve the page of a live, finished or exported run until Ctrl-C; returns the exit status.
 
+    Without a name, or of a folder with runs, it is the list of its runs, from which each opens; with curves to be laid
+    over, the latest run.
+
     Raises:
         SetupError: there is no such run, the file is no log, or the address cannot be used.
     """
     path = Path(run)
+    if not options.what_if and (not run or _has_runs(path)):
+        return _serve_list(path if run else folder, options)
     if path.is_file():
         return _serve(_header_name(path), options, file=path)
     place = run_folder(run, folder)
@@ -66,6 +73,17 @@ def monitor_page(run: str, folder: Path, bus: Path | None, options: PageOptions)
         return _serve(address.run, options, bus=address)
     place = find_live(run, folder)
     return _serve(place.path.name, options, place=place)
+
+
+def _has_runs(path: Path) -> bool:
+    return not (path / "recipe.json").exists() and any(path.glob("*/recipe.json"))
+
+
+def _serve_list(folder: Path, options: PageOptions) -> int:
+    server = list_server(folder)
+    with suppress(KeyboardInterrupt):
+        asyncio.run(_serve_until_ended(server, f"the runs of {server.folder}", options))
+    return 0
 
 
 def _header_name(path: Path) -> str:
@@ -99,10 +117,17 @@ def _serve(
 
 
 async def _serve_page(source: LogSource, name: str, options: PageOptions, curves: Sequence[WhatIfCurves]) -> None:
+    await _serve_until_ended(PageServer(source, name, curves), f"the page of run '{name}'", options, source.read)
+
+
+async def _serve_until_ended(
+    pages: Pages, subject: str, options: PageOptions, work: Callable[[], Coroutine[Any, Any, None]] | None = None
+) -> None:
+    """Serve pages until a signal ends them, while `work` runs."""
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    async with serving_page(PageServer(source, name, curves), Access(options.host), options.host, options.port) as url:
+    async with serving_page(pages, Access(options.host), options.host, options.port) as url:
         sys.stdout.write(f"{url}\n")
         sys.stdout.flush()
         elsewhere = (
@@ -110,15 +135,15 @@ async def _serve_page(source: LogSource, name: str, options: PageOptions, curves
             if options.host in EVERY_ADDRESS
             else ""
         )
-        sys.stderr.write(f"the page of run '{name}'; Ctrl-C ends it, the run is not affected{elsewhere}\n")
-        reading = asyncio.create_task(source.read())
-        waiting = asyncio.create_task(ended.wait())
+        runs = "the run is" if work is not None else "runs are"
+        sys.stderr.write(f"{subject}; Ctrl-C ends it, {runs} not affected{elsewhere}\n")
+        tasks = [asyncio.create_task(ended.wait()), *([asyncio.create_task(work())] if work is not None else [])]
         try:
-            await asyncio.wait({reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                await reading  # an error of the program is not hidden
-                await waiting
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if len(tasks) > 1 and tasks[1].done():
+                await tasks[1]  # an error of the program is not hidden
+                await tasks[0]
         finally:
-            for task in (reading, waiting):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reading, waiting, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,27 +6,30 @@ The tokens of an episode, the answers of a group, and events of the log, from th
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import suppress
+import json
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import Interaction, unpack_ids
+from areal_actors.display.run_state import RunState
+from areal_actors.display.summary import paired_answers
 from areal_actors.messages import (
     ConversationKept,
     EpisodeAbandoned,
     EpisodeEvaluated,
     EpisodeScored,
+    EvaluationCompleted,
     TrajectoryExported,
 )
 from areal_actors.messages.episode_ends import describe_party
 from areal_actors.messages.fields import fields_of
 from areal_actors.reader.feedback import describe_feedback
+from areal_actors.reader.log_source import positions_of
 from areal_actors.reader.missing_texts import describe_gaps, reason_without_texts
+from areal_actors.reader.run import Run
 from areal_actors.replay.call_tree import tree
+from areal_actors.replay.episode_trace import TOGETHER, EpisodeTrace, trace_episode
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.web.rows import EpisodeRow
 from areal_actors.web.source import LogSource
@@ -36,11 +39,16 @@ EVENTS_SCANNED = 4000
 """Events that one request looks at: a search through a long log continues with the next request."""
 LONGEST_TEXT = 20_000
 """Characters of a text that are sent, of an output or of a message's field."""
-TRACES_KEPT = 16
-TRACE_SECONDS = 600.0
-"""Time limit of the process that computes advantages."""
-KILLED_SECONDS = 10.0
-"""Time limit of its end, once it was killed."""
+CALL_ERRORS = "SELECT interaction, tool_call_error FROM call WHERE attempt_id = ?"
+ENDS = "SELECT ended FROM attempt WHERE ended IS NOT NULL AND episode IN (SELECT value FROM json_each(?))"
+CUSTOM = "custom"
+"""Name of an algorithm that is a file or of another distribution."""
+ANSWERED = """
+SELECT completed FROM evaluation WHERE mode = (SELECT mode FROM evaluation WHERE mode IN ('sampled', 'greedy')
+    ORDER BY mode DESC LIMIT 1) AND completed IN (
+    SELECT min(completed) FROM evaluation GROUP BY mode UNION SELECT max(completed) FROM evaluation GROUP BY mode)
+"""
+"""First and last evaluation in the mode `sampled`, else `greedy`."""
 
 
 class LogDetails:
@@ -49,40 +57,40 @@ class LogDetails:
     def __init__(self, source: LogSource) -> None:
         self._source = source
         self._tokenizer: ChatTokenizer | None = None
-        self._tracing = asyncio.Lock()
-        self._traces: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
 
     async def episode(self, row: EpisodeRow) -> dict[str, Any]:
         """Returns an attempt with its task, output and sampled tokens."""
         history = self._source.history
         conversation = history.value("SELECT conversation FROM attempt WHERE id = ?", row.id + 1) or 0
-        await self._source.wait_copied(max(row.changed, conversation))
-        answer = self._answer(row) | {"row": row, "calls": [], "gaps": "", "has_texts": self._text([]) is not None}
+        events = {event.sequence: event for event in await self._source.read_some((*row.ends(), conversation))}
+        answer = _answer(row, events) | {"row": row, "calls": [], "gaps": "", "has_texts": self._text([]) is not None}
         answer["feedback"] = describe_feedback(history, row.name, row.attempt) if row.ended else []
         position = conversation or row.ended
-        envelope = self._source.copy.read(position) if position else None
+        envelope = events.get(position)
         if envelope is not None and envelope.subject == TrajectoryExported.subject:
             exported = envelope.open(TrajectoryExported)
             answer["metrics"] = exported.trajectory.metrics
             answer["ended_by"] = describe_party(exported)
-            answer["calls"] = list(self._calls(exported.trajectory.interactions))
+            answer["calls"] = list(self._calls(row, exported.trajectory.interactions))
         elif envelope is not None and envelope.subject == ConversationKept.subject:
             kept = envelope.open(ConversationKept)
             answer["gaps"] = describe_gaps(kept)
-            answer["calls"] = list(self._calls(kept.interactions))
+            answer["calls"] = list(self._calls(row, kept.interactions))
         elif row.ended:
             recipe = self._source.tables.facts().recipe or self._source.recipe
             answer["gaps"] = reason_without_texts(history, recipe, row.id + 1)
         return answer
 
-    def _calls(self, interactions: tuple[Interaction, ...]) -> Iterator[dict[str, Any]]:
+    def _calls(self, row: EpisodeRow, interactions: tuple[Interaction, ...]) -> Iterator[dict[str, Any]]:
         """Yields calls in the order of their tree."""
+        errors = dict(self._source.history.query(CALL_ERRORS, row.id + 1))
         calls = {call.id: call for call in interactions}
         for name, depth in tree({call.id: call.parent for call in interactions}):
             call = calls[name]
             ids = call.completion.ids_array().tolist()
             yield {
                 "interaction": name,
+                "error": errors.get(name, ""),
                 "depth": depth,
                 "parent": call.parent,
                 "prefix": call.prefix,
@@ -98,59 +106,33 @@ class LogDetails:
 
     async def group(self, rows: list[EpisodeRow]) -> list[dict[str, Any]]:
         """Returns the answers of a group's attempts."""
-        await self._source.wait_copied(max((row.changed for row in rows), default=0))
-        return [self._answer(row) | {"row": row} for row in rows]
+        events = await self._source.read_some([position for row in rows for position in row.ends()])
+        by_position = {event.sequence: event for event in events}
+        return [_answer(row, by_position) | {"row": row} for row in rows]
 
-    def _answer(self, row: EpisodeRow) -> dict[str, Any]:
-        answer: dict[str, Any] = {"task": {}, "output": "", "detail": "", "metrics": {}, "ended_by": ""}
-        for position in (row.scored, row.ended):
-            envelope = self._source.copy.read(position) if position else None
-            if envelope is None:
-                continue
-            if envelope.subject == EpisodeScored.subject:
-                scored = envelope.open(EpisodeScored)
-                answer |= {
-                    "task": scored.work.task.data,
-                    "output": scored.output[:LONGEST_TEXT],
-                    "metrics": scored.metrics,
-                }
-            elif envelope.subject == EpisodeEvaluated.subject:
-                evaluated = envelope.open(EpisodeEvaluated)
-                answer |= {
-                    "task": evaluated.work.task.data,
-                    "output": evaluated.output[:LONGEST_TEXT],
-                    "metrics": evaluated.metrics,
-                }
-                answer["ended_by"] = describe_party(evaluated)
-            elif envelope.subject == EpisodeAbandoned.subject:
-                abandoned = envelope.open(EpisodeAbandoned)
-                answer |= {"task": abandoned.work.task.data, "detail": abandoned.detail[:LONGEST_TEXT]}
-                answer["ended_by"] = describe_party(abandoned)
-        return answer
+    async def trace(self, row: EpisodeRow) -> EpisodeTrace | None:
+        """Returns masks and advantages of an attempt, computed from its batch; tokens are without texts.
 
-    async def trace_json(self, row: EpisodeRow) -> bytes:
-        """Returns the JSON of `areal-actors show --trace` for an attempt.
-
-        Masks and advantages, computed by another process, which may load torch.
+        None if only another process can compute them: the algorithm is a file, or the log has no beginning.
 
         Raises:
-            SetupError: the process failed.
+            SetupError: the log has no such attempt, or another version wrote the recipe.
         """
-        key = (row.name, row.attempt, row.batch)
-        async with self._tracing:  # one process at a time: it loads torch
-            if key not in self._traces:
-                await self._source.wait_copied(self._source.history.progress.last)
-                self._source.copy.flush()
-                self._traces[key] = await _run_trace(str(self._source.copy.path), row.name, row.attempt)
-                while len(self._traces) > TRACES_KEPT:
-                    self._traces.popitem(last=False)
-            return self._traces[key]
+        history = self._source.history
+        recipe = self._source.tables.facts().recipe
+        if history.progress.first > 1 or recipe.get("algorithm", {}).get("name") == CUSTOM:
+            return None
+        others = json.dumps(history.query(TOGETHER, row.name, row.name))
+        ends = history.query(ENDS, others)  # of its batch and of its group
+        events = await self._source.read_some({*positions_of(history, [row.name]), *ends})
+        run = Run(history.progress.run, history, log=KeptEvents(events), folder=None)
+        return await asyncio.to_thread(trace_episode, run, row.name, row.attempt)
 
-    async def wait_until_ended(self) -> None:
-        """Wait until the process of a cancelled request has ended, which was killed."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(KILLED_SECONDS), self._tracing:
-                pass
+    async def answers(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """Returns held-out tasks with the answers of the first evaluation and of the last in its mode."""
+        positions = self._source.history.query(ANSWERED)
+        events = [envelope.open(EvaluationCompleted) for envelope in await self._source.read_some(positions)]
+        return list(paired_answers(events[0], events[-1])) if events else []
 
     def _text(self, ids: list[int]) -> str | None:
         """Returns the text of token ids; None without the model's tokenizer, which an exported log does not hold."""
@@ -166,9 +148,8 @@ class LogDetails:
 
     async def event(self, position: int) -> dict[str, Any] | None:
         """Returns an event with its whole message; None if the log does not have it."""
-        await self._source.wait_copied(position)
-        envelope = self._source.copy.read(position)
-        return None if envelope is None else _event(envelope)
+        events = await self._source.read_some([position])
+        return _event(events[0]) if events else None
 
     async def search(self, *, before: int, limit: int, subject: str, text: str) -> dict[str, Any]:
         """Returns events that match, newest first, before a position.
@@ -196,6 +177,34 @@ class LogDetails:
                     }
                 )
         return {"events": matches, "before": position, "more": position > self._source.history.progress.first}
+
+
+def _answer(row: EpisodeRow, events: Mapping[int, Envelope]) -> dict[str, Any]:
+    answer: dict[str, Any] = {"task": {}, "output": "", "detail": "", "metrics": {}, "ended_by": ""}
+    for position in row.ends():
+        envelope = events.get(position)
+        if envelope is None:
+            continue
+        if envelope.subject == EpisodeScored.subject:
+            scored = envelope.open(EpisodeScored)
+            answer |= {
+                "task": scored.work.task.data,
+                "output": scored.output[:LONGEST_TEXT],
+                "metrics": scored.metrics,
+            }
+        elif envelope.subject == EpisodeEvaluated.subject:
+            evaluated = envelope.open(EpisodeEvaluated)
+            answer |= {
+                "task": evaluated.work.task.data,
+                "output": evaluated.output[:LONGEST_TEXT],
+                "metrics": evaluated.metrics,
+            }
+            answer["ended_by"] = describe_party(evaluated)
+        elif envelope.subject == EpisodeAbandoned.subject:
+            abandoned = envelope.open(EpisodeAbandoned)
+            answer |= {"task": abandoned.work.task.data, "detail": abandoned.detail[:LONGEST_TEXT]}
+            answer["ended_by"] = describe_party(abandoned)
+    return answer
 
 
 def _matches(envelope: Envelope, wanted: str) -> bool:
@@ -229,23 +238,20 @@ def _to_plain(value: Any) -> Any:
     return [_to_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
-async def _run_trace(log: str, episode: str, attempt: int) -> bytes:
-    """Run `areal-actors show --trace` on the copy; returns its JSON."""
-    words = [sys.executable, "-m", "areal_actors", "show", "--trace", log, episode, "--attempt", str(attempt), "--json"]
-    process = await asyncio.create_subprocess_exec(
-        *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        output, errors = await asyncio.wait_for(process.communicate(), TRACE_SECONDS)
-    except TimeoutError:
-        raise SetupError(
-            f"advantages of episode {episode} took over {TRACE_SECONDS:.0f} s; `{COMMAND} show --trace` has no limit"
-        ) from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        lines = errors.decode(errors="replace").strip().splitlines()
-        raise SetupError(lines[-1] if lines else "the process that computes advantages failed without a reason")
-    return output
+class KeptEvents:
+    """Events that were read already, as the source of a run's events."""
+
+    def __init__(self, envelopes: list[Envelope]) -> None:
+        self._envelopes = envelopes
+
+    def read_all(self) -> list[Envelope]:
+        """Returns the events."""
+        return self._envelopes
+
+    def read_some(self, positions: Collection[int]) -> list[Envelope]:
+        """Returns the events at these positions."""
+        return [envelope for envelope in self._envelopes if envelope.sequence in positions]
+
+    def restore(self, _: RunState) -> int:
+        """There are no snapshots: nothing is restored."""
+        return 0

@@ -68,6 +68,10 @@ class EpisodeRow(Row, kw_only=True, gc=False):
     reason: str = ""
     """Reason why it was dropped or abandoned."""
 
+    def ends(self) -> tuple[int, int]:
+        """Returns the positions of its score and of its end, each 0 if there is none."""
+        return self.scored, self.ended
+
 
 class StepRow(Row, kw_only=True, gc=False):
     """A completed step."""

@@ -1,25 +1,28 @@
-"""The server of the page: static files, the tables of the index, details, and notices of changes. It only reads."""
+"""The server of a run's page: the tables of the index, details, and notices of changes. It only reads."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.local_hosts import is_loopback, parse_number
+from areal_actors.display.recorded_state import recorded_state
+from areal_actors.display.summary import read_throughputs, summary_rows
 from areal_actors.display.throughput import busy_share, tokens_per_second
 from areal_actors.web.access import Access, add_headers
+from areal_actors.web.commands import RunCommands
 from areal_actors.web.details import LogDetails
 from areal_actors.web.headline import Headline
 from areal_actors.web.rows import EpisodeRow
-from areal_actors.web.source import LogSource
+from areal_actors.web.source import READING, LogSource
 from areal_actors.web.tables import TABLES
 from areal_actors.web.what_if_curves import WhatIfCurves
 
@@ -37,6 +40,25 @@ MAX_EVENTS = 200
 SLICE_BYTES = 1 << 16
 """Bytes of an answer that are handed to a connection at once."""
 
+ASKED_BY = "X-Requested-With"
+"""Header of requests that start work; a browser lets no page of another host send it."""
+ROUTES = (
+    ("GET", "", "page"),
+    ("GET", "api/run", "run"),
+    ("GET", "api/rows", "rows"),
+    ("GET", "api/telemetry", "telemetry"),
+    ("GET", "api/changes", "changes"),
+    ("GET", "api/episode/{id:[0-9]+}", "episode"),
+    ("GET", "api/episode/{id:[0-9]+}/trained", "answer_trace"),
+    ("GET", "api/group/{group}", "group"),
+    ("GET", "api/events", "events"),
+    ("GET", "api/event/{position:[0-9]+}", "event"),
+    ("GET", "api/summary", "summary"),
+    ("GET", "api/why", "why"),
+    ("POST", "api/what-if", "what_if"),
+)
+"""Method, path below the page's own, and function of `PageServer`."""
+
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -46,7 +68,7 @@ class PageServer:
     def __init__(self, source: LogSource, name: str, what_ifs: Sequence[WhatIfCurves] = ()) -> None:
         self.source, self.name = source, name
         self._what_ifs = tuple(what_ifs)
-        self._details = LogDetails(source)
+        self._details, self._commands = LogDetails(source), RunCommands(source)
         self._headline = Headline()
         self._whole: tuple[dict[str, Any], bytes] = ({}, b"")
         """All rows, encoded, and the state of the log then."""
@@ -55,19 +77,8 @@ class PageServer:
 
     def routes(self) -> list[web.AbstractRouteDef]:
         """Returns the routes."""
-        return [
-            web.get("/", self.page),
-            web.get("/api/run", self.run),
-            web.get("/api/rows", self.rows),
-            web.get("/api/telemetry", self.telemetry),
-            web.get("/api/changes", self.changes),
-            web.get("/api/episode/{id:[0-9]+}", self.episode),
-            web.get("/api/episode/{id:[0-9]+}/trained", self.answer_trace),
-            web.get("/api/group/{group}", self.group),
-            web.get("/api/events", self.events),
-            web.get("/api/event/{position:[0-9]+}", self.event),
-            web.static("/static", STATIC),
-        ]
+        routes = [web.route(method, f"/{path}", getattr(self, name)) for method, path, name in ROUTES]
+        return [*routes, web.static("/static", STATIC)]
 
     def head(self) -> dict[str, Any]:
         """Returns how far the log was read."""
@@ -80,7 +91,7 @@ class PageServer:
             "total": max(source.total, progress.last),
             "finished": facts.finished is not None,
             "error": facts.finished.error if facts.finished else "",
-            "notice": source.notice,
+            "notice": source.notice or (source.history.rebuilt if source.state == READING else ""),
             "headline": self._headline.sentences(source.history),
         }
 
@@ -103,9 +114,10 @@ class PageServer:
         else:
             body = self._all_rows()
         response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(body))})
-        await response.prepare(request)
-        for start in range(0, len(body), SLICE_BYTES):
-            await asyncio.wait_for(response.write(memoryview(body)[start : start + SLICE_BYTES]), STUCK_SECONDS)
+        with suppress(ConnectionError):  # the browser has gone
+            await response.prepare(request)
+            for start in range(0, len(body), SLICE_BYTES):
+                await asyncio.wait_for(response.write(memoryview(body)[start : start + SLICE_BYTES]), STUCK_SECONDS)
         return response
 
     def _all_rows(self) -> bytes:
@@ -179,12 +191,36 @@ class PageServer:
 
     async def answer_trace(self, request: web.Request) -> web.Response:
         """Masks and advantages of an attempt."""
+        row = self._row(request)
+
+        async def answer() -> bytes:
+            if (trace := await self._details.trace(row)) is not None:
+                return _ENCODER.encode(trace)
+            return await self._commands.trace(row.name, row.attempt)
+
+        return await _answered(answer())
+
+    async def summary(self, _: web.Request) -> web.Response:
+        """The summary of the run, with answers to held-out tasks."""
+        history, place = self.source.history, self.source.place
+        history.flush()
+        throughputs = read_throughputs(place.metrics) if place else list(self.source.telemetry.throughputs)
+        rows = summary_rows(recorded_state(history), throughputs, missing=self.source.notice)
+        return _json({"last": history.progress.last, "rows": rows, "answers": await self._details.answers()})
+
+    async def why(self, _: web.Request) -> web.Response:
+        """The limit of the run, with figures and advice."""
+        return await _answered(self._commands.explain_limit())
+
+    async def what_if(self, request: web.Request) -> web.Response:
+        """Steps that other settings would have trained from the recorded episodes."""
+        if ASKED_BY not in request.headers:
+            raise web.HTTPForbidden(text=f"Only this page asks for this, with the header {ASKED_BY}.\n")
         try:
-            return web.Response(
-                body=await self._details.trace_json(self._row(request)), content_type="application/json"
-            )
-        except SetupError as error:
-            return _json({"error": str(error)}, status=409)
+            settings = msgspec.json.decode(await request.read(), type=list[str])
+        except msgspec.MsgspecError as error:
+            raise web.HTTPBadRequest(text=f"Send a list of settings as KEY=VALUE: {error}.\n") from None
+        return await _answered(self._commands.compare_settings(settings))
 
     def _row(self, request: web.Request) -> EpisodeRow:
         number = _number_in(request.match_info["id"], "the number of an attempt")
@@ -215,11 +251,23 @@ class PageServer:
 
     async def wait_until_ended(self) -> None:
         """Wait until the processes of cancelled requests have ended."""
-        await self._details.wait_until_ended()
+        await self._commands.wait_until_ended()
+
+
+class Pages(Protocol):
+    """The page of a run, or the pages of a folder."""
+
+    def routes(self) -> list[web.AbstractRouteDef]:
+        """Returns the routes."""
+        ...
+
+    async def wait_until_ended(self) -> None:
+        """Wait until the processes of cancelled requests have ended."""
+        ...
 
 
 @asynccontextmanager
-async def serving_page(server: PageServer, access: Access, host: str, port: int) -> AsyncIterator[str]:
+async def serving_page(server: Pages, access: Access, host: str, port: int) -> AsyncIterator[str]:
     """Serve the page; yields its URL.
 
     Raises:
@@ -255,6 +303,14 @@ def _number_in(text: str, name: str) -> int:
         return parse_number(text, name)
     except ValueError as error:
         raise web.HTTPBadRequest(text=f"{error}.\n") from None
+
+
+async def _answered(answer: Coroutine[Any, Any, bytes]) -> web.Response:
+    """Returns a JSON answer, or why there is none."""
+    try:
+        return web.Response(body=await answer, content_type="application/json")
+    except SetupError as error:
+        return _json({"error": str(error)}, status=409)
 
 
 def _json(value: Any, *, status: int = 200) -> web.Response:

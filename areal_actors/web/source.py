@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ SLICE_SECONDS = 0.02
 """Time after which reading lets the server answer requests."""
 POLL_SECONDS = 1.0
 """Interval at which the end of a run, or its resumption, is noticed."""
+WAIT_SECONDS = 0.005
+"""Interval at which copying looks if requests have been answered."""
 COPY_SECONDS = 0.05
 """Interval at which a request looks if the copy has its event."""
 DRAIN_SECONDS = 1.0
@@ -80,6 +82,10 @@ class LogSource:
         """True once a detail was asked for."""
         self._is_read = False
         """True while there is nothing more to copy: the log is over, or cannot be read further."""
+        self._opened: NatsBus | None = None
+        """The log of a run that is over, while it is copied."""
+        self._asked = 0
+        """Requests that read from it, which the copying waits for."""
         self._rested = time.monotonic()
 
     @property
@@ -93,6 +99,25 @@ class LogSource:
         # It seldom waits
         while self.copied < min(position, self.history.progress.last) and not self._is_read:  # noqa: ASYNC110
             await asyncio.sleep(COPY_SECONDS)
+
+    async def read_some(self, positions: Collection[int]) -> list[Envelope]:
+        """Returns the events at these positions, in order, without those that the log no longer has.
+
+        Of a run that is over they are read from its log itself, while the copy does not have them.
+        """
+        wanted = sorted({position for position in positions if position})
+        self._is_wanted = True
+        while wanted and self.copied < min(wanted[-1], self.history.progress.last) and not self._is_read:
+            if self._opened is not None:
+                self._asked += 1
+                try:
+                    return await self._opened.read(wanted)
+                except BusError:  # one of them was trimmed: the copy has the others
+                    pass
+                finally:
+                    self._asked -= 1
+            await asyncio.sleep(COPY_SECONDS)
+        return [envelope for position in wanted if (envelope := self.copy.read(position)) is not None]
 
     async def read(self) -> None:
         """Read the log; of a run's folder, follow it until cancelled."""
@@ -146,7 +171,11 @@ class LogSource:
         """
         async with open_log(place) as bus:
             await self._begin(bus, place)
-            await self._receive_all(bus.log(after=self.copied))
+            self._opened = bus
+            try:
+                await self._receive_all(bus.log(after=self.copied))
+            finally:
+                self._opened = None
         self.copy.flush()
         if (files := log_files(place)) != self.history.progress.log_files and not place.live_supervisor():
             self.history.commit(files)
@@ -217,6 +246,8 @@ class LogSource:
         self.copy.write(envelope)
         self.copied = envelope.sequence
         self._note_progress()
+        while self._asked:  # noqa: ASYNC110 - they seldom are
+            await asyncio.sleep(WAIT_SECONDS)
         if time.monotonic() - self._rested > SLICE_SECONDS:
             await asyncio.sleep(0)
             self._rested = time.monotonic()

@@ -43,12 +43,21 @@ def read_curves(path: Path) -> WhatIfCurves:
         SetupError: it cannot be read, or is something else.
     """
     try:
-        comparison = msgspec.json.decode(path.read_bytes(), type=_Comparison)
+        return curves_of(path.read_bytes())
     except OSError as error:
         raise SetupError(f"--what-if {path}: cannot be read: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         reason = f"--what-if {path}: is not the output of `{COMMAND} what-if RUN KEY=VALUE --json`: {error}"
         raise SetupError(f"{reason}; write it with `> {path}`") from error
+
+
+def curves_of(answer: bytes) -> WhatIfCurves:
+    """Returns the curves of the output of `areal-actors what-if --json`.
+
+    Raises:
+        MsgspecError: it is something else.
+    """
+    comparison = msgspec.json.decode(answer, type=_Comparison)
     trained = comparison.trained[1].metrics if comparison.trained else []
     steps = []
     for number, metrics in enumerate(comparison.replayed.steps):

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 CHROMIUM = os.environ.get("AREAL_CHROMIUM", "") or shutil.which("chromium") or ""
-PATIENT = 120.0
+PATIENT = 15.0
 """Seconds that anything in a browser may take on a very busy machine."""
 OPTIONS = (
     *(

@@ -14,7 +14,7 @@ TERMINAL = Action("monitor:monitor", ("terminal", "subjects", "bus", "as_json", 
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    takes_run(parser)
+    takes_run(parser, default="a list of all runs; in the terminal the latest")
     parser.add_argument(
         "subjects",
         nargs="?",
@@ -53,11 +53,11 @@ def _choose(options: Options, stated: dict[str, str]) -> str:
 DESCRIPTION = CommandDescription(
     group="look at runs",
     place=3,
-    summary="watch a run in a browser, or in the terminal",
+    summary="watch runs in a browser, or one in the terminal",
     about=(
-        "Serve the page of a live, finished or exported run until Ctrl-C: curves, swim lanes of episodes, groups with"
-        " their answers, tokens, batches, actors and events, at any moment of the log. It prints its address. With"
-        " --terminal, watch a live run here. The run is not affected."
+        "Serve pages of the runs of a folder, or of one live, finished or exported run, until Ctrl-C: curves, swim"
+        " lanes, groups with their answers, tokens, batches, failures, limits and events, at any moment of the log. It"
+        " prints its address. With --terminal, watch a live run here. Runs are not affected."
     ),
     do=_choose,
     add_arguments=_add_arguments,

@@ -3,11 +3,20 @@
 import { count, duration, element, empty, moment, paintVersion, replace, short, table } from "./dom.js";
 
 export class Batches {
-  constructor(data, root, open) {
-    Object.assign(this, { data, open, chosen: null });
+  constructor(data, root, goTo) {
+    Object.assign(this, { data, goTo, chosen: null });
     this.list = element("div", { className: "scroll" });
     this.detail = element("div");
-    root.append(element("div", { className: "bar" }, element("h2", { textContent: "Batches" }), element("span", { className: "dim", textContent: "Numbers in the bars: staleness; colours: weight version, as in the swim lanes; pale: masked" })), this.list, this.detail);
+    root.append(element("div", { className: "bar" }, element("h2", { textContent: "Batches" }), element("span", { className: "dim", textContent: "Numbers in the bars: staleness; colours: weight version, as in the swim lanes; striped: masked" })), this.list, this.detail);
+  }
+
+  state() { return { step: this.data.tables.batches?.[this.chosen]?.step }; }
+
+  open({ step }) {
+    if (!step) return true;
+    const batch = this.data.before("batches").findLast(one => one.step === Number(step));
+    if (batch) this.chosen = batch.id;
+    return Boolean(batch);
   }
 
   draw() {
@@ -15,7 +24,7 @@ export class Batches {
     if (!batches.length) { replace(this.detail); return replace(this.list, empty("No batch is formed at this event. The first one follows when enough groups are complete.")); }
     const rows = batches.map((batch, index) => {
       const members = this.members(batch), metrics = steps.get(batch.step)?.metrics ?? {}, before = batches[index - 1];
-      const button = element("button", { className: "link", textContent: `step ${batch.step}`, onclick: () => { this.chosen = batch.id; this.draw(); } });
+      const button = element("button", { className: "link", textContent: `step ${batch.step}`, onclick: () => { this.chosen = batch.id; this.data.changed(); } });
       return [button, moment(batch.at), batch.groups.length, members.length, members.reduce((sum, row) => sum + row.tokens, 0), this.staleness(batch, members), short(metrics.reward_mean), metrics.masked_frac === undefined ? "–" : `${(100 * metrics.masked_frac).toFixed(1)}%`, batch.dropped_trajectories - (before?.dropped_trajectories ?? 0), batch.refused];
     });
     replace(this.list, table("Batches by step", ["step", "formed at", "groups", "episodes", "tokens", "tokens by staleness", "reward", "masked", "dropped before", "left out"], rows.reverse()));
@@ -41,7 +50,7 @@ export class Batches {
   drawChosen(batch) {
     const rows = batch.groups.map(group => {
       const members = group.map(id => this.data.tables.episodes[id]).filter(Boolean), waits = members.map(row => batch.at - row.ended_at);
-      const links = element("span", {}, ...members.flatMap(row => [element("button", { className: "link", textContent: `${row.name} (${short(row.reward)})`, onclick: () => this.open(row) }), " "]));
+      const links = element("span", {}, ...members.flatMap(row => [element("button", { className: "link", textContent: `${row.name} (${short(row.reward)})`, onclick: () => this.goTo.episode(row) }), " "]));
       const versions = [...new Set(members.flatMap(row => row.calls.flatMap(call => call[3].map(([version]) => version))))].sort((one, other) => one - other);
       return [members[0]?.group ?? "?", members[0]?.task ?? "no longer in the log", links, versions.join(", "), waits.length ? `${duration(Math.min(...waits))} – ${duration(Math.max(...waits))}` : "–"];
     });

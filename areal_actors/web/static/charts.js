@@ -26,6 +26,7 @@ export class Chart {
     this.plot = new uPlot(options(found, series, axis, this.parent.clientWidth), data, this.parent);
     this.parent.querySelector("canvas")?.setAttribute("aria-label", `${found.title}: ${series.map(one => `${one.label} ${short(one.points.at(-1)[1])}`).join(", ")}`);
     this.parent.querySelector("canvas")?.setAttribute("role", "img");
+    this.parent.append(element("button", { className: "save", textContent: "save picture", title: `the chart of ${found.title} as PNG`, aria: { label: `save picture of ${found.title}` }, onclick: () => savePicture(this.plot, found.title, series) }));
   }
 
   clear(title = "", sentence = "") {
@@ -36,6 +37,30 @@ export class Chart {
     if (sentence) this.parent.append(element("h3", { textContent: title }), element("p", { className: "empty", textContent: sentence }));
   }
 }
+
+// Title, curves and legend as a PNG file, with the background of the page.
+const savePicture = (plot, title, series) => {
+  const source = plot.ctx.canvas, ratio = devicePixelRatio || 1, line = 18 * ratio, head = 30 * ratio, canvas = document.createElement("canvas");
+  canvas.width = source.width;
+  canvas.height = head + source.height + line * (series.length + 1);
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = colour("page");
+  pen.fillRect(0, 0, canvas.width, canvas.height);
+  pen.drawImage(source, 0, head);
+  pen.fillStyle = colour("text");
+  pen.font = `600 ${14 * ratio}px system-ui, sans-serif`;
+  pen.fillText(title, 10 * ratio, 20 * ratio);
+  pen.font = `${12 * ratio}px system-ui, sans-serif`;
+  series.forEach((one, index) => {
+    const y = head + source.height + line * (index + 1);
+    pen.fillStyle = one.colour;
+    pen.fillRect(10 * ratio, y - 7 * ratio, 18 * ratio, 4 * ratio);
+    pen.fillStyle = colour("text");
+    pen.fillText(`${one.label}: ${short(one.points.at(-1)[1])}`, 34 * ratio, y);
+  });
+  const link = element("a", { download: `${document.title} ${title}.png`.replace(/[^\w.-]+/g, "-"), href: canvas.toDataURL("image/png") });
+  link.click();
+};
 
 // uPlot takes one column of x and one column per series.
 const joined = series => {
@@ -68,7 +93,8 @@ const options = (found, series, axis, width) => {
         label: one.label,
         stroke: one.colour,
         width: 1.75,
-        dash: one.dashed ? DASH : undefined,
+        dash: one.dashes ?? (one.dashed ? DASH : undefined),
+        paths: one.dots && one.points.length < 3 ? () => null : undefined, // two results are no course
         spanGaps: true,
         points: { show: one.dots || one.points.length < 40, size: one.dots ? 7 : 4, fill: one.dots ? colour("page") : one.colour },
         value: (plot, value, number, place) => short(place === null ? plot.data[number].findLast(one => one !== null) : value),

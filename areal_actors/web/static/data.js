@@ -32,13 +32,13 @@ export class RunData extends EventTarget {
   async open() {
     await this.describe();
     await this.refresh();
-    const stream = new EventSource("/api/changes");
+    const stream = new EventSource("api/changes");
     stream.onmessage = event => this.notified(JSON.parse(event.data));
     stream.onerror = () => { this.lost = true; this.changed(); };
   }
 
   async describe() {
-    const run = await fetched("/api/run");
+    const run = await fetched("api/run");
     Object.assign(this, { name: run.name, began: run.began, recipe: run.recipe, columns: run.columns, whatIfs: run.what_ifs });
     for (const name of Object.keys(run.columns)) this.tables[name] ??= [];
     document.title = `${run.name} · areal`;
@@ -52,13 +52,13 @@ export class RunData extends EventTarget {
     this.busy = true;
     try {
       if (notice.last !== this.fetched || notice.state !== this.head.state || notice.notice !== this.head.notice) await this.refresh();
-      if (telemetry && this.follows) { this.telemetry = await fetched("/api/telemetry"); this.beats = notice.telemetry; this.changed(); }
+      if (telemetry && this.follows) { this.telemetry = await fetched("api/telemetry"); this.beats = notice.telemetry; this.changed(); }
     } catch { this.lost = true; this.changed(); } finally { this.busy = false; }
     if (this.notice.last !== this.fetched) setTimeout(() => this.notified(this.notice), 250);
   }
 
   async refresh() {
-    const { head, tables } = await fetched(`/api/rows?after=${this.fetched}`);
+    const { head, tables } = await fetched(`api/rows?after=${this.fetched}`);
     for (const [name, rows] of Object.entries(tables)) {
       const columns = this.columns[name];
       for (const values of rows) this.tables[name][values[0]] = named(columns, values);
@@ -109,8 +109,9 @@ export class RunData extends EventTarget {
   version() { return this.before("versions").filter(row => row.worker === "").at(-1)?.weight_version ?? -1; }
 }
 
-export const fetched = async path => {
-  const answer = await fetch(path);
+// Addresses are relative: the page of a run of a folder is below that of the folder.
+export const fetched = async (path, options) => {
+  const answer = await fetch(path, options);
   if (!answer.ok && answer.headers.get("Content-Type")?.startsWith("application/json") !== true) throw new Error(await answer.text());
   return answer.json();
 };

@@ -5,7 +5,7 @@ import { count, element, empty, moment, replace, table } from "./dom.js";
 
 export class Events {
   constructor(data, root) {
-    Object.assign(this, { data, found: [], before: 0, more: false, search: 0, began: false });
+    Object.assign(this, { data, found: [], before: 0, more: false, search: 0, began: false, event: "" });
     this.text = element("input", { type: "search", placeholder: "text, sender or id", aria: { label: "Search in messages, senders and ids" } });
     this.subject = element("input", { type: "search", placeholder: "subject, as in trajectory.", aria: { label: "Beginning of the subject" } });
     const form = element("form", {}, this.text, this.subject, element("button", { textContent: "search" }));
@@ -18,6 +18,19 @@ export class Events {
   }
 
   focus() { this.text.focus(); }
+
+  state() { return { text: this.text.value.trim(), subject: this.subject.value.trim(), event: this.event }; }
+
+  open({ text, subject, event }) {
+    if (event && Number(event) > this.data.head.last) return false;
+    if (text !== undefined || subject !== undefined) {
+      Object.assign(this.text, { value: text ?? "" });
+      Object.assign(this.subject, { value: subject ?? "" });
+      this.began = false;
+    }
+    if (event && event !== this.event) this.show(event);
+    return true;
+  }
 
   draw() {
     if (!this.began && this.data.head.last) this.begin();
@@ -32,7 +45,7 @@ export class Events {
   async load() {
     const search = this.search, query = new URLSearchParams({ text: this.text.value.trim(), subject: this.subject.value.trim(), before: this.before, limit: 100 });
     this.status.textContent = "searching …";
-    const answer = await fetched(`/api/events?${query}`);
+    const answer = await fetched(`api/events?${query}`);
     if (search !== this.search) return;
     this.found.push(...answer.events);
     Object.assign(this, { before: answer.before, more: answer.more });
@@ -43,7 +56,9 @@ export class Events {
   }
 
   async show(position) {
-    const found = await fetched(`/api/event/${position}`);
+    this.event = String(position);
+    this.data.changed();
+    const found = await fetched(`api/event/${position}`);
     if (found.error) return replace(this.detail, empty(found.error));
     replace(this.detail, element("h3", { textContent: `event ${count(position)}: ${found.subject}` }), element("p", { className: "dim", textContent: `from ${found.sender} · id ${found.id}${found.cause ? ` · answers ${found.cause}` : ""}` }), element("button", { textContent: "show the run at this event", onclick: () => this.data.goTo(position) }), element("pre", { textContent: JSON.stringify(found.message, null, 2) }));
   }

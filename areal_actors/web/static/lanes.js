@@ -2,13 +2,13 @@
 
 import { colour, count, duration, element, moment, paintVersion, replace, short, versionColour } from "./dom.js";
 
-const LANE = 20, RIGHT = 150, TOP = 24, LETTER = 7.3, LONGEST = 26;
+const LANE = 20, RIGHT = 150, TOP = 32, LETTER = 7.3, LONGEST = 26;
 
 const title = row => `${row.name}${row.attempt > 1 ? ` (${row.attempt})` : ""}`.slice(-LONGEST);
 
 export class Lanes {
-  constructor(data, root, open) {
-    Object.assign(this, { data, open, selected: -1, rows: [], bottom: true });
+  constructor(data, root, goTo) {
+    Object.assign(this, { data, goTo, selected: -1, rows: [], bottom: true });
     this.filter = element("input", { type: "search", placeholder: "episode, task or group", aria: { label: "Show lanes of this episode, task or group" } });
     this.station = element("select", { aria: { label: "Show lanes of episodes at this station" } }, ...["all", "granted", "sampling", "scored", "exported", "in batch", "trained", "dropped", "abandoned", "rejected", "surplus", "evaluated"].map(name => element("option", { value: name === "all" ? "" : name, textContent: name === "all" ? "every station" : name })));
     this.purpose = element("select", { aria: { label: "Show lanes of training or evaluation" } }, ...[["train", "training"], ["evaluate", "evaluation"], ["", "both"]].map(([value, text]) => element("option", { value, textContent: text })));
@@ -16,18 +16,27 @@ export class Lanes {
     this.legend = element("p", { className: "legend" });
     this.canvas = element("canvas", { tabIndex: 0, aria: { role: "img" } });
     this.spacer = element("div", { className: "spacer" });
-    this.box = element("div", { className: "lanes" }, this.canvas, this.spacer);
+    this.box = element("div", { className: "lanes" }, element("div", { className: "pane" }, this.canvas), this.spacer);
     this.tip = element("output", { className: "tip", textContent: "Point at a lane, or move with the up and down keys; Enter opens the episode." });
-    for (const control of [this.filter, this.station, this.purpose, this.fit]) control.addEventListener("input", () => { this.bottom = true; this.selected = -1; this.draw(); });
+    for (const control of [this.filter, this.station, this.purpose, this.fit]) control.addEventListener("input", () => { this.bottom = true; this.selected = -1; this.data.changed(); });
     this.box.addEventListener("scroll", () => requestAnimationFrame(() => {
       this.bottom = this.box.scrollTop + this.box.clientHeight >= this.box.scrollHeight - LANE;
       this.paint();
     }));
     this.canvas.addEventListener("mousemove", event => this.point(this.at(event.offsetY)));
-    this.canvas.addEventListener("click", event => { const row = this.rows[this.at(event.offsetY)]; if (row) this.open(row); });
+    this.canvas.addEventListener("click", event => { const row = this.rows[this.at(event.offsetY)]; if (row) this.goTo.episode(row); });
     this.canvas.addEventListener("keydown", event => this.key(event));
     root.append(element("div", { className: "bar" }, element("h2", { textContent: "Episodes" }), this.filter, this.station, this.purpose, element("label", {}, this.fit, " fit the time to the lanes in view")), this.legend, this.box, this.tip);
     new ResizeObserver(() => this.draw()).observe(this.box);
+  }
+
+  state() { return { search: this.filter.value, station: this.station.value, purpose: this.purpose.value === "train" ? "" : this.purpose.value || "both" }; }
+
+  open({ search, station, purpose }) {
+    if (search !== undefined) this.filter.value = search;
+    if (station !== undefined) this.station.value = station;
+    if (purpose) this.purpose.value = purpose === "both" ? "" : purpose;
+    return true;
   }
 
   draw() {
@@ -79,7 +88,7 @@ export class Lanes {
 
   axis(pen, from, to, x, height) {
     pen.font = "12px system-ui, sans-serif";
-    const step = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400].find(one => (to - from) / one <= 8) ?? (to - from) / 8;
+    const most = Math.max(2, Math.min(8, Math.floor((x(to) - x(from)) / 70))), step = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400].find(one => (to - from) / one <= most) ?? (to - from) / most;
     for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
       pen.fillStyle = colour("line");
       pen.fillRect(x(at), TOP - 6, 1, height);
@@ -89,7 +98,7 @@ export class Lanes {
     pen.fillStyle = colour("accent");
     for (const row of this.data.before("versions")) if (!row.worker && row.at >= from && row.at <= to) {
       pen.fillRect(x(row.at), TOP - 4, 1, height);
-      pen.fillText(`v${row.weight_version}`, x(row.at) + 2, TOP - 1);
+      pen.fillText(`v${row.weight_version}`, x(row.at) + 2, TOP - 4);
     }
   }
 
@@ -153,7 +162,7 @@ export class Lanes {
 
   key(event) {
     const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 20, PageUp: -20 }[event.key];
-    if (event.key === "Enter" && this.rows[this.selected]) return this.open(this.rows[this.selected]);
+    if (event.key === "Enter" && this.rows[this.selected]) return this.goTo.episode(this.rows[this.selected]);
     if (!step) return;
     event.preventDefault();
     const next = Math.min(Math.max(this.selected + step, 0), this.rows.length - 1), lanes = Math.floor((this.canvas.clientHeight - TOP) / LANE) - 1;

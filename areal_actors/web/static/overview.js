@@ -24,16 +24,24 @@ export class Overview {
     this.notices = element("div", { className: "notices" });
     this.chartBox = element("div", { className: "charts" });
     this.chooser = element("select", { aria: { label: "Add a curve" } });
-    this.chooser.addEventListener("change", () => { if (this.chooser.value) { this.metrics.push(this.chooser.value); this.chooser.value = ""; this.draw(); } });
-    const axis = element("select", { aria: { label: "Horizontal axis of the curves" } }, element("option", { value: "step", textContent: "by step" }), element("option", { value: "time", textContent: "by time" }));
-    axis.addEventListener("change", () => { this.axis = axis.value; this.draw(); });
+    this.chooser.addEventListener("change", () => { if (this.chooser.value) { this.metrics.push(this.chooser.value); this.chooser.value = ""; this.data.changed(); } });
+    const axis = this.axisBox = element("select", { aria: { label: "Horizontal axis of the curves" } }, element("option", { value: "step", textContent: "by step" }), element("option", { value: "time", textContent: "by time" }));
+    axis.addEventListener("change", () => { this.axis = axis.value; this.data.changed(); });
     root.append(
       this.headline,
-      element("div", { className: "top" }, element("section", { aria: { label: "Where the episodes are" } }, this.ringBox), element("section", { aria: { label: "State of the run" } }, this.facts, this.notices)),
+      element("div", { className: "top" }, element("section", { aria: { label: "Where the episodes are" } }, this.ringBox), element("section", { className: "state-of-run", aria: { label: "State of the run" } }, this.facts, this.notices)),
       element("div", { className: "bar" }, element("h2", { textContent: "Curves" }), axis, this.chooser),
       this.chartBox,
     );
     new ResizeObserver(() => this.draw()).observe(this.chartBox);
+  }
+
+  state() { return { axis: this.axis === "step" ? "" : this.axis, curves: this.metrics?.slice(FIRST.length).join(" ") ?? "" }; }
+
+  open({ axis, curves }) {
+    if (axis) this.axis = this.axisBox.value = axis;
+    if (curves) this.metrics = [...FIRST, ...curves.split(" ")];
+    return true;
   }
 
   draw() {
