@@ -256,6 +256,11 @@ def _begins(command: Callable[..., argparse.ArgumentParser]) -> None:
         " (default: %(default)s)"
     )
     begun.add_argument("--kind", choices=("text", "tools", "environment", "node"), default="text", help=kinds)
+    source = (
+        "a configuration of AReaL (YAML), TRL (YAML, JSON, a Python program) or verl (YAML, a script), and overrides"
+        " KEY=VALUE: the recipe is its conversion, and conversion.md lists every key"
+    )
+    begun.add_argument("--from", dest="source", nargs="+", default=[], metavar="FILE", help=source)
 
 
 def _joins(command: Callable[..., argparse.ArgumentParser]) -> None:

@@ -36,8 +36,8 @@ def get_custom_dataset(
     """Rows of a dataset of the hub, of files, or of the generated problems `arithmetic`; None without a configuration.
 
     By `type`: `rl` has `messages`, and `images` where the dataset has some; `sft` has `input_ids` and `loss_mask`,
-    `dpo` and `rw` have `chosen_ids` and `rejected_ids`. Rows that have `messages` stay as they are. With a tokenizer and
-    `max_length` longer rows are left out. The gateway prepares pictures; `processor` is accepted without effect.
+    `dpo` and `rw` have `chosen_ids` and `rejected_ids`. Rows that have `messages` stay as they are. With a tokenizer
+    and `max_length` longer rows are left out. The gateway prepares pictures; `processor` is accepted without effect.
 
     Raises:
         RecipeError: there is no such dataset or type, or a row has not the fields of its type.

@@ -98,7 +98,8 @@ def default_values(config_cls: type[Any]) -> dict[str, Any]:
         if callable(field.default_factory):
             value = field.default_factory()
         if value is not dataclasses.MISSING:
-            defaults[field.name] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+            is_section = dataclasses.is_dataclass(value) and not isinstance(value, type)
+            defaults[field.name] = dataclasses.asdict(value) if is_section else value
     return defaults
 
 

@@ -58,7 +58,7 @@ class PlaceFolder:
 
 
 class Draws:
-    """The rows of a loop in their order: those that a place left, then the further ones; it knows which were trained."""
+    """The rows of a loop in their order: those that a place left, then further ones; it knows which were trained."""
 
     def __init__(self, place: LoopPlace, row_of: Callable[[int], int | None]) -> None:
         """`row_of`: row of a draw; None for one that the end of an epoch leaves out."""
