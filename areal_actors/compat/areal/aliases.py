@@ -41,7 +41,8 @@ def install() -> None:
     """
     if str(FOLDER) not in sys.path:
         sys.path.insert(1, str(FOLDER))
-    sys.meta_path.insert(0, MissingFinder())
+    if not any(isinstance(finder, MissingFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, MissingFinder())
     for name, whole in WHOLE.items():
         sys.modules[name] = importlib.import_module(whole)
     for name in MODULES:

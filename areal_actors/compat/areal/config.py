@@ -254,13 +254,13 @@ class ServerConfig:
 class Recover(Frequency):
     """`recover`: `mode` is `disabled`, or `on` (`auto`, `fault`, `resume`): the place of a loop is kept and found."""
 
-    mode: str = "disabled"
+    mode: str | bool = "disabled"  # type: ignore[assignment]  # YAML reads `on` and `off` as true and false
     retries: int = 3
 
     @property
     def is_on(self) -> bool:
         """True if a program continues where an earlier one stopped."""
-        return self.mode not in ("disabled", "off")
+        return self.mode not in ("disabled", "off", False)
 
     def is_due(self, step: int, steps_per_epoch: int) -> bool:
         """True after this step, counted from 1; after each if no interval is stated."""

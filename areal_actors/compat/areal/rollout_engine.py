@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any, Self
 
+import msgspec
+
 from areal_actors.compat.areal import stats_tracker
 from areal_actors.compat.areal.config import InferenceEngineConfig, OptimizerConfig, PPOConfig
 from areal_actors.compat.areal.data import import_from_string
@@ -22,8 +24,8 @@ from areal_actors.library.controllers import RolloutController, TrainController
 from areal_actors.library.controllers.batch import RolloutBatch
 from areal_actors.recipe.recipe import Recipe
 
-MOST_STALENESS = 64
-"""Bound of versions ahead in place of a larger one (`int(1e12)`): that many versions of weights are kept."""
+MOST_STALENESS = 10**6
+"""Bound of versions ahead in place of a larger one (`int(1e12)`)."""
 NO_TIMEOUT = 7 * 24 * 3600.0
 """Seconds for which a wait without a timeout waits."""
 
@@ -57,7 +59,8 @@ class RolloutEngine:
         recipe = self._recipe()
         self._rollouts = RolloutController(recipe).start()
         try:
-            self._weights = TrainController(recipe, self._rollouts)
+            kept = msgspec.structs.replace(recipe.staleness_gate, max_staleness=1)  # of one version
+            self._weights = TrainController(msgspec.structs.replace(recipe, staleness_gate=kept), self._rollouts)
             self._rollouts.update_weights(self._weights.upload_weights())
         except BaseException:
             self.destroy()
