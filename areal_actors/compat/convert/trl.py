@@ -14,9 +14,9 @@ NOT_HERE = {
     **with_reason(
         "report_to run_name logging_steps logging_strategy logging_first_step log_completions num_completions_to_print"
         " wandb_log_unique_prompts logging_dir",
-        "everything is in the log: `areal-actors show`, `track`",
+        "everything is in the log; docs/tracking.md",
     ),
-    **with_reason("push_to_hub hub_model_id hub_strategy hub_private_repo", "`areal-actors push`"),
+    **with_reason("push_to_hub hub_model_id hub_strategy hub_private_repo", "docs/tracking.md"),
     **with_reason(
         "use_vllm vllm_mode vllm_server_host vllm_server_port vllm_server_timeout vllm_server_base_url"
         " vllm_enable_sleep_mode vllm_group_port",

@@ -67,7 +67,7 @@ IGNORED = {
     ),
     **with_reason(
         "logger log_val_generations rollout_data_dir validation_data_dir balance_batch",
-        "everything is in the log: `areal-actors show`, `track`",
+        "everything is in the log; docs/tracking.md",
         "trainer.",
     ),
     **with_reason(
