@@ -92,7 +92,7 @@ class RunTools:
         return await self._commands.answer("runs")
 
     async def why(self, run: RunName = "") -> str:
-        """Tell what limits a run, with figures, and what to change."""
+        """Name what limits a run, with figures, and what to change."""
         return await self._commands.answer("why", *filter(None, (run,)))
 
     async def show(

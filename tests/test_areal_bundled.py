@@ -57,12 +57,16 @@ async def test_a_workflow_of_several_turns_ends_at_the_first_reward(text, turns,
 
 
 async def test_bundled_agents_of_mathematics_are_trained_like_any_agent():
-    single, _ = await played(openai_math.MathAgent(max_tokens=2048, max_turns=1, temperature=1.0), "The result is 5\n")
+    single, _ = await played(
+        openai_math.OpenAIMathAgent(max_tokens=2048, max_turns=1, temperature=1.0), "The result is 5\n"
+    )
     assert single.reward == 1.0
-    several, trajectory = await played(openai_math.MultiTurnMathAgent(max_turns=2), "The result is 6\n")
+    several, trajectory = await played(openai_math.OpenAIMultiTurnMathAgent(max_turns=2), "The result is 6\n")
     assert sorted(several.rewards.values()) == [0.0, 0.0]
     assert [call.reward for call in trajectory.interactions] == [0.0, 0.0]
-    other, _ = await played(anthropic_math.MathAgent(max_completion_tokens=64, max_turns=1), "The result is 5\n")
+    other, _ = await played(
+        anthropic_math.AnthropicMathAgent(max_completion_tokens=64, max_turns=1), "The result is 5\n"
+    )
     assert other.reward == 1.0
 
 

@@ -101,7 +101,7 @@ MAPPED = (
     KeyMapping(
         "teacher", "algorithm", "`distillation`, with `distill_loss_weight` and `rl_loss_weight`; see its formula"
     ),
-    KeyMapping("recover", "checkpoint", "the place of the loop, in `recover` of the run's folder"),
+    KeyMapping("recover", "checkpoint", "the place of the loop, in `RUN-recover` beside the run's folder"),
     KeyMapping("dynamic_bs", "batcher.dynamic_batch"),
 )
 """Keys with a counterpart."""

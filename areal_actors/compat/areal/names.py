@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 PACKAGE = "areal_actors.compat.areal"
+AGENTS = f"{PACKAGE}.bundled_agents"
 
 MEMBERS: Mapping[str, str] = {
     "AReaLOpenAICompatibleModel": "camel_model:CamelModel",
@@ -87,13 +88,13 @@ MEMBERS: Mapping[str, str] = {
 IN_MODULE: Mapping[str, str] = {
     "areal.api.cli_args.dataclass": "dataclasses:dataclass",
     "areal.api.cli_args.field": "dataclasses:field",
-    "areal.workflow.anthropic.claude_math_agent.MathToolAgent": f"{PACKAGE}.bundled_agents.claude_math:MathToolAgent",
-    "areal.workflow.anthropic.math_agent.MathAgent": f"{PACKAGE}.bundled_agents.anthropic_math:MathAgent",
-    "areal.workflow.langchain.math_agent.MathAgent": f"{PACKAGE}.bundled_agents.langchain_math:MathAgent",
-    "areal.workflow.langchain.math_agent.MathToolAgent": f"{PACKAGE}.bundled_agents.langchain_math:MathToolAgent",
-    "areal.workflow.openai.math_agent.MathAgent": f"{PACKAGE}.bundled_agents.openai_math:MathAgent",
-    "areal.workflow.openai.math_agent.MathToolAgent": f"{PACKAGE}.bundled_agents.openai_math:MathToolAgent",
-    "areal.workflow.openai.math_agent.MultiTurnMathAgent": f"{PACKAGE}.bundled_agents.openai_math:MultiTurnMathAgent",
+    "areal.workflow.anthropic.claude_math_agent.MathToolAgent": f"{AGENTS}.claude_math:ClaudeMathToolAgent",
+    "areal.workflow.anthropic.math_agent.MathAgent": f"{AGENTS}.anthropic_math:AnthropicMathAgent",
+    "areal.workflow.langchain.math_agent.MathAgent": f"{AGENTS}.langchain_math:LangChainMathAgent",
+    "areal.workflow.langchain.math_agent.MathToolAgent": f"{AGENTS}.langchain_math:LangChainMathToolAgent",
+    "areal.workflow.openai.math_agent.MathAgent": f"{AGENTS}.openai_math:OpenAIMathAgent",
+    "areal.workflow.openai.math_agent.MathToolAgent": f"{AGENTS}.openai_math:OpenAIMathToolAgent",
+    "areal.workflow.openai.math_agent.MultiTurnMathAgent": f"{AGENTS}.openai_math:OpenAIMultiTurnMathAgent",
 }
 """Names that several modules of AReaL have for different things, by their whole name, and where they are here."""
 

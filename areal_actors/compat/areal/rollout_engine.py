@@ -57,10 +57,11 @@ class RolloutEngine:
             RecipeError: the configuration has no counterpart; the message lists all.
         """
         recipe = self._recipe()
-        self._rollouts = RolloutController(recipe).start()
+        bound = min(self.config.max_head_offpolicyness, MOST_STALENESS)
+        gate = msgspec.structs.replace(recipe.staleness_gate, max_staleness=bound)
+        self._rollouts = RolloutController(msgspec.structs.replace(recipe, staleness_gate=gate)).start()
         try:
-            kept = msgspec.structs.replace(recipe.staleness_gate, max_staleness=1)  # of one version
-            self._weights = TrainController(msgspec.structs.replace(recipe, staleness_gate=kept), self._rollouts)
+            self._weights = TrainController(recipe, self._rollouts)
             self._rollouts.update_weights(self._weights.upload_weights())
         except BaseException:
             self.destroy()
@@ -71,7 +72,7 @@ class RolloutEngine:
         config = copy.deepcopy(self.exp_config or PPOConfig(experiment_name="engine", trial_name=self.backend))
         config.rollout = copy.deepcopy(self.config)
         config.rollout.backend = self.config.backend or f"{self.backend}:d1"
-        config.rollout.max_head_offpolicyness = min(self.config.max_head_offpolicyness, MOST_STALENESS)
+        config.rollout.max_head_offpolicyness = 1  # there is one version of weights, and no more are kept
         config.actor.path = config.actor.path or self.config.tokenizer_path
         config.actor.optimizer = config.actor.optimizer or OptimizerConfig()
         if self.exp_config is None:

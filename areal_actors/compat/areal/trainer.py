@@ -118,7 +118,7 @@ class PPOTrainer:
         self, recipe: Recipe, rollouts: RolloutController, trainer: TrainController, train: Rollouts, held_out: Rollouts
     ) -> None:
         folder = RunFolder(Path(recipe.folder).absolute() / recipe.run).path
-        kept, timeout = PlaceFolder(folder / "recover"), self.config.rollout.request_timeout
+        kept, timeout = PlaceFolder(folder.with_name(f"{recipe.run}-recover")), self.config.rollout.request_timeout
         place = kept.read() if self.config.recover.is_on else LoopPlace()
         if place.checkpoint:
             trainer.load(kept.folder / place.checkpoint)

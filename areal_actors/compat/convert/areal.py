@@ -9,7 +9,7 @@ from areal_actors.compat.areal.config import PPOConfig
 from areal_actors.compat.areal.keys import LIKE, MAPPED, REPORTED
 from areal_actors.compat.areal.load_config import read_known_keys
 from areal_actors.compat.areal.to_recipe import convert_config
-from areal_actors.compat.convert.conversion import Conversion, Fate, Row
+from areal_actors.compat.convert.conversion import Conversion, Fate, KeyRow
 from areal_actors.compat.convert.foreign_file import flatten
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError
@@ -37,7 +37,7 @@ def convert_areal(file: Path, overrides: list[str], cuda: CudaDevices) -> Conver
     unknown = dict(_by_key(sentence) for sentence in unused.unknown)
     rows = [_row(key, value, unused.own, unknown, remarks) for key, value in flatten(data).items()]
     shown = {row.key for row in rows}
-    extra = [Row(key, None, Fate.DIFFERS, "", remark) for key, remark in remarks.items() if key not in shown]
+    extra = [KeyRow(key, None, Fate.DIFFERS, "", remark) for key, remark in remarks.items() if key not in shown]
     return Conversion("AReaL", tables, (*rows, *extra))
 
 
@@ -47,12 +47,12 @@ def _by_key(sentence: str) -> tuple[str, str]:
     return key, text.removeprefix(", ").removeprefix(":").strip()
 
 
-def _row(key: str, value: Any, own: tuple[str, ...], unknown: dict[str, str], remarks: dict[str, str]) -> Row:
+def _row(key: str, value: Any, own: tuple[str, ...], unknown: dict[str, str], remarks: dict[str, str]) -> KeyRow:
     setting, note = _counterpart(key)
     if any(key == name or key.startswith(f"{name}.") for name in own):
         near = unknown[key.partition(".")[0]].partition("; ")[2]
         hint = f" ({near})" if near.startswith("did you") else ""
-        return Row(
+        return KeyRow(
             key,
             value,
             Fate.UNKNOWN,
@@ -60,14 +60,14 @@ def _row(key: str, value: Any, own: tuple[str, ...], unknown: dict[str, str], re
             f"a key of the program's own class{hint}; pass it to the agent: task.agent_options",
         )
     if (prefix := next((name for name in unknown if key == name or key.startswith(f"{name}.")), None)) is not None:
-        return Row(key, value, Fate.UNKNOWN, "", unknown[prefix])
+        return KeyRow(key, value, Fate.UNKNOWN, "", unknown[prefix])
     if (
-        said := next((text for name, text in remarks.items() if key == name or key.startswith(f"{name}.")), None)
+        remark := next((text for name, text in remarks.items() if key == name or key.startswith(f"{name}.")), None)
     ) is not None:
-        return Row(key, value, Fate.DIFFERS, setting, said)
+        return KeyRow(key, value, Fate.DIFFERS, setting, remark)
     if setting:
-        return Row(key, value, Fate.DIFFERS if note == PER_EPOCH else Fate.CARRIED, setting, note)
-    return Row(key, value, Fate.WITHOUT_EFFECT, "", _reason(key))
+        return KeyRow(key, value, Fate.DIFFERS if note == PER_EPOCH else Fate.CARRIED, setting, note)
+    return KeyRow(key, value, Fate.WITHOUT_EFFECT, "", _reason(key))
 
 
 def _counterpart(key: str) -> tuple[str, str]:

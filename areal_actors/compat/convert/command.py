@@ -24,7 +24,7 @@ AREAL = ("gconfig.", "cluster.", "experiment_name", "rollout.")
 
 
 def convert_file(file: Path, overrides: Sequence[str], cuda: CudaDevices | None = None) -> Conversion:
-    """Returns the recipe of a file of AReaL, TRL or verl, which its keys tell.
+    """Returns the recipe of a file of AReaL, TRL or verl, which its keys show.
 
     Raises:
         RecipeError: the file cannot be read, or has no configuration of them.

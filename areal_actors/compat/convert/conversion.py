@@ -10,7 +10,7 @@ from areal_actors.core.problems import closest, toml_value
 
 
 class Fate(StrEnum):
-    """What becomes of a key."""
+    """The fate of a key."""
 
     CARRIED = "carried over"
     DIFFERS = "differs"
@@ -18,7 +18,7 @@ class Fate(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Row(NamedTuple):
+class KeyRow(NamedTuple):
     """A key of the user's file."""
 
     key: str
@@ -34,17 +34,17 @@ class Conversion(NamedTuple):
 
     system: str
     tables: dict[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[KeyRow, ...]
 
 
-class Rule(NamedTuple):
+class KeyRule(NamedTuple):
     """A key with one counterpart."""
 
     setting: str
     """Dotted name of the recipe's setting; empty if the key has no effect here, for the reason of the remark."""
     value: Callable[[Any], Any] = lambda value: value
     remark: str = ""
-    """Of a setting: its meaning is not quite the same, and this is the difference."""
+    """The difference, where the setting has not quite the same meaning."""
 
 
 def with_reason(names: str, reason: str, prefix: str = "") -> dict[str, str]:
@@ -58,7 +58,7 @@ class Converter:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = dict(values)
         self.tables: dict[str, Any] = {}
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, KeyRow] = {}
 
     def get(self, key: str, default: Any = None) -> Any:
         """Returns the value of a key; the default if it is absent or null."""
@@ -81,9 +81,9 @@ class Converter:
     def note(self, key: str, fate: Fate, setting: str = "", remark: str = "") -> None:
         """Add the row of a key, if the file has it."""
         if key in self.values:
-            self._rows[key] = Row(key, self.values[key], fate, setting, remark)
+            self._rows[key] = KeyRow(key, self.values[key], fate, setting, remark)
 
-    def apply(self, rules: Mapping[str, Rule]) -> None:
+    def apply(self, rules: Mapping[str, KeyRule]) -> None:
         """Convert every key that has a rule and no row yet; null is left to the recipe's default."""
         for key, rule in rules.items():
             if key not in self.values or key in self._rows:
@@ -101,14 +101,14 @@ class Converter:
             if start is not None and key not in self._rows:
                 self.note(key, Fate.WITHOUT_EFFECT, "", reasons[start])
 
-    def rows(self, known: Sequence[str]) -> tuple[Row, ...]:
+    def rows(self, known: Sequence[str]) -> tuple[KeyRow, ...]:
         """Returns the rows in the order of the file; a key without one is unknown, with the closest known one."""
         return tuple(self._rows.get(key) or self._unknown(key, known) for key in self.values)
 
-    def _unknown(self, key: str, known: Sequence[str]) -> Row:
+    def _unknown(self, key: str, known: Sequence[str]) -> KeyRow:
         near = closest(key, known)
         remark = f"did you mean `{near}`?" if near else "not read; see docs/coming-from.md"
-        return Row(key, self.values[key], Fate.UNKNOWN, "", remark)
+        return KeyRow(key, self.values[key], Fate.UNKNOWN, "", remark)
 
 
 def describe(conversion: Conversion) -> str:

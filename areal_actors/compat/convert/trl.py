@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from areal_actors.compat.convert.conversion import Conversion, Converter, Fate, Rule, with_reason
+from areal_actors.compat.convert.conversion import Conversion, Converter, Fate, KeyRule, with_reason
 from areal_actors.compat.convert.foreign_file import Expression, ForeignFile
+from areal_actors.core.command import COMMAND
 
 TRAINER = "trainer.optimizer."
 FILL_STEPS = 100
@@ -37,35 +38,35 @@ NOT_HERE = {
 }
 """Keys without effect, each with its reason."""
 COMMON = {
-    "model": Rule("model"),
-    "model_name_or_path": Rule("model"),
-    "seed": Rule("seed"),
-    "learning_rate": Rule(f"{TRAINER}lr", float),
-    "weight_decay": Rule(f"{TRAINER}weight_decay", float),
-    "adam_epsilon": Rule(f"{TRAINER}epsilon", float),
-    "max_grad_norm": Rule(f"{TRAINER}grad_clip", float),
-    "warmup_steps": Rule(f"{TRAINER}warmup_steps"),
-    "gradient_checkpointing": Rule("trainer.recompute_activations"),
-    "max_steps": Rule("steps"),
-    "save_steps": Rule("checkpoint.every_steps"),
-    "save_total_limit": Rule("checkpoint.keep_last"),
-    "eval_steps": Rule("evaluation.every_steps"),
-    "resume_from_checkpoint": Rule("", remark="`areal-actors resume RUN`"),
+    "model": KeyRule("model"),
+    "model_name_or_path": KeyRule("model"),
+    "seed": KeyRule("seed"),
+    "learning_rate": KeyRule(f"{TRAINER}lr", float),
+    "weight_decay": KeyRule(f"{TRAINER}weight_decay", float),
+    "adam_epsilon": KeyRule(f"{TRAINER}epsilon", float),
+    "max_grad_norm": KeyRule(f"{TRAINER}grad_clip", float),
+    "warmup_steps": KeyRule(f"{TRAINER}warmup_steps"),
+    "gradient_checkpointing": KeyRule("trainer.recompute_activations"),
+    "max_steps": KeyRule("steps"),
+    "save_steps": KeyRule("checkpoint.every_steps"),
+    "save_total_limit": KeyRule("checkpoint.keep_last"),
+    "eval_steps": KeyRule("evaluation.every_steps"),
+    "resume_from_checkpoint": KeyRule("", remark=f"`{COMMAND} resume RUN`"),
 }
 SAMPLING = {
-    "max_completion_length": Rule("sampling.max_tokens", remark="of one call; an agent may make several"),
-    "temperature": Rule("sampling.temperature", float),
-    "top_p": Rule("sampling.top_p", float),
-    "top_k": Rule("sampling.top_k", lambda value: max(int(value), 0)),
-    "min_p": Rule("sampling.min_p", float),
-    "vllm_max_model_length": Rule("generation.max_model_len"),
-    "vllm_max_model_len": Rule("generation.max_model_len"),
-    "vllm_gpu_memory_utilization": Rule("generation.memory_fraction", float),
-    "vllm_tensor_parallel_size": Rule("generation.tensor_parallel"),
-    "mask_truncated_completions": Rule("algorithm.shaping.truncated", lambda masks: "mask" if masks else "keep"),
-    "epsilon": Rule("algorithm.clip", float),
-    "epsilon_high": Rule("algorithm.clip_higher", float),
-    "delta": Rule("algorithm.dual_clip", float),
+    "max_completion_length": KeyRule("sampling.max_tokens", remark="of one call; an agent may make several"),
+    "temperature": KeyRule("sampling.temperature", float),
+    "top_p": KeyRule("sampling.top_p", float),
+    "top_k": KeyRule("sampling.top_k", lambda value: max(int(value), 0)),
+    "min_p": KeyRule("sampling.min_p", float),
+    "vllm_max_model_length": KeyRule("generation.max_model_len"),
+    "vllm_max_model_len": KeyRule("generation.max_model_len"),
+    "vllm_gpu_memory_utilization": KeyRule("generation.memory_fraction", float),
+    "vllm_tensor_parallel_size": KeyRule("generation.tensor_parallel"),
+    "mask_truncated_completions": KeyRule("algorithm.shaping.truncated", lambda masks: "mask" if masks else "keep"),
+    "epsilon": KeyRule("algorithm.clip", float),
+    "epsilon_high": KeyRule("algorithm.clip_higher", float),
+    "delta": KeyRule("algorithm.dual_clip", float),
 }
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 LOSSES = {

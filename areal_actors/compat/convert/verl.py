@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from areal_actors.compat.convert.conversion import Conversion, Converter, Fate, Rule, with_reason
+from areal_actors.compat.convert.conversion import Conversion, Converter, Fate, KeyRule, with_reason
 from areal_actors.compat.convert.foreign_file import ForeignFile
 from areal_actors.compat.convert.trl import FILL_STEPS
+from areal_actors.core.command import COMMAND
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 OPTIMIZER = "trainer.optimizer."
@@ -20,42 +21,42 @@ def _first(files: Any) -> str:
 
 
 RULES = {
-    f"{MODEL}path": Rule("model"),
-    f"{MODEL}enable_gradient_checkpointing": Rule("trainer.recompute_activations"),
-    f"{ACTOR}ppo_max_token_len_per_gpu": Rule("trainer.microbatch_tokens"),
-    f"{ACTOR}grad_clip": Rule(f"{OPTIMIZER}grad_clip", float),
-    f"{ACTOR}optim.lr": Rule(f"{OPTIMIZER}lr", float),
-    f"{ACTOR}optim.weight_decay": Rule(f"{OPTIMIZER}weight_decay", float),
-    f"{ACTOR}optim.betas": Rule(f"{OPTIMIZER}betas"),
-    f"{ACTOR}optim.min_lr_ratio": Rule(f"{OPTIMIZER}minimum_ratio", float),
-    f"{ACTOR}optim.lr_warmup_steps": Rule(f"{OPTIMIZER}warmup_steps", lambda value: max(int(value), 0)),
-    f"{ACTOR}clip_ratio": Rule("algorithm.clip", float),
-    f"{ACTOR}clip_ratio_low": Rule("algorithm.clip", float),
-    f"{ACTOR}clip_ratio_high": Rule("algorithm.clip_higher", float),
-    f"{ACTOR}clip_ratio_c": Rule("algorithm.dual_clip", float),
-    f"{ACTOR}entropy_coeff": Rule("algorithm.entropy_coefficient", float),
-    f"{ACTOR}ulysses_sequence_parallel_size": Rule("trainer.sequence_parallel", remark="takes `trainer.ranks`, too"),
-    f"{ROLLOUT}n": Rule("algorithm.group_size"),
-    f"{ROLLOUT}name": Rule("generation.engine", lambda value: "transformers" if value == "hf" else value),
-    f"{ROLLOUT}temperature": Rule("sampling.temperature", float),
-    f"{ROLLOUT}top_p": Rule("sampling.top_p", float),
-    f"{ROLLOUT}top_k": Rule("sampling.top_k", lambda value: max(int(value), 0)),
-    f"{ROLLOUT}tensor_model_parallel_size": Rule("generation.tensor_parallel"),
-    f"{ROLLOUT}gpu_memory_utilization": Rule("generation.memory_fraction", float),
-    f"{ROLLOUT}max_num_seqs": Rule("generation.max_num_seqs"),
-    f"{ROLLOUT}max_model_len": Rule("generation.max_model_len"),
-    "data.train_batch_size": Rule("trainer.batch_size"),
-    "data.max_response_length": Rule("sampling.max_tokens", remark="of one call; an agent may make several"),
-    "data.seed": Rule("seed"),
-    "data.train_files": Rule("task.dataset", _first, "rows have `question` and `answer`: task.columns"),
-    "data.val_files": Rule("task.held_out", _first),
-    "trainer.default_local_dir": Rule("folder", str),
-    "trainer.save_freq": Rule("checkpoint.every_steps", lambda value: max(int(value), 0)),
-    "trainer.test_freq": Rule("evaluation.every_steps", lambda value: max(int(value), 0)),
-    "trainer.val_before_train": Rule("evaluation.baseline"),
-    "trainer.max_actor_ckpt_to_keep": Rule("checkpoint.keep_last"),
-    "trainer.resume_mode": Rule("", remark="`areal-actors resume RUN`"),
-    "reward_model.model.path": Rule("task.reward", lambda value: f"model:{value}"),
+    f"{MODEL}path": KeyRule("model"),
+    f"{MODEL}enable_gradient_checkpointing": KeyRule("trainer.recompute_activations"),
+    f"{ACTOR}ppo_max_token_len_per_gpu": KeyRule("trainer.microbatch_tokens"),
+    f"{ACTOR}grad_clip": KeyRule(f"{OPTIMIZER}grad_clip", float),
+    f"{ACTOR}optim.lr": KeyRule(f"{OPTIMIZER}lr", float),
+    f"{ACTOR}optim.weight_decay": KeyRule(f"{OPTIMIZER}weight_decay", float),
+    f"{ACTOR}optim.betas": KeyRule(f"{OPTIMIZER}betas"),
+    f"{ACTOR}optim.min_lr_ratio": KeyRule(f"{OPTIMIZER}minimum_ratio", float),
+    f"{ACTOR}optim.lr_warmup_steps": KeyRule(f"{OPTIMIZER}warmup_steps", lambda value: max(int(value), 0)),
+    f"{ACTOR}clip_ratio": KeyRule("algorithm.clip", float),
+    f"{ACTOR}clip_ratio_low": KeyRule("algorithm.clip", float),
+    f"{ACTOR}clip_ratio_high": KeyRule("algorithm.clip_higher", float),
+    f"{ACTOR}clip_ratio_c": KeyRule("algorithm.dual_clip", float),
+    f"{ACTOR}entropy_coeff": KeyRule("algorithm.entropy_coefficient", float),
+    f"{ACTOR}ulysses_sequence_parallel_size": KeyRule("trainer.sequence_parallel", remark="takes `trainer.ranks`, too"),
+    f"{ROLLOUT}n": KeyRule("algorithm.group_size"),
+    f"{ROLLOUT}name": KeyRule("generation.engine", lambda value: "transformers" if value == "hf" else value),
+    f"{ROLLOUT}temperature": KeyRule("sampling.temperature", float),
+    f"{ROLLOUT}top_p": KeyRule("sampling.top_p", float),
+    f"{ROLLOUT}top_k": KeyRule("sampling.top_k", lambda value: max(int(value), 0)),
+    f"{ROLLOUT}tensor_model_parallel_size": KeyRule("generation.tensor_parallel"),
+    f"{ROLLOUT}gpu_memory_utilization": KeyRule("generation.memory_fraction", float),
+    f"{ROLLOUT}max_num_seqs": KeyRule("generation.max_num_seqs"),
+    f"{ROLLOUT}max_model_len": KeyRule("generation.max_model_len"),
+    "data.train_batch_size": KeyRule("trainer.batch_size"),
+    "data.max_response_length": KeyRule("sampling.max_tokens", remark="of one call; an agent may make several"),
+    "data.seed": KeyRule("seed"),
+    "data.train_files": KeyRule("task.dataset", _first, "rows have `question` and `answer`: task.columns"),
+    "data.val_files": KeyRule("task.held_out", _first),
+    "trainer.default_local_dir": KeyRule("folder", str),
+    "trainer.save_freq": KeyRule("checkpoint.every_steps", lambda value: max(int(value), 0)),
+    "trainer.test_freq": KeyRule("evaluation.every_steps", lambda value: max(int(value), 0)),
+    "trainer.val_before_train": KeyRule("evaluation.baseline"),
+    "trainer.max_actor_ckpt_to_keep": KeyRule("checkpoint.keep_last"),
+    "trainer.resume_mode": KeyRule("", remark=f"`{COMMAND} resume RUN`"),
+    "reward_model.model.path": KeyRule("task.reward", lambda value: f"model:{value}"),
 }
 IGNORED = {
     **with_reason(
@@ -63,7 +64,7 @@ IGNORED = {
         " actor_rollout_ref.ref.megatron critic.model.fsdp_config critic.strategy critic.megatron"
         " trainer.n_gpus_per_node trainer.nnodes trainer.device actor_rollout_ref.hybrid_engine ray_init ray_kwargs"
         " trainer.ray_wait_register_center_timeout",
-        "`trainer.ranks`, `trainer.devices`; `areal-actors check` places processes",
+        f"`trainer.ranks`, `trainer.devices`; `{COMMAND} check` places processes",
     ),
     **with_reason(
         "logger log_val_generations rollout_data_dir validation_data_dir balance_batch",
@@ -146,10 +147,10 @@ def _algorithm(converter: Converter) -> None:
     if known["name"] == "ppo":
         converter.apply(
             {
-                "algorithm.gamma": Rule("algorithm.discount", float),
-                "algorithm.lam": Rule("algorithm.gae_lambda", float),
-                "critic.optim.lr": Rule("algorithm.critic.lr", float),
-                "critic.cliprange_value": Rule("algorithm.critic.clip", float),
+                "algorithm.gamma": KeyRule("algorithm.discount", float),
+                "algorithm.lam": KeyRule("algorithm.gae_lambda", float),
+                "critic.optim.lr": KeyRule("algorithm.critic.lr", float),
+                "critic.cliprange_value": KeyRule("algorithm.critic.clip", float),
             }
         )
     reason = "of `ppo`, its advantage with a critic"

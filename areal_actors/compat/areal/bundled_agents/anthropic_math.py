@@ -11,7 +11,7 @@ LONGEST = 1024
 """Maximum number of tokens of an answer where the program states none: the API needs one."""
 
 
-class MathAgent:
+class AnthropicMathAgent:
     """One answer, one reward; keyword arguments are those of the call."""
 
     def __init__(self, **options: Any) -> None:

@@ -12,7 +12,7 @@ from areal_actors.compat.areal.bundled_agents.arithmetic_tools import CALCULATE,
 SERVER = "calculator"
 
 
-class MathToolAgent:
+class ClaudeMathToolAgent:
     """Claude Code with a calculator, in a process of its own; needs `claude-agent-sdk` and its program `claude`."""
 
     def __init__(self, max_turns: int | None = None, **_: Any) -> None:

@@ -14,7 +14,7 @@ def _model(options: dict[str, Any], extra_kwargs: dict[str, Any]) -> Any:
     return importlib.import_module("langchain_openai").ChatOpenAI(model="default", **given, **connections, **options)
 
 
-class MathAgent:
+class LangChainMathAgent:
     """One answer, one reward; keyword arguments are those of `ChatOpenAI`. Needs `langchain-openai`."""
 
     def __init__(self, **options: Any) -> None:
@@ -26,7 +26,7 @@ class MathAgent:
         return await score(str(answer.content), data)
 
 
-class MathToolAgent:
+class LangChainMathToolAgent:
     """An agent with a calculator: a graph of the model and its tools. Needs `langgraph` and `langchain-openai`."""
 
     def __init__(self, max_turns: int = 8, **options: Any) -> None:

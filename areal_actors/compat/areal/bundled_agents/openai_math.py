@@ -11,7 +11,7 @@ from areal_actors.compat.areal.bundled_agents.arithmetic_tools import CALCULATE,
 from areal_actors.compat.areal.multi_turn import AGAIN
 
 
-class MathAgent:
+class OpenAIMathAgent:
     """One answer, one reward; keyword arguments are those of the call."""
 
     def __init__(self, **options: Any) -> None:
@@ -24,7 +24,7 @@ class MathAgent:
         return await score(answer.choices[0].message.content, data)
 
 
-class MultiTurnMathAgent:
+class OpenAIMultiTurnMathAgent:
     """Answers again while the answer is wrong; each call has its own reward."""
 
     def __init__(self, max_turns: int = 8, **options: Any) -> None:
@@ -43,7 +43,7 @@ class MultiTurnMathAgent:
         return rewards
 
 
-class MathToolAgent:
+class OpenAIMathToolAgent:
     """An agent of the OpenAI Agents SDK with a calculator; needs `openai-agents`."""
 
     def __init__(self, **options: Any) -> None:
