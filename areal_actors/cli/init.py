@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shlex
@@ -9,10 +10,9 @@ import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from areal_actors.cli.arguments import Options
-from areal_actors.compat.convert.command import convert_file, write_conversion
-from areal_actors.compat.convert.conversion import describe
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.core.programs import program
@@ -35,7 +35,10 @@ def init(options: Options) -> int:
     run = NOT_IN_NAMES.sub("-", folder.absolute().name.lower()).strip("-")[:64]
     if not run:
         raise SetupError(f"{folder}: a run is named for the folder, by letters a to z and digits; found none")
-    converted = convert_file(Path(options.source[0]), options.source[1:]) if options.source else None
+    converted: Any = None
+    if options.source:
+        conversion = importlib.import_module("areal_actors.compat.convert.command")  # only here: its names of AReaL
+        converted = conversion.convert_file(Path(options.source[0]), options.source[1:])
     if options.kind == "node" and shutil.which("node") is None:
         raise SetupError("--kind node: found no program `node`; install Node.js 18 or later, or choose another kind")
     try:
@@ -43,14 +46,14 @@ def init(options: Options) -> int:
         recipe = folder / "recipe.toml"
         recipe.write_text(recipe.read_text(encoding="utf-8").replace('"NAME"', f'"{run}"'), encoding="utf-8")
         if converted is not None:
-            write_conversion(converted, recipe, run=run, source=options.source[0])
+            conversion.write_conversion(converted, recipe, run=run, source=options.source[0])
         (folder / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in _tasks()), encoding="utf-8")
     except FileExistsError:
         raise SetupError(f"{folder}: exists already; name another folder") from None
     except OSError as error:
         raise SetupError(f"{folder}: cannot be written: {error.strerror}; name another folder") from error
     if converted is not None:
-        sys.stdout.write(describe(converted) + "\n")
+        sys.stdout.write(conversion.describe(converted) + "\n")
     _print_next(folder, sorted(path.name for path in folder.iterdir()))
     return 0
 

@@ -57,9 +57,10 @@ class RolloutEngine:
             RecipeError: the configuration has no counterpart; the message lists all.
         """
         recipe = self._recipe()
-        bound = min(self.config.max_head_offpolicyness, MOST_STALENESS)
-        gate = msgspec.structs.replace(recipe.staleness_gate, max_staleness=bound)
-        self._rollouts = RolloutController(msgspec.structs.replace(recipe, staleness_gate=gate)).start()
+        versions = min(self.config.max_head_offpolicyness, MOST_STALENESS) + 1
+        ahead = recipe.trainer.batch_size * versions  # as batches of the two versions that the recipe keeps
+        batches = msgspec.structs.replace(recipe.trainer, batch_size=-(-ahead // 2))
+        self._rollouts = RolloutController(msgspec.structs.replace(recipe, trainer=batches)).start()
         try:
             self._weights = TrainController(recipe, self._rollouts)
             self._rollouts.update_weights(self._weights.upload_weights())
