@@ -152,7 +152,7 @@ def test_a_program_that_trains_on_examples_is_a_run(tmp_path, runs, kind, name, 
     (tmp_path / "config.yaml").write_text(text)
     printed = "".join(trained(tmp_path, EXAMPLES.format(kind=kind)))
     assert "finished after 4 steps" in printed
-    evaluated = open_run(runs / f"examples-{name}").evaluations()
+    evaluated = open_run(runs / f"examples-{name}").evaluations
     losses = [row["loss"] for row in evaluated]
     assert (losses[-1] < losses[0]) == lower
 
