@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from support.areal_programs import CONFIG, MATH_AGENT, TRAIN, TRAIN_AGENT
 
-
 ROOT = Path(__file__).parent.parent
 SMALL = ("train_dataset.batch_size=2", "rollout.max_concurrent_rollouts=4", "valid_dataset.path=held_out.jsonl")
 
