@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 import tomllib
 import typing
@@ -84,12 +85,12 @@ NORM = "actor.reward_norm={mean_level: group, std_level: null}"
         (("actor.reward_norm={mean_level: group, std_level: null, mean_leave1out: true}",), "rloo", {"clip": 0.4}),
         (("actor.reward_norm=null",), "reinforce_plus_plus", {"clip": 0.4}),
         (
-            ("actor.importance_sampling_level=sequence", "actor.rejection_sampling=null", "actor.adv_norm=null"),
+            ("actor.importance_sampling_level=sequence",),
             "gspo",
-            {"clip_higher": 0.4},
+            {"clip_higher": 0.4, "normalize_advantages": True},
         ),
-        (("+actor.use_sapo_loss=true", "actor.adv_norm=null"), "sapo", {"temperature_negative": 1.05}),
-        (("actor.m2_threshold=0.05", "actor.adv_norm=null"), "m2po", {"threshold": 0.05}),
+        (("+actor.use_sapo_loss=true",), "sapo", {"temperature_negative": 1.05, "normalize_advantages": True}),
+        (("actor.m2_threshold=0.05", "actor.eps_clip=0"), "m2po", {"threshold": 0.05, "clip": 1e-6}),
         (
             (
                 "actor.overlong_reward_penalty=true",
@@ -109,6 +110,11 @@ NORM = "actor.reward_norm={mean_level: group, std_level: null}"
             ),
             "ppo",
             {"gae_lambda": 0.9, "discount": 1.0},
+        ),
+        (
+            ("teacher={path: other/model, rl_loss_weight: 0.5, distill_loss_weight: 0.1}",),
+            "distillation",
+            {"teacher": "other/model", "teacher_weight": 0.1, "reward_weight": 0.5},
         ),
         (("actor.eps_clip_higher=0.5", "actor.c_clip=3"), "grpo", {"clip_higher": 0.5, "dual_clip": 3.0}),
     ],
@@ -167,7 +173,6 @@ def test_kl_and_lora_are_those_of_the_file(file):
             "`actor.adv_norm`: found mean_level group, std_level batch; write batch and batch",
         ),
         ("actor.reward_norm={mean_level: batch}", "`actor.reward_norm`: found mean, std, leave-one-out = "),
-        ("actor.use_sapo_loss=true", "`actor.adv_norm`: sapo does not normalize advantages"),
         ("actor.rejection_sampling.metric=kl", "`actor.rejection_sampling`: found .* expected metric ratio"),
         ("gconfig.n_samples=1", "`algorithm.group_size`: found 1, but an advantage compares an episode"),
         ("actor.optimizer.type=adam_bf16", "`actor.optimizer.type`: write one of adam, adamw, sgd"),
@@ -185,7 +190,7 @@ def test_a_setting_that_changes_training_and_has_no_counterpart_is_an_error(file
             ["+actor.epsclip=0.3"],
             r"config.yaml: `actor.epsclip`: AReaL's key has no counterpart here, or does not exist; .*eps_clip",
         ),
-        (["teacher.path=x"], "`teacher`: AReaL's key has no counterpart here"),
+        (["teachers.path=x"], "`teachers`: AReaL's key has no counterpart here"),
         (["actor.optimizer.lr=fast"], "config.yaml: `actor.optimizer.lr`: expected `float`"),
         (["actor.path"], "`actor.path`: expected `key=value`"),
         (["actor.path=${nothing.here}"], "there is no key `nothing.here`"),
@@ -282,9 +287,14 @@ def test_the_documented_keys_of_areal_are_all_known(file):
 def test_an_alias_has_the_names_of_its_module_and_refuses_others(monkeypatch):
     monkeypatch.setattr(aliases.sys, "path", list(aliases.sys.path))
     monkeypatch.setattr(aliases.sys, "modules", dict(aliases.sys.modules))
+    monkeypatch.setattr(aliases.sys, "meta_path", list(aliases.sys.meta_path))
     aliases.install()
     modules = aliases.sys.modules
     assert modules["areal.utils"].stats_tracker is modules["areal.utils.stats_tracker"]
     assert modules["areal.api.cli_args"].GRPOConfig is GRPOConfig
-    with pytest.raises(AttributeError, match="areal has no SFTTrainer here; it has PPOTrainer, workflow_context"):
-        _ = modules["areal"].SFTTrainer
+    with pytest.raises(AttributeError, match="areal has no Trainer here; it has DPOTrainer, PPOTrainer, "):
+        _ = modules["areal"].Trainer
+    with pytest.raises(AttributeError, match=r"areal\.infra\.sandbox is not here: a hosted service"):
+        _ = modules["areal.infra"].sandbox
+    with pytest.raises(ModuleNotFoundError, match=r"areal\.infra\.rpc is not here: calls between"):
+        importlib.import_module("areal.infra.rpc.rtensor")

@@ -49,6 +49,34 @@ async def test_what_is_submitted_comes_back_as_whole_groups(tmp_path):
         assert logged(rollouts, BatchFormed) == [batch.to_event()]
 
 
+async def test_a_call_sets_the_size_of_its_groups(tmp_path):
+    async with controller(recipe_for(tmp_path, batch_size=3)) as rollouts:
+        workflow = OneCallWorkflow()
+        numbers = [
+            await rollouts.submit(row, workflow, group_size=size) for row, size in zip(ROWS, (3, 1), strict=False)
+        ]
+        numbers.append(await rollouts.submit(ROWS[2], workflow))
+        places, batch = await rollouts.collect(numbers, 3, timeout=300)
+        assert episodes(batch) == [["0.0", "0.1", "0.2"], ["1.0"], ["2.0", "2.1"]]
+        assert (batch.numbers, places) == ((0, 1, 2), {0: 0, 1: 1, 2: 2})
+        with pytest.raises(RolloutError, match="group_size is 0; a group has at least one episode"):
+            await rollouts.submit(ROWS[3], workflow, group_size=0)
+
+
+async def test_a_group_without_a_trajectory_has_ended_too(tmp_path):
+    async def fail_first(task, *, base_url, api_key):
+        if task["id"] == "row-0":
+            raise ValueError("no")
+        return await OneCallWorkflow().arun_episode(type("Place", (), {"base_url": base_url, "api_key": api_key}), task)
+
+    async with controller(recipe_for(tmp_path)) as rollouts:
+        numbers = [await rollouts.submit(row, fail_first) for row in ROWS[:2]]
+        places, batch = await rollouts.collect(numbers, 2, timeout=300)
+        assert (places, batch.numbers) == ({0: None, 1: 0}, (1,))
+        assert rollouts.is_healthy()
+    assert not rollouts.is_healthy()
+
+
 async def test_a_workflow_is_an_object_a_class_a_function_or_the_name_of_one(tmp_path, monkeypatch):
     async def function(task, *, base_url, api_key):
         return await OneCallWorkflow(3.0).arun_episode(

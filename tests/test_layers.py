@@ -59,6 +59,7 @@ ORDER = (
         "compat",
         "tinker",
         "cli",
+        "mcp_server",
         "__main__",
     ),
 )

@@ -194,6 +194,8 @@ class BatchAssembler(msgspec.Struct, kw_only=True):
     """Role-wise baselines after the latest batch, by name."""
     discarded_below: int = 0
     """Groups with a lower number are not trained: a fork has other settings of their episodes."""
+    sizes: dict[int, int] = {}
+    """Number of episodes of each open group that has another size than `group_size`."""
 
     def record_grant(self, first: int, groups: int, weight_version: int) -> BatchAssembler:
         """Record the grant of groups, for which batches shall wait."""
@@ -222,10 +224,11 @@ class BatchAssembler(msgspec.Struct, kw_only=True):
 
     def with_group(self, group: PartialGroup) -> BatchAssembler:
         """Replace a group after one more of its episodes has ended."""
-        if group.count_ended() < self.group_size:
+        if group.count_ended() < self.sizes.get(group.number, self.group_size):
             self.open[group.number] = group
             return self
         self.open.pop(group.number, None)
+        self.sizes.pop(group.number, None)
         self.granted.pop(group.number, None)
         if group.members:
             self.complete[group.number] = group

@@ -65,6 +65,8 @@ class Ledger(msgspec.Struct, kw_only=True):
     """Groups of the batch being trained."""
     loaded: dict[str, int] = {}
     """Weight version of each live inference worker."""
+    sizes: dict[int, int] = {}
+    """Number of episodes of each running group that has another size than `group_size`."""
 
     def grant(self, groups: int) -> Ledger:
         """Grant the next groups."""
@@ -80,8 +82,9 @@ class Ledger(msgspec.Struct, kw_only=True):
         ended.add(episode)
         if exported:
             self.kept.add(group)
-        if len(ended) == self.group_size:
+        if len(ended) == self.sizes.get(group, self.group_size):
             del self.running[group]
+            self.sizes.pop(group, None)
             if group in self.kept:
                 self.kept.remove(group)
                 self.complete.add(group)

@@ -5,7 +5,7 @@ from areal_bus.memory import MemoryBus
 from areal_bus.message import Event, Message, MonitorEvent, Reply, Request, Telemetry, Work
 from areal_bus.recorded import Tape, TapeEntry, export_log, read_log, read_tape
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Bus",

@@ -14,6 +14,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         " (default: %(default)s)"
     )
     parser.add_argument("--kind", choices=("text", "tools", "environment", "node"), default="text", help=kinds)
+    source = (
+        "a configuration of AReaL (YAML), TRL (YAML, JSON, a Python program) or verl (YAML, a script), and overrides"
+        " KEY=VALUE: the recipe is its conversion, and conversion.md lists every key"
+    )
+    parser.add_argument("--from", dest="source", nargs="+", default=[], metavar="FILE", help=source)
 
 
 DESCRIPTION = CommandDescription(

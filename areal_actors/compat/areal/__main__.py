@@ -10,15 +10,13 @@ import runpy
 import sys
 from pathlib import Path
 
-import msgspec
-
 from areal_actors.compat.areal.aliases import FOLDER, install
 from areal_actors.compat.areal.config import PPOConfig
 from areal_actors.compat.areal.load_config import read_config
+from areal_actors.compat.areal.recipe_file import recipe_toml
 from areal_actors.compat.areal.to_recipe import recipe_tables
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import ArealError, RecipeError
-from areal_actors.core.problems import toml_key, toml_value
 
 USAGE = (
     f"usage: python -m {__package__} PROGRAM.py [ARGUMENTS…]\n       python -m {__package__} --recipe FILE.yaml"
@@ -51,9 +49,13 @@ def run_program(words: list[str]) -> None:
     if not Path(words[0]).is_file():
         raise RecipeError(f"{words[0]}: there is no such file; {USAGE}")
     install()
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FOLDER), os.environ.get("PYTHONPATH", ""))))
+    program = str(Path(words[0]).resolve().parent)
+    # the current folder comes last, for modules such as `examples.math` of a clone; children look where this one does
+    paths = (str(FOLDER), os.environ.get("PYTHONPATH", ""), program, str(Path.cwd()))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     sys.argv = words
-    sys.path[0] = str(Path(words[0]).resolve().parent)
+    sys.path[0] = program
+    sys.path.append(str(Path.cwd()))
     runpy.run_path(words[0], run_name="__main__")
 
 
@@ -69,15 +71,7 @@ def recipe_text(words: list[str]) -> str:
     steps = config.total_train_steps or config.total_train_epochs
     tables = recipe_tables(config, steps=steps, cuda=detect_cuda(), discounts=True)
     tables["task"] = {"agent": "path.py:Class", "dataset": config.train_dataset.path, **tables["task"]}
-    return "".join(f"# without effect here: {key}\n" for key in reported) + _toml(msgspec.to_builtins(tables))
-
-
-def _toml(table: dict[str, object], path: tuple[str, ...] = ()) -> str:
-    """A table and the tables in it as TOML."""
-    plain = {key: value for key, value in table.items() if not isinstance(value, dict) and value is not None}
-    head = f"\n[{'.'.join(map(toml_key, path))}]\n" if path and plain else ""
-    lines = "".join(f"{toml_key(key)} = {toml_value(value)}\n" for key, value in plain.items())
-    return head + lines + "".join(_toml(value, (*path, key)) for key, value in table.items() if isinstance(value, dict))
+    return "".join(f"# without effect here: {key}\n" for key in reported) + recipe_toml(tables)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from areal_actors.compat.areal.config import NormConfig, PPOActorConfig, PPOConfig
-from areal_actors.core.errors import RecipeError
+from areal_actors.compat.areal.config import NormConfig, PPOActorConfig, PPOConfig, RejectionSamplingConfig
 
+Complain = Callable[[str], None]
 Levels = tuple[str | None, str | None, bool]
 """Level of the mean and of the standard deviation, and True if the mean leaves one out."""
 
+NARROWEST_CLIP = 1e-6
+"""Bound of the ratio in place of 0."""
 BY_REWARD_NORM: dict[Levels | None, dict[str, Any]] = {
     ("group", "group", False): {"name": "grpo"},
     ("group", None, False): {"name": "dr_grpo", "loss_aggregation": "token_mean"},
@@ -24,24 +26,23 @@ BY_REWARD_NORM: dict[Levels | None, dict[str, Any]] = {
 """Algorithms without a flag of their own, by `reward_norm`; all of AReaL's losses are means over tokens."""
 
 
-def algorithm_table(config: PPOConfig) -> dict[str, Any]:
+def algorithm_table(config: PPOConfig, complain: Complain, report: Complain) -> dict[str, Any]:
     """Returns the recipe's `[algorithm]`.
 
-    Raises:
-        RecipeError: settings have no counterpart; the message lists all.
+    Args:
+        config: the configuration.
+        complain: takes a setting that changes training and has no counterpart.
+        report: takes a setting that the closest counterpart stands for.
     """
     actor = config.actor
-    problems: list[str] = []
     table: dict[str, Any] = {"group_size": config.gconfig.n_samples, "minibatches": actor.ppo_n_minibatches}
-    table |= _choose_algorithm(config, problems.append)
-    table |= _clipping(actor, str(table["name"]), problems.append)
-    table |= _convert_normalization(actor, str(table["name"]), problems.append)
+    table |= _choose_algorithm(config, complain, report)
+    table |= _clipping(actor, str(table["name"]), complain, report)
+    table |= _convert_normalization(actor, str(table["name"]), complain)
     table["shaping"] = {"bias": actor.reward_bias, "scale": actor.reward_scaling, "clip": actor.reward_clip}
-    table |= _kl(config, problems.append) | _convert_correction(actor, str(table["name"]), problems.append)
+    table |= _kl(config, complain) | _convert_correction(actor, str(table["name"]), complain, report)
     if actor.mask_no_eos_with_zero:
-        problems.append("`actor.mask_no_eos_with_zero`: truncated episodes keep their reward here; write false")
-    if problems:
-        raise RecipeError("\n".join(problems))
+        complain("`actor.mask_no_eos_with_zero`: truncated episodes keep their reward here; write false")
     return table
 
 
@@ -57,6 +58,9 @@ def _algorithms_by_flag(config: PPOConfig) -> dict[str, dict[str, Any]]:
         rate = {"lr": config.critic.optimizer.lr} if config.critic.optimizer else {}
         critic = {"model": model, "clip": config.critic.eps_clip, **rate}
         tables["critic"] = {"name": "ppo", "discount": actor.discount, "gae_lambda": actor.gae_lambda, "critic": critic}
+    if (teacher := config.teacher) is not None:
+        weights = {"teacher_weight": teacher.distill_loss_weight, "reward_weight": teacher.rl_loss_weight}
+        tables["teacher"] = {"name": "distillation", "teacher": teacher.path, **weights}
     if actor.use_sapo_loss:
         temperatures = {"temperature_positive": actor.sapo_tau_pos, "temperature_negative": actor.sapo_tau_neg}
         tables["use_sapo_loss"] = {"name": "sapo", "loss_aggregation": "token_mean", **temperatures}
@@ -74,9 +78,12 @@ def _algorithms_by_flag(config: PPOConfig) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def _choose_algorithm(config: PPOConfig, complain: Callable[[str], None]) -> dict[str, Any]:
+def _choose_algorithm(config: PPOConfig, complain: Complain, report: Complain) -> dict[str, Any]:
     """Returns the name of the algorithm, and the settings that only it has."""
     levels, tables = _levels(config.actor.reward_norm), _algorithms_by_flag(config)
+    if config.rollout.agent.mode == "online" and config.gconfig.n_samples == 1 and levels:
+        report(f"`actor.reward_norm`: found {levels} of groups of one; rewards are compared over the batch")
+        return {"name": "reinforce_plus_plus"}
     if len(tables) > 1:
         complain(
             f"`actor.{list(tables)[1]}`: found beside `{next(iter(tables))}`, but they are two algorithms here; keep"
@@ -98,21 +105,24 @@ def _choose_algorithm(config: PPOConfig, complain: Callable[[str], None]) -> dic
     return dict(BY_REWARD_NORM.get(levels, {"name": "grpo"}))
 
 
-def _clipping(actor: PPOActorConfig, name: str, complain: Callable[[str], None]) -> dict[str, Any]:
+def _clipping(actor: PPOActorConfig, name: str, complain: Complain, report: Complain) -> dict[str, Any]:
     """Returns the bounds of the ratio; soft gates have none."""
     if name == "sapo":
         return {}
-    if name in ("rloo", "m2po"):
+    if not actor.eps_clip:
+        report(f"`actor.eps_clip`: found {actor.eps_clip}; {NARROWEST_CLIP:g}")
+    eps_clip = actor.eps_clip or NARROWEST_CLIP
+    if name in ("rloo", "m2po", "distillation"):
         if actor.eps_clip_higher is not None or actor.c_clip is not None:
             complain(f"`actor.eps_clip_higher`, `c_clip`: {name} has one bound here; leave them out")
-        return {"clip": actor.eps_clip}
-    bounds = {"clip": actor.eps_clip, "clip_higher": actor.eps_clip_higher, "dual_clip": actor.c_clip}
+        return {"clip": eps_clip}
+    bounds = {"clip": eps_clip, "clip_higher": actor.eps_clip_higher, "dual_clip": actor.c_clip}
     if name in ("gspo", "dapo") and actor.eps_clip_higher is None:
-        bounds["clip_higher"] = actor.eps_clip  # their own default is wider upwards
+        bounds["clip_higher"] = eps_clip  # their own default is wider upwards
     return {key: value for key, value in bounds.items() if value is not None}
 
 
-def _convert_normalization(actor: PPOActorConfig, name: str, complain: Callable[[str], None]) -> dict[str, Any]:
+def _convert_normalization(actor: PPOActorConfig, name: str, complain: Complain) -> dict[str, Any]:
     """Returns the normalization of advantages over the step."""
     norm = actor.adv_norm
     wanted = norm is not None
@@ -128,14 +138,10 @@ def _convert_normalization(actor: PPOActorConfig, name: str, complain: Callable[
                 " batch"
             )
         return {}
-    if name in ("grpo", "dr_grpo", "lite_ppo", "rloo", "ppo"):
-        return {"normalize_advantages": wanted}
-    if wanted:
-        complain(f"`actor.adv_norm`: {name} does not normalize advantages over the batch here; write null")
-    return {}
+    return {"normalize_advantages": wanted}
 
 
-def _kl(config: PPOConfig, complain: Callable[[str], None]) -> dict[str, Any]:
+def _kl(config: PPOConfig, complain: Complain) -> dict[str, Any]:
     actor, ref = config.actor, config.ref
     if not actor.kl_ctl:
         return {}
@@ -153,9 +159,9 @@ def _kl(config: PPOConfig, complain: Callable[[str], None]) -> dict[str, Any]:
     }
 
 
-def _convert_correction(actor: PPOActorConfig, name: str, complain: Callable[[str], None]) -> dict[str, Any]:
+def _convert_correction(actor: PPOActorConfig, name: str, complain: Complain, report: Complain) -> dict[str, Any]:
     """Returns the off-policy correction; algorithms whose own ratio bounds stale tokens have none."""
-    bounds = actor.rejection_sampling
+    bounds = _rejection_bounds(actor)
     if name in ("sapo", "m2po"):
         return {}
     if not actor.use_decoupled_loss:
@@ -169,8 +175,17 @@ def _convert_correction(actor: PPOActorConfig, name: str, complain: Callable[[st
         )
     table |= {"importance_sampling": "truncate" if bounds.action == "clamp" else "mask", "highest": bounds.upper}
     table |= {"lowest": bounds.lower or 0.0, "level": bounds.level}
-    if bounds.level == "sequence":
-        table["aggregation"] = "product" if bounds.agg == "sum" else "geometric"
-    elif name == "gspo":
-        complain("`actor.rejection_sampling.level`: the weight of gspo is of the sequence; write sequence")
+    if bounds.level == "token" and name == "gspo":
+        report("`actor.rejection_sampling.level`: found token; the weight of gspo is of the sequence here, its mean")
+    if bounds.level == "sequence" or name == "gspo":
+        table |= {"level": "sequence", "aggregation": "product" if bounds.agg == "sum" else "geometric"}
     return {"correction": table}
+
+
+def _rejection_bounds(actor: PPOActorConfig) -> RejectionSamplingConfig | None:
+    """Returns `rejection_sampling`, or what its earlier names state."""
+    highest = actor.behav_imp_weight_cap or actor.behave_imp_weight_cap
+    if actor.rejection_sampling is not None or highest is None:
+        return actor.rejection_sampling
+    clamps = "truncate" in actor.behave_imp_weight_mode
+    return RejectionSamplingConfig(action="clamp" if clamps else "mask", upper=highest)

@@ -5,7 +5,8 @@ They have the keys that have a counterpart here, and those that must have a cert
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from areal_actors.compat.areal.generation import GenerationHyperparameters
 
@@ -115,6 +116,18 @@ class PPOActorConfig(TrainEngineConfig):
     importance_sampling_level: str = "token"
     prox_logp_method: str = "recompute"
     max_new_tokens: int = 1024
+    behav_imp_weight_cap: float | None = None
+    """Earlier name of `rejection_sampling.upper`; the next one is its misspelling in some files."""
+    behave_imp_weight_cap: float | None = None
+    behave_imp_weight_mode: str = "token_mask"
+
+
+@dataclass
+class TeacherConfig(PPOActorConfig):
+    """`teacher`: a frozen model, to which the answers are drawn."""
+
+    rl_loss_weight: float = 1.0
+    distill_loss_weight: float = 0.005
 
 
 @dataclass
@@ -152,6 +165,7 @@ class InferenceEngineConfig:
     dump_to_file: bool = False
     request_timeout: float = 3600.0
     use_lora: bool = False
+    return_routed_experts: bool = False
     agent: AgentRunConfig = field(default_factory=AgentRunConfig)
 
 
@@ -161,7 +175,7 @@ class DatasetConfig:
 
     split: str = "train"
     path: str = ""
-    type: str = "rl"
+    type: str | None = "rl"
     batch_size: int = 1
     shuffle: bool = True
     drop_last: bool = True
@@ -195,6 +209,11 @@ class Frequency:
         by_epoch = self.freq_epochs is not None and step % (self.freq_epochs * steps_per_epoch) == 0
         return by_epoch or (self.freq_steps is not None and step % self.freq_steps == 0)
 
+    def steps_between(self, steps_per_epoch: int) -> int:
+        """Steps from one time to the next; 0 for never."""
+        by_epoch = (self.freq_epochs or 0) * steps_per_epoch
+        return min((steps for steps in (by_epoch, self.freq_steps or 0) if steps), default=0)
+
 
 @dataclass
 class ClusterConfig:
@@ -206,6 +225,15 @@ class ClusterConfig:
 
 
 @dataclass
+class StatsLoggerConfig:
+    """`stats_logger`: names the folder of a program's own files; metrics are in metrics.jsonl."""
+
+    experiment_name: str = ""
+    trial_name: str = ""
+    fileroot: str = ""
+
+
+@dataclass
 class ServerConfig:
     """`sglang` and `vllm`."""
 
@@ -213,10 +241,42 @@ class ServerConfig:
     max_model_len: int | None = None
     dtype: str = "bfloat16"
 
+    @staticmethod
+    def build_args(
+        sglang_config: ServerConfig | None = None, vllm_config: ServerConfig | None = None, **placement: Any
+    ) -> dict[str, Any]:
+        """Returns the stated settings and the placement, the argument `server_args` of `initialize`."""
+        stated = asdict(sglang_config or vllm_config or ServerConfig())
+        return {name: value for name, value in {**stated, **placement}.items() if value is not None}
+
 
 @dataclass
-class PPOConfig:
-    """A program's own class adds fields to this one."""
+class Recover(Frequency):
+    """`recover`: `mode` is `disabled`, or `on` (`auto`, `fault`, `resume`): the place of a loop is kept and found."""
+
+    mode: str | bool = "disabled"  # type: ignore[assignment]  # YAML reads `on` and `off` as true and false
+    retries: int = 3
+
+    @property
+    def is_on(self) -> bool:
+        """True if a program continues where an earlier one stopped."""
+        return self.mode not in ("disabled", "off", False)
+
+    def is_due(self, step: int, steps_per_epoch: int) -> bool:
+        """True after this step, counted from 1; after each if no interval is stated."""
+        return not (self.freq_epochs or self.freq_steps) or super().is_due(step, steps_per_epoch)
+
+
+@dataclass
+class SchedulerConfig:
+    """`scheduler`."""
+
+    type: str | None = None
+
+
+@dataclass
+class BaseExperimentConfig:
+    """Sections of all programs."""
 
     experiment_name: str = ""
     trial_name: str = ""
@@ -225,25 +285,40 @@ class PPOConfig:
     total_train_steps: int | None = None
     total_train_n_seqs: int | None = None
     tokenizer_path: str = ""
+    allocation_mode: str = ""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     train_dataset: DatasetConfig = field(default_factory=DatasetConfig)
     valid_dataset: HeldOutDatasetConfig | None = None
     saver: Frequency = field(default_factory=Frequency)
     evaluator: Frequency = field(default_factory=Frequency)
+    recover: Recover = field(default_factory=Recover)
+    stats_logger: StatsLoggerConfig = field(default_factory=StatsLoggerConfig)
     sglang: ServerConfig = field(default_factory=ServerConfig)
     vllm: ServerConfig = field(default_factory=ServerConfig)
+
+    def __post_init__(self) -> None:
+        """Complete the settings that follow from others."""
+        self.tokenizer_path = self.tokenizer_path or getattr(getattr(self, "actor", None), "path", "")
+
+
+@dataclass
+class PPOConfig(BaseExperimentConfig):
+    """A program's own class adds fields to this one."""
+
     gconfig: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
     eval_gconfig: GenerationHyperparameters | None = None
     rollout: InferenceEngineConfig = field(default_factory=InferenceEngineConfig)
     actor: PPOActorConfig = field(default_factory=PPOActorConfig)
     ref: PPOActorConfig | None = None
     critic: PPOCriticConfig | None = None
+    teacher: TeacherConfig | None = None
     dynamic_bs: bool = False
 
     def __post_init__(self) -> None:
         """Complete the settings that follow from others."""
+        super().__post_init__()
         self.eval_gconfig = self.eval_gconfig or self.gconfig.new()
-        self.tokenizer_path = self.tokenizer_path or self.actor.path
 
 
 @dataclass

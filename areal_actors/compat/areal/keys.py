@@ -50,11 +50,16 @@ MAPPED = (
     ),
     KeyMapping("rollout.agent.export_style", "task.export_style"),
     KeyMapping("rollout.backend", "generation.engine", "with a CUDA device; else `transformers`"),
-    KeyMapping("sglang.context_length", "generation.max_model_len"),
-    KeyMapping("vllm.max_model_len", "generation.max_model_len"),
+    KeyMapping("rollout.return_routed_experts", "trainer.routing_replay", "`on`"),
+    KeyMapping("sglang.context_length", "generation.max_model_len", "at most the model's positions"),
+    KeyMapping("vllm.max_model_len", "generation.max_model_len", "at most the model's positions"),
     KeyMapping("actor.dtype", "trainer.dtype", "and `generation.dtype`"),
     KeyMapping("actor.gradient_checkpointing", "trainer.recompute_activations"),
-    KeyMapping("actor.mb_spec.max_tokens_per_mb", "trainer.microbatch_tokens"),
+    KeyMapping(
+        "actor.mb_spec.max_tokens_per_mb",
+        "trainer.microbatch_tokens",
+        "and the limit of a sequence, `generation.max_model_len`: AReaL fails at a longer one",
+    ),
     KeyMapping("actor.optimizer.type", "trainer.optimizer.name", "`adam` is `adamw`"),
     KeyMapping("actor.optimizer.lr", "trainer.optimizer.lr"),
     KeyMapping("actor.optimizer.weight_decay", "trainer.optimizer.weight_decay"),
@@ -91,12 +96,18 @@ MAPPED = (
         "algorithm",
         "`correction.importance_sampling`, `level`, `aggregation`, `highest`, `lowest`",
     ),
+    KeyMapping("actor.behav_imp_weight_cap", "algorithm", "earlier name of `rejection_sampling.upper`"),
     KeyMapping("actor.discount", "algorithm", "`discount` of `ppo`, with `gae_lambda`"),
+    KeyMapping(
+        "teacher", "algorithm", "`distillation`, with `distill_loss_weight` and `rl_loss_weight`; see its formula"
+    ),
+    KeyMapping("recover", "checkpoint", "the place of the loop, in `RUN-recover` beside the run's folder"),
     KeyMapping("dynamic_bs", "batcher.dynamic_batch"),
 )
 """Keys with a counterpart."""
 
 REPORTED: Mapping[str, str] = {
+    "actor._version": "",
     "actor.attn_impl": "",
     "actor.scheduling_spec": f"processes are placed by `{COMMAND} check`",
     "actor.scheduling_strategy": f"processes are placed by `{COMMAND} check`",
@@ -107,8 +118,15 @@ REPORTED: Mapping[str, str] = {
     "actor.pad_to_maximum": "sequences are packed",
     "actor.grad_reduce_dtype": "",
     "actor.offload": "",
+    "actor.optimizer.hysteresis": "losses are not scaled: bfloat16 or float32",
+    "actor.optimizer.initial_loss_scale": "losses are not scaled: bfloat16 or float32",
+    "actor.optimizer.loss_scale_window": "losses are not scaled: bfloat16 or float32",
+    "actor.optimizer.min_loss_scale": "losses are not scaled: bfloat16 or float32",
+    "actor.packing_algorithm": "sequences are packed",
     "actor.use_kernels": "",
     "actor.enable_tree_training": "trainer.prefix_sharing decides",
+    "actor.tree_training_mode": "trainer.prefix_sharing decides",
+    "actor.lora_delta_sync": "an adapter alone is published: trainer.lora.published",
     "actor.log_agent_stats": "",
     "actor.log_agent_stats_keys": "",
     "actor.admin_api_key": "",
@@ -116,14 +134,17 @@ REPORTED: Mapping[str, str] = {
     "actor.request_timeout": "",
     "actor.setup_timeout": "",
     "allocation_mode": f"processes are placed by `{COMMAND} check`",
+    "async_training": "always; `rollout.max_head_offpolicyness: 0` waits for each step",
     "cluster": f"one machine; processes are placed by `{COMMAND} check`",
     "enable_offload": "",
     "launcher": f"processes are placed by `{COMMAND} check`",
     "memory_profiler": "",
     "perf_tracer": "",
-    "recover": f"a program is not resumed; a recipe is, with `{COMMAND} resume`",
+    "rollout._version": "",
     "rollout.admin_api_key": "",
     "rollout.agent": "",
+    "rollout.api_url": "the gateway is this machine's",
+    "rollout.provider_api_key": "the gateway is this machine's",
     "rollout.check_trajectory_format": "returned tokens are always checked",
     "rollout.enable_rollout_tracing": "",
     "rollout.model": "",
@@ -147,7 +168,10 @@ REPORTED: Mapping[str, str] = {
 }
 """Keys, with all below them, that do not change what is trained: they are read and reported. `ref` and `critic` have
 those of `actor`, `valid_dataset` those of `train_dataset`."""
-LIKE = {"ref": "actor", "critic": "actor", "valid_dataset": "train_dataset"}
+LIKE = {"ref": "actor", "critic": "actor", "teacher": "actor", "valid_dataset": "train_dataset"}
+
+WITHOUT_EFFECT = frozenset({"allocation_mode", "scheduler"})
+"""Keys of `REPORTED` that the configuration classes have, because programs read them."""
 
 
 class UnusedKeys(NamedTuple):
@@ -156,23 +180,27 @@ class UnusedKeys(NamedTuple):
     reported: tuple[str, ...]
     unknown: tuple[str, ...]
     """Messages, with the closest known key."""
+    own: tuple[str, ...] = ()
+    """Keys at the top that AReaL's classes lack: those of a program's own class, or mistyped."""
 
 
 def unused_keys(data: Mapping[str, Any], kind: type[Any]) -> UnusedKeys:
     """Sort the keys of a file that a configuration class has no field for."""
     reported: list[str] = []
     unknown: list[str] = []
+    own: list[str] = []
     for key, siblings in _extra(data, kind, ()):
         section, _, rest = key.partition(".")
         looked_up = f"{LIKE.get(section, section)}.{rest}" if rest else section
         if (reason := _reason(looked_up)) is not None:
             reported.append(f"{key} ({reason})" if reason else key)
         else:
+            own += [] if rest else [key]
             unknown.append(
                 f"`{key}`: AReaL's key has no counterpart here, or does not exist;"
                 f" {nearest(key.rpartition('.')[2], siblings)}"
             )
-    return UnusedKeys(tuple(reported), tuple(unknown))
+    return UnusedKeys(tuple(reported), tuple(unknown), tuple(own))
 
 
 def _reason(key: str) -> str | None:
@@ -187,8 +215,9 @@ def _extra(data: Mapping[str, Any], kind: type[Any], path: tuple[str, ...]) -> I
     hints = typing.get_type_hints(kind)
     fields = [field.name for field in dataclasses.fields(kind)]
     for key, value in data.items():
-        if key not in fields:
-            yield ".".join([*path, key]), fields
+        full = ".".join([*path, key])
+        if key not in fields or full in WITHOUT_EFFECT:
+            yield full, fields
         elif (section := _section(hints[key])) is not None and isinstance(value, Mapping):
             yield from _extra(value, section, (*path, key))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import re
 from collections.abc import Mapping, Sequence
@@ -13,15 +14,16 @@ import msgspec
 import structlog
 import yaml
 
-from areal_actors.compat.areal.config import PPOConfig
-from areal_actors.compat.areal.keys import unused_keys
+from areal_actors.compat.areal.config import BaseExperimentConfig
+from areal_actors.compat.areal.keys import UnusedKeys, unused_keys
+from areal_actors.core.config import merge_tables
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.task_settings import TaskSettings
 from areal_actors.embedded.settings import EMBEDDED
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.training.algorithms import Grpo
 
-C = TypeVar("C", bound=PPOConfig)
+C = TypeVar("C", bound=BaseExperimentConfig)
 
 REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 NAME = re.compile(r"[A-Za-z_][\w-]*(?:\.[A-Za-z_][\w-]*)*")
@@ -46,8 +48,8 @@ def load_expr_config(argv: Sequence[str], config_cls: type[C]) -> tuple[C, str]:
     config, reported = read_config(given.config, overrides, config_cls)
     if reported:
         logger.info("keys without effect here", file=given.config, keys=list(reported))
-    if config.actor.path == EMBEDDED:
-        _make_model(config)
+    if getattr(getattr(config, "actor", None), "path", "") == EMBEDDED:
+        make_model(config)
     return config, str(Path(given.config).absolute())
 
 
@@ -56,17 +58,52 @@ def read_config(file: str, overrides: Sequence[str], config_cls: type[C]) -> tup
 
     Raises like `load_expr_config`.
     """
-    data = _read(Path(file))
-    for override in overrides:
-        _apply(data, override)
-    data = _resolve(data, data)
+    data = read_data(file, overrides, config_cls)
     unused = unused_keys(data, config_cls)
     if unused.unknown:
         raise RecipeError("\n".join(f"{file}: {message}" for message in unused.unknown))
     return _convert(data, config_cls, file), unused.reported
 
 
-def _make_model(config: PPOConfig) -> None:
+def read_known_keys(file: str, overrides: Sequence[str], config_cls: type[C]) -> tuple[C, UnusedKeys, dict[str, Any]]:
+    """Read a file as `read_config`, and keep what no class has: the keys of a program's own class, and mistyped ones.
+
+    Returns the configuration, the keys that it lacks, and all keys and values of the file.
+
+    Raises:
+        RecipeError: the file cannot be read, or a value is invalid.
+    """
+    data = read_data(file, overrides, config_cls)
+    return _convert(data, config_cls, file), unused_keys(data, config_cls), data
+
+
+def read_data(file: str, overrides: Sequence[str], config_cls: type[BaseExperimentConfig]) -> dict[str, Any]:
+    """Returns the keys and values of a file with overrides; references may name a default of the class.
+
+    Raises:
+        RecipeError: the file cannot be read, an override has another form, or a reference names no key.
+    """
+    data = _read(Path(file))
+    for override in overrides:
+        _apply(data, override)
+    resolved: dict[str, Any] = _resolve(data, merge_tables(default_values(config_cls), data))
+    return resolved
+
+
+def default_values(config_cls: type[Any]) -> dict[str, Any]:
+    """Returns the defaults of a configuration class, those of its sections as tables."""
+    defaults: dict[str, Any] = {}
+    for field in dataclasses.fields(config_cls):
+        value: Any = field.default
+        if callable(field.default_factory):
+            value = field.default_factory()
+        if value is not dataclasses.MISSING:
+            is_section = dataclasses.is_dataclass(value) and not isinstance(value, type)
+            defaults[field.name] = dataclasses.asdict(value) if is_section else value
+    return defaults
+
+
+def make_model(config: BaseExperimentConfig) -> None:
     """Make the embedded model, or find it, and write its folder into the configuration."""
     algorithm, task = Grpo(), TaskSettings()
     recipe = Recipe(
@@ -79,12 +116,8 @@ def _make_model(config: PPOConfig) -> None:
         task=task,
     )
     folder = importlib.import_module(MODEL_MAKER).model_of(recipe)  # only here: it loads torch
-    for holder, name in (
-        (config, "tokenizer_path"),
-        (config.actor, "path"),
-        (config.ref, "path"),
-        (config.critic, "path"),
-    ):
+    engines = (getattr(config, name, None) for name in ("actor", "ref", "critic", "teacher"))
+    for holder, name in ((config, "tokenizer_path"), *((engine, "path") for engine in engines)):
         if holder is not None and getattr(holder, name) == EMBEDDED:
             setattr(holder, name, folder)
 

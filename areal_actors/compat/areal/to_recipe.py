@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
 from areal_actors.compat.areal.algorithms import algorithm_table
-from areal_actors.compat.areal.config import PPOConfig
+from areal_actors.compat.areal.config import BaseExperimentConfig, OptimizerConfig, PPOConfig, TrainEngineConfig
 from areal_actors.compat.areal.generation import ANY_TOP_K
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError
+from areal_actors.core.model_config import context_of
 from areal_actors.generation.engines import describe_engine
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.recipe.checks import RecipeProblem, problems
@@ -21,6 +24,7 @@ from areal_actors.recipe.recipe import Recipe
 
 DTYPES = ("float32", "bfloat16")
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd"}
+ONLINE = '`rollout.agent.mode`: programs have no online mode here; write a recipe with `task.agent = "online"`'
 
 
 def recipe_of(config: PPOConfig, *, steps: int, cuda: CudaDevices, discounts: bool = False) -> Recipe:
@@ -37,56 +41,106 @@ def recipe_of(config: PPOConfig, *, steps: int, cuda: CudaDevices, discounts: bo
         RecipeError: a setting has no counterpart; the message lists all.
     """
     stated = recipe_tables(config, steps=steps, cuda=cuda, discounts=discounts)
+    recipe, violations = checked_recipe(stated, cuda)
+    if recipe is None or violations:
+        raise RecipeError("\n".join(violations))
+    return recipe
+
+
+def checked_recipe(stated: dict[str, Any], cuda: CudaDevices) -> tuple[Recipe | None, list[str]]:
+    """Returns the recipe of these tables, None if they are invalid, and what a check finds besides the task."""
     try:
         recipe = msgspec.convert(stated, Recipe)
     except msgspec.ValidationError as error:
-        raise RecipeError(f"the recipe of this configuration is invalid: {error}") from error
+        return None, [f"the recipe of this configuration is invalid: {error}"]
     recipe = with_derived(with_device_counts(recipe, stated, cuda), stated)
     violations = [*problems(recipe), *(RecipeProblem(*problem) for problem in device_problems(recipe, cuda))]
-    if complaints := [
-        problem.sentence("") for problem in violations if problem.key[0] != "task"
-    ]:  # the program has agent and dataset
-        raise RecipeError("\n".join(complaints))
-    return recipe
+    # the program has agent and dataset
+    return recipe, [problem.sentence("") for problem in violations if problem.key[0] != "task"]
 
 
 def recipe_tables(config: PPOConfig, *, steps: int, cuda: CudaDevices, discounts: bool = False) -> dict[str, Any]:
     """Returns the tables of the recipe as written in TOML; raises like `recipe_of`."""
-    if complaints := _complaints(config):
+    converted = convert_config(config, steps=steps, cuda=cuda, discounts=discounts)
+    online = (ONLINE,) if config.rollout.agent.mode == "online" else ()
+    if complaints := (*online, *converted.complaints):
         raise RecipeError("\n".join(complaints))
-    rollout, actor = config.rollout, config.actor
+    return converted.tables
+
+
+def run_name(config: BaseExperimentConfig) -> str:
+    """Returns the name of a program's run."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{config.experiment_name}-{config.trial_name}".lower()).strip("-") or "areal"
+
+
+class ConvertedConfig(NamedTuple):
+    """The tables of a recipe, and what they leave out."""
+
+    tables: dict[str, Any]
+    complaints: tuple[str, ...]
+    """Settings that change training and have no counterpart."""
+    differences: tuple[str, ...]
+    """Settings that the closest counterpart stands for."""
+
+
+def convert_config(config: PPOConfig, *, steps: int, cuda: CudaDevices, discounts: bool = False) -> ConvertedConfig:
+    """Returns the tables of the recipe as written in TOML, as far as settings have a counterpart."""
+    complaints, differences = _complaints(config), list[str]()
+    rollout, actor, batch_size = config.rollout, config.actor, config.train_dataset.batch_size
     engine = rollout.backend.partition(":")[0]
-    serving = config.vllm if engine == "vllm" else config.sglang
-    length = serving.max_model_len or serving.context_length
-    return {
-        "run": (
-            re.sub(r"[^a-z0-9]+", "-", f"{config.experiment_name}-{config.trial_name}".lower()).strip("-") or "areal"
-        ),
+    concurrent = rollout.max_concurrent_rollouts or batch_size
+    if concurrent < batch_size:
+        differences.append(
+            f"`rollout.max_concurrent_rollouts`: found {concurrent}, less than a batch; {batch_size} groups at once"
+        )
+    context = _context(config, differences.append)
+    tables = {
+        "run": run_name(config),
         "seed": config.seed,
         "steps": steps,
         "model": actor.path,
         "folder": config.cluster.fileroot,
         "task": _task(config, discounts=discounts),
-        "sampling": _sampling(config),
-        "algorithm": algorithm_table(config),
+        "sampling": _sampling(config, context.get("max_model_len"), differences.append),
+        "algorithm": algorithm_table(config, complaints.append, differences.append),
         "staleness_gate": {
             "max_staleness": rollout.max_head_offpolicyness,
-            "max_concurrent": rollout.max_concurrent_rollouts or config.train_dataset.batch_size,
+            "max_concurrent": max(concurrent, batch_size),
         },
         "batcher": {"dynamic_batch": config.dynamic_bs},
-        "trainer": _trainer(config, steps),
+        "trainer": {
+            **trainer_table(actor, batch_size, steps),
+            **({"routing_replay": "on"} if rollout.return_routed_experts else {}),
+        },
         "generation": {
             "engine": engine if describe_engine(engine).is_server and cuda.count else GenerationSettings().engine,
             "dtype": actor.dtype,
-            **({"max_model_len": length} if length else {}),
+            **context,
         },
         "evaluation": {"tasks": 0},
     }
+    return ConvertedConfig(tables, tuple(complaints), tuple(differences))
 
 
-def _complaints(config: PPOConfig) -> list[str]:
-    """Messages for settings that must have a certain value here."""
-    actor, gconfig, agent = config.actor, config.gconfig, config.rollout.agent
+def _context(config: PPOConfig, report: Callable[[str], None]) -> dict[str, int]:
+    """Returns the limit of prompt and answer together: what engine, trainer and model take."""
+    serving = config.vllm if config.rollout.backend.startswith("vllm") else config.sglang
+    stated = serving.max_model_len or serving.context_length
+    folder = Path(config.actor.path).expanduser()
+    positions = context_of(folder) if (folder / "config.json").is_file() else None
+    limits = [limit for limit in (stated, config.actor.mb_spec.max_tokens_per_mb, positions) if limit]
+    if not limits:
+        return {}
+    if stated and min(limits) < stated:
+        report(
+            f"`sglang.context_length`, `vllm.max_model_len`: found {stated}; a conversation ends at {min(limits)}"
+            " tokens, the longest that actor.mb_spec.max_tokens_per_mb and the model take"
+        )
+    return {"max_model_len": min(limits)}
+
+
+def shared_complaints(config: BaseExperimentConfig, actor: TrainEngineConfig) -> list[str]:
+    """Messages for settings of every program that must have a certain value here."""
     optimizer = actor.optimizer
     checks = (
         (not actor.path, "`actor.path`: found none; name a model folder or hub id"),
@@ -101,6 +155,18 @@ def _complaints(config: PPOConfig) -> list[str]:
             f"`actor.optimizer.type`: write one of {', '.join(OPTIMIZERS)}",
         ),
         (actor.peft_type != "lora", f"`actor.peft_type`: found {actor.peft_type}; write lora"),
+        (
+            config.total_train_n_seqs is not None,
+            "`total_train_n_seqs`: set total_train_steps or total_train_epochs instead",
+        ),
+    )
+    return [message for is_wrong, message in checks if is_wrong]
+
+
+def _complaints(config: PPOConfig) -> list[str]:
+    """Messages for settings that must have a certain value here."""
+    actor, gconfig, agent = config.actor, config.gconfig, config.rollout.agent
+    checks = (
         (
             gconfig.greedy,
             "`gconfig.greedy`: episodes for training are sampled; write false, and set it in eval_gconfig",
@@ -121,23 +187,17 @@ def _complaints(config: PPOConfig) -> list[str]:
             ),
         ),
         (
-            agent.mode == "online",
-            '`rollout.agent.mode`: programs have no online mode here; write a recipe with `task.agent = "online"`',
-        ),
-        (
             agent.mode not in ("inline", "subproc", "online"),
             f"`rollout.agent.mode`: found {agent.mode}; write inline or subproc",
         ),
-        (
-            config.total_train_n_seqs is not None,
-            "`total_train_n_seqs`: set total_train_steps or total_train_epochs instead",
-        ),
     )
-    return [message for is_wrong, message in checks if is_wrong]
+    return [*shared_complaints(config, actor), *(message for is_wrong, message in checks if is_wrong)]
 
 
 def _task(config: PPOConfig, *, discounts: bool) -> dict[str, Any]:
     agent = config.rollout.agent
+    if agent.mode == "online":
+        return {"agent": "online", "timeout_seconds": float(agent.session_timeout_seconds)}
     return {
         "runner": "subprocess" if agent.mode == "subproc" else "inline",
         "processes": agent.subproc_max_workers,
@@ -148,11 +208,14 @@ def _task(config: PPOConfig, *, discounts: bool) -> dict[str, Any]:
     }
 
 
-def _sampling(config: PPOConfig) -> dict[str, Any]:
+def _sampling(config: PPOConfig, context: int | None, report: Callable[[str], None]) -> dict[str, Any]:
     own = config.gconfig
+    longest = own.max_new_tokens if context is None else min(own.max_new_tokens, context - 1)
+    if longest < own.max_new_tokens:
+        report(f"`gconfig.max_new_tokens`: found {own.max_new_tokens}; an answer ends after {longest} tokens")
     return {
         "temperature": own.temperature,
-        "max_tokens": own.max_new_tokens,
+        "max_tokens": longest,
         "top_p": own.top_p,
         "top_k": 0 if own.top_k >= ANY_TOP_K else own.top_k,
         "frequency_penalty": own.frequency_penalty,
@@ -160,15 +223,15 @@ def _sampling(config: PPOConfig) -> dict[str, Any]:
     }
 
 
-def _trainer(config: PPOConfig, steps: int) -> dict[str, Any]:
-    actor, optimizer = config.actor, config.actor.optimizer
-    assert optimizer is not None, "checked before"
+def trainer_table(actor: TrainEngineConfig, batch_size: int, steps: int) -> dict[str, Any]:
+    """Returns the recipe's `[trainer]`."""
+    optimizer = actor.optimizer or OptimizerConfig()
     table: dict[str, Any] = {
-        "batch_size": config.train_dataset.batch_size,
+        "batch_size": batch_size,
         "dtype": actor.dtype,
         "recompute_activations": actor.gradient_checkpointing,
         "optimizer": {
-            "name": OPTIMIZERS[optimizer.type],
+            "name": OPTIMIZERS.get(optimizer.type, "adamw"),
             "lr": optimizer.lr,
             "betas": (optimizer.beta1, optimizer.beta2),
             "epsilon": optimizer.eps,

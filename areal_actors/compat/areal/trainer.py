@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
+import structlog
 
 from areal_actors.compat.areal import stats_tracker
 from areal_actors.compat.areal.config import PPOConfig
 from areal_actors.compat.areal.data import import_from_string
-from areal_actors.compat.areal.to_recipe import recipe_of
+from areal_actors.compat.areal.loop_place import Draws, LoopPlace, PlaceFolder
+from areal_actors.compat.areal.to_recipe import convert_config, recipe_of
 from areal_actors.compat.areal.workflow import ArealWorkflow
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import RecipeError
@@ -25,6 +27,9 @@ from areal_actors.tasks.order import Order
 
 SHOWN = ("reward_mean", "loss", "grad_norm", "eval/reward_mean", "eval/failed")
 """Metrics printed after each step; metrics.jsonl has all."""
+
+
+logger = structlog.get_logger(__name__)
 
 
 class PPOTrainer:
@@ -100,6 +105,8 @@ class PPOTrainer:
         runs = Rollouts(workflow, workflow_kwargs), Rollouts(eval_workflow, eval_workflow_kwargs)
         steps = self._steps(total_epochs or self.config.total_train_epochs)
         recipe = recipe_of(self.config, steps=steps, cuda=self._cuda, discounts=not runs[0].is_workflow)
+        for difference in convert_config(self.config, steps=steps, cuda=self._cuda).differences:
+            logger.warning("differs from AReaL", setting=difference)
         with RolloutController(recipe, self._backend) as rollouts, TrainController(recipe, rollouts) as trainer:
             self._loop(recipe, rollouts, trainer, *runs)
 
@@ -111,31 +118,45 @@ class PPOTrainer:
         self, recipe: Recipe, rollouts: RolloutController, trainer: TrainController, train: Rollouts, held_out: Rollouts
     ) -> None:
         folder = RunFolder(Path(recipe.folder).absolute() / recipe.run).path
-        tasks, timeout = self._tasks(), self.config.rollout.request_timeout
+        kept, timeout = PlaceFolder(folder.with_name(f"{recipe.run}-recover")), self.config.rollout.request_timeout
+        place = kept.read() if self.config.recover.is_on else LoopPlace()
+        if place.checkpoint:
+            trainer.load(kept.folder / place.checkpoint)
+            sys.stdout.write(f"continuing after step {place.step}, from {kept.folder}\n")
+        draws = Draws(place, self._row_of_draw)
+        tasks = self._tasks(draws)
         rollouts.update_weights(trainer.upload_weights())
-        if self.config.evaluator.eval_before_train and (metrics := self._evaluate(rollouts, held_out)):
+        if (
+            not place.step
+            and self.config.evaluator.eval_before_train
+            and (metrics := self._evaluate(rollouts, held_out))
+        ):
             self._write(folder, 0, metrics | stats_tracker.export_all())
-        for step in range(1, recipe.steps + 1):
+        for step in range(place.step + 1, recipe.steps + 1):
             batch = rollouts.prepare_batch(tasks, train.workflow_for(recipe), options=train.options, timeout=timeout)
             metrics = trainer.train_batch(batch)
+            draws.train(batch.numbers)
             rollouts.update_weights(trainer.upload_weights())
             if self.config.saver.is_due(step, self.steps_per_epoch) or step == recipe.steps:
                 trainer.save(folder / "checkpoints" / f"step-{step}")
             if self.config.evaluator.is_due(step, self.steps_per_epoch):
                 metrics |= self._evaluate(rollouts, held_out)
             self._write(folder, step, metrics | stats_tracker.export_all())
+            if self.config.recover.is_on and (
+                self.config.recover.is_due(step, self.steps_per_epoch) or step == recipe.steps
+            ):
+                kept.keep(draws.place(step), trainer.save)
 
-    def _tasks(self) -> Iterator[Mapping[str, Any]]:
-        """Yield rows endlessly: each epoch has every row once, in whole batches, shuffled by the seed."""
-        settings = self.config.train_dataset
-        order = Order(length=len(self.train_dataset), seed=self.config.seed if settings.shuffle else None)
-        whole = self.steps_per_epoch * settings.batch_size
-        draw = 0
-        while True:
-            if draw % len(self.train_dataset) < whole or not settings.drop_last:
-                number = order.row(draw)
-                yield {"id": f"row-{number}", **self.train_dataset[number]}
-            draw += 1
+    def _row_of_draw(self, draw: int) -> int | None:
+        """Each epoch has every row once, in whole batches, shuffled by the seed."""
+        settings, length = self.config.train_dataset, len(self.train_dataset)
+        if draw % length >= self.steps_per_epoch * settings.batch_size and settings.drop_last:
+            return None
+        return Order(length=length, seed=self.config.seed if settings.shuffle else None).row(draw)
+
+    def _tasks(self, draws: Draws) -> Iterator[Mapping[str, Any]]:
+        for number in draws.rows():
+            yield {"id": f"row-{number}", **self.train_dataset[number]}
 
     def _evaluate(self, rollouts: RolloutController, held_out: Rollouts) -> dict[str, float]:
         """Run every row of the validation set once; returns the mean reward and the number of failed rows."""

@@ -37,6 +37,8 @@ class RolloutBatch(Value):
     """Trajectories and tokens exported since the controller started and in no batch."""
     filtered_groups: int = 0
     """Groups dropped by the filter since the previous batch."""
+    numbers: tuple[int, ...] = ()
+    """Number of each group, as `submit` returned it: a loop that keeps them knows which tasks were trained."""
 
     def references(self) -> list[TrajectoryInfo]:
         """Returns all references, group after group."""

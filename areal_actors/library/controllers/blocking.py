@@ -71,6 +71,7 @@ class RolloutController:
 
     submit = _blocking(AsyncRolloutController.submit)
     wait = _blocking(AsyncRolloutController.wait)
+    collect = _blocking(AsyncRolloutController.collect)
     rollout_batch = _blocking(AsyncRolloutController.rollout_batch)
     prepare_batch = _blocking(AsyncRolloutController.prepare_batch)
     evaluate = _blocking(AsyncRolloutController.evaluate)
@@ -111,6 +112,10 @@ class RolloutController:
     def weight_version(self) -> int:
         """Version of the newest weights passed to `update_weights`; -1 before the first."""
         return self.controller.weight_version
+
+    def is_healthy(self) -> bool:
+        """True while episodes can run: it is started, not closed, and no actor has failed."""
+        return self.controller.is_healthy()
 
     @property
     def abandoned(self) -> Sequence[EpisodeAbandoned]:

@@ -34,6 +34,7 @@ class AsyncRolloutController(Driver):
         *,
         options: Mapping[str, Any] | None = None,
         should_accept: Accept = None,
+        group_size: int | None = None,
     ) -> int:
         """Run a group of episodes on a task as soon as no limit is reached.
 
@@ -43,6 +44,7 @@ class AsyncRolloutController(Driver):
                 `package.module:Name`); by default the recipe's.
             options: keyword arguments of the class or function.
             should_accept: a predicate on scored episodes, or its name; see `Acceptance.outcome`.
+            group_size: number of episodes, by default `algorithm.group_size`.
 
         Returns:
             The group's number; submissions are numbered from 0.
@@ -52,7 +54,7 @@ class AsyncRolloutController(Driver):
             RecipeError: there is nothing of that name.
             RolloutError: the controller is closed, or the task is invalid.
         """
-        number = await self._enter(task, workflow, options or {}, should_accept)
+        number = await self._enter(task, workflow, options or {}, should_accept, group_size)
         await self._admit()
         return number
 
@@ -77,6 +79,30 @@ class AsyncRolloutController(Driver):
 
         return await self._publish_batch(await self._until(f"wait({count})", enough, timeout))
 
+    async def collect(
+        self, numbers: Sequence[int], count: int, timeout: float = WAIT_SECONDS
+    ) -> tuple[dict[int, int | None], RolloutBatch]:
+        """Returns a batch of the first `count` of these groups that have ended.
+
+        A group whose episodes all failed or were rejected has ended, too.
+
+        Returns:
+            For each number its place in the batch, None without a trajectory; and the batch.
+
+        Raises like `wait`.
+        """
+        name = f"collect({count})"
+        self._check_running(name)
+
+        async def ended_groups() -> list[int] | None:
+            ended = [number for number in numbers if self._scheduler.has_ended(number)]
+            return ended[:count] if len(ended) >= count else None
+
+        ended = await self._until(name, ended_groups, timeout)
+        kept = [number for number in ended if number in self._scheduler.assembler.complete]
+        places = {number: kept.index(number) if number in kept else None for number in ended}
+        return places, await self._publish_batch(self._scheduler.of(kept))
+
     async def rollout_batch(
         self,
         tasks: Iterable[TaskLike],
@@ -85,6 +111,7 @@ class AsyncRolloutController(Driver):
         options: Mapping[str, Any] | None = None,
         should_accept: Accept = None,
         timeout: float = WAIT_SECONDS,
+        group_size: int | None = None,
     ) -> RolloutBatch:
         """Run these tasks to completion; returns the groups with at least one trajectory, in the order of the tasks.
 
@@ -93,7 +120,7 @@ class AsyncRolloutController(Driver):
         given = list(tasks)
         name = f"rollout_batch of {len(given)} tasks"
         self._check_possible(name, len(given))
-        numbers = [await self._enter(task, workflow, options or {}, should_accept) for task in given]
+        numbers = [await self._enter(task, workflow, options or {}, should_accept, group_size) for task in given]
         await self._admit()
 
         async def ended_batch() -> RolloutBatch | None:
@@ -109,6 +136,7 @@ class AsyncRolloutController(Driver):
         options: Mapping[str, Any] | None = None,
         should_accept: Accept = None,
         timeout: float = WAIT_SECONDS,
+        group_size: int | None = None,
     ) -> RolloutBatch:
         """Returns the next batch of `trainer.batch_size` groups; further tasks run ahead as staleness allows.
 
@@ -122,6 +150,7 @@ class AsyncRolloutController(Driver):
             options: as in `submit`.
             should_accept: as in `submit`.
             timeout: in seconds.
+            group_size: as in `submit`.
 
         Raises:
             RolloutError: as for `wait`; or the tasks ended first.
@@ -134,7 +163,7 @@ class AsyncRolloutController(Driver):
         async def enough() -> RolloutBatch | None:
             batch = self._scheduler.oldest(size)
             while self._scheduler.waiting() < self._scheduler.room()[0] + size and (task := feed.next()) is not None:
-                await self._enter(task, workflow, options or {}, should_accept)
+                await self._enter(task, workflow, options or {}, should_accept, group_size)
             await self._admit()
             if batch is None and self._idle():
                 raise RolloutError(f"{name}: the tasks ended after {feed.taken}: {self._describe_progress()}")
@@ -198,14 +227,27 @@ class AsyncRolloutController(Driver):
         envelopes = await self._host.bus.read([reference.sequence for reference in batch.references()])
         return [envelope.open(TrajectoryExported).trajectory for envelope in envelopes]
 
+    def is_healthy(self) -> bool:
+        """True while episodes can run: it is started, not closed, and no actor has failed."""
+        return not self._closed and not self._host.failed.done()
+
     # ------------------------------------------------------------ helpers
 
-    async def _enter(self, task: TaskLike, workflow: Any, options: Mapping[str, Any], should_accept: Accept) -> int:
+    async def _enter(
+        self,
+        task: TaskLike,
+        workflow: Any,
+        options: Mapping[str, Any],
+        should_accept: Accept,
+        group_size: int | None = None,
+    ) -> int:
         """Add a task and prepare its workflow; only a runnable task gets a number."""
         self._check_running("submit")
+        if group_size is not None and group_size < 1:
+            raise RolloutError(f"group_size is {group_size}; a group has at least one episode")
         taken = as_task(task, self._scheduler.submitted)
-        spec = await self._workflows.ready(workflow, options, should_accept)
-        number = self._scheduler.submit(taken)
+        spec = await self._workflows.ready(workflow, options, should_accept, group_size=group_size)
+        number = self._scheduler.submit(taken, group_size)
         self._workflows.enter(self._scheduler.name(number), spec)
         return number
 

@@ -56,8 +56,10 @@ class RolloutScheduler:
 
     # ------------------------------------------------------------ submission
 
-    def submit(self, task: Task) -> int:
-        """Add a task; returns its group's number."""
+    def submit(self, task: Task, group_size: int | None = None) -> int:
+        """Add a task; returns its group's number. `group_size`: episodes of this group, by default the recipe's."""
+        if group_size not in (None, self.recipe.algorithm.group_size):
+            self.ledger.sizes[self.submitted] = self.assembler.sizes[self.submitted] = group_size
         self._waiting.append(task)
         self.submitted += 1
         return self.submitted - 1
@@ -80,7 +82,7 @@ class RolloutScheduler:
         return [
             first_attempt(self.name(number), member, task, self.recipe.sampling, self.recipe.task.retries)
             for number, task in [(number, self._waiting.popleft()) for number in range(first, self.ledger.granted)]
-            for member in range(self.recipe.algorithm.group_size)
+            for member in range(self.ledger.sizes.get(number, self.recipe.algorithm.group_size))
         ]
 
     # ------------------------------------------------------------ outcomes
@@ -163,4 +165,5 @@ class RolloutScheduler:
             trained=self.assembler.trained,
             dropped=self.assembler.dropped,
             filtered_groups=filtered,
+            numbers=tuple(group.number for group in groups),
         )

@@ -26,6 +26,10 @@ Accept = str | Callable[[dict[str, Any]], Any] | None
 """`should_accept(episode) -> bool`, itself or as `path.py:function`; see `areal_actors.rewards.acceptance`."""
 
 
+RunnerKey = tuple[object, str, bool, int]
+"""Workflow, options, True for evaluation in separate processes, episodes of a group."""
+
+
 class _CachedRunner:
     """A runner with the number of groups that use it."""
 
@@ -38,7 +42,7 @@ class _CachedRunner:
 class WorkflowSpec(msgspec.Struct, frozen=True):
     """Runner and acceptance predicate of a group."""
 
-    key: tuple[object, str, bool]
+    key: RunnerKey
     """Key of its runner."""
     accepts: Callable[[dict[str, Any]], Any] | None
 
@@ -51,7 +55,7 @@ class Workflows:
         self.task = task
         self.root = root
         self.group_size = group_size
-        self._runners: dict[tuple[object, str, bool], _CachedRunner] = {}
+        self._runners: dict[RunnerKey, _CachedRunner] = {}
         self._specs: dict[str, WorkflowSpec] = {}
         """Workflow specification by group."""
         self._ended: list[AgentRunner] = []
@@ -59,7 +63,13 @@ class Workflows:
         self._start_lock = asyncio.Lock()
 
     async def ready(
-        self, workflow: Any, options: Mapping[str, Any], accept: Accept, *, held_out: bool = False
+        self,
+        workflow: Any,
+        options: Mapping[str, Any],
+        accept: Accept,
+        *,
+        held_out: bool = False,
+        group_size: int | None = None,
     ) -> WorkflowSpec:
         """Start the runner of a group's episodes; returns its specification.
 
@@ -68,6 +78,7 @@ class Workflows:
             options: keyword arguments of the class or function.
             accept: predicate on scored episodes, in place of the recipe's `task.should_accept`.
             held_out: True for evaluation; agents in subprocesses then get separate processes.
+            group_size: episodes of the group, by default the recipe's.
 
         Raises:
             AgentError: the workflow is none of these, or its class raises.
@@ -77,11 +88,12 @@ class Workflows:
         judge = load_named(accept, self.root) if isinstance(accept, str) else accept
         kind = workflow if workflow is None or isinstance(workflow, str) else id(workflow)
         apart = held_out and self.task.has_processes() and not isinstance(kind, int)
-        key = (kind, msgspec.json.encode(options, enc_hook=id).decode(), apart)
+        size = self.group_size if group_size is None else group_size
+        key = (kind, msgspec.json.encode(options, enc_hook=id).decode(), apart, size)
         async with self._start_lock:
             await self._close_ended()
             if key not in self._runners:
-                runner = self._runner(workflow, options)
+                runner = self._runner(workflow, options, size)
                 await runner.start()
                 self._runners[key] = _CachedRunner(workflow, runner)
         return WorkflowSpec(key=key, accepts=judge)
@@ -104,15 +116,15 @@ class Workflows:
         while self._ended:
             await self._ended.pop().close()
 
-    def _runner(self, workflow: Any, options: Mapping[str, Any]) -> AgentRunner:
+    def _runner(self, workflow: Any, options: Mapping[str, Any], group_size: int) -> AgentRunner:
         if workflow is None or isinstance(workflow, str):
-            return runner_of(self._task(workflow, options), self.root, group_size=self.group_size)
+            return runner_of(self._task(workflow, options), self.root, group_size=group_size)
         name = getattr(workflow, "__qualname__", type(workflow).__qualname__)
         try:
             agent = make_agent(workflow, name, options)
         except AgentLoadError as error:
             raise AgentError(str(error)) from error
-        return GroupRunner(agent, name, group_size=self.group_size) if runs_groups(agent) else InlineRunner(agent, name)
+        return GroupRunner(agent, name, group_size=group_size) if runs_groups(agent) else InlineRunner(agent, name)
 
     def _task(self, workflow: str | None, options: Mapping[str, Any]) -> TaskSettings:
         if workflow is not None:

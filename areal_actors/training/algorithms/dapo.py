@@ -57,6 +57,8 @@ class Dapo(ClippedPolicy, tag="dapo"):
     """Upper bound of the token ratio: 1 + clip_higher."""
     overlong: Overlong | None = None
     """No penalty if not set, because lengths depend on the task; the paper uses 20480 and 4096."""
+    normalize_advantages: bool = False
+    """Normalize advantages again, over all episodes of the step."""
 
     def problems(self) -> Iterator[Problem]:
         """Yields also a buffer above `longest`."""

@@ -46,6 +46,8 @@ class Distillation(PolicyGradient, tag="distillation"):
     """Estimator of the divergence from the teacher, as `kl.estimator`."""
     clip: PositiveFloat = 0.2
     """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip] in the policy loss from rewards."""
+    normalize_advantages: bool = False
+    """Normalize advantages again, over all episodes of the step."""
     correction: Correction = Correction()
 
     @property

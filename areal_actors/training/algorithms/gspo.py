@@ -36,6 +36,8 @@ class Gspo(ClippedPolicy, tag="gspo"):
     loss_aggregation: LossAggregation = "seq_mean"
     """Mean over sequences; `token_mean` weights them by length."""
     correction: SequenceCorrection = SequenceCorrection()
+    normalize_advantages: bool = False
+    """Normalize advantages again, over all episodes of the step."""
 
     def ratios(self, batch: Batch, logp: Tensor, corrected: Corrected) -> Tensor:
         """Returns the ratio of the sequence for each of its tokens."""

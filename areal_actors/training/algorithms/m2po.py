@@ -60,6 +60,8 @@ class M2po(PolicyGradient, tag="m2po"):
     """Upper bound of the mean of the squares of kept tokens."""
     clip: PositiveFloat | None = None
     """ε of PPO: the token ratio is clipped to [1 - clip, 1 + clip]; unbounded if not set."""
+    normalize_advantages: bool = False
+    """Normalize advantages again, over all episodes of the step."""
 
     @property
     def needs(self) -> frozenset[Need]:

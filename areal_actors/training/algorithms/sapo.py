@@ -35,6 +35,8 @@ class Sapo(PolicyGradient, tag="sapo"):
     temperature_negative: PositiveFloat = 1.05
     """τ of the other tokens."""
     loss_aggregation: LossAggregation = "seq_mean"
+    normalize_advantages: bool = False
+    """Normalize advantages again, over all episodes of the step."""
 
     def surrogate(self, batch: Batch, logp: Tensor, corrected: Corrected) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss of the soft gate."""

@@ -1,0 +1,1 @@
+"""Recipes from the configurations of other systems (AReaL, TRL, verl): `areal-actors init FOLDER --from FILE`."""
