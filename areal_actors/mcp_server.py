@@ -40,7 +40,7 @@ Last = Annotated[int, Field(description="Number of episodes in the list", ge=1, 
 Settings = Annotated[list[str], Field(description="KEY=VALUE: algorithm.clip=0.1, reward=FILE.py:FUNCTION")]
 
 
-class RunCommands:
+class CommandProcesses:
     """The commands on the runs of a folder, each as a process that reads and ends."""
 
     def __init__(self, folder: Path, failure: type[Exception]) -> None:
@@ -84,7 +84,7 @@ class RunCommands:
 class RunTools:
     """The tools of a server; names, descriptions and parameters are those that an assistant reads."""
 
-    def __init__(self, commands: RunCommands) -> None:
+    def __init__(self, commands: CommandProcesses) -> None:
         self._commands = commands
 
     async def runs(self) -> str:
@@ -124,7 +124,7 @@ def build_server(folder: Path) -> Any:
     except ModuleNotFoundError as error:
         raise SetupError(f"an MCP server of runs needs mcp: {install_command(['mcp'])}") from error
     server = mcp.MCPServer("areal-actors", instructions=INSTRUCTIONS)
-    tools = RunTools(RunCommands(folder, failure))
+    tools = RunTools(CommandProcesses(folder, failure))
     for tool in (tools.runs, tools.why, tools.show, tools.compare, tools.what_if):
         server.tool()(tool)
     return server

@@ -190,7 +190,7 @@ async def test_who_leaves_before_the_last_part_ends_the_handling_and_who_leaves_
     assert not harness.tasks["outside-0"].done()
 
 
-async def test_who_waits_when_the_actor_stops_or_fails_is_told_that_it_ended(harness):
+async def test_a_wait_ends_with_the_actor_that_stops(harness):
     actor = Outside()
     await harness.serve(actor)
     waiting = asyncio.create_task(collect(actor.submit(WhatSum(parts=9))))

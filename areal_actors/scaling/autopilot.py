@@ -41,7 +41,7 @@ FACTOR = 2
 """Factor by which `max_concurrent` grows."""
 
 
-class _Trial(NamedTuple):
+class _LimitTrial(NamedTuple):
     """Changes whose effect is not known yet: of one limit, or of both where one alone showed none."""
 
     limits: Mapping[Setting, int]
@@ -62,9 +62,9 @@ class Autopilot:
     """Limits of the recipe, or those beyond which steps drifted."""
     most: dict[Setting, int] = field(init=False)
     """Limits beyond which more did not help."""
-    trial: _Trial | None = None
+    trial: _LimitTrial | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of the last step."""
+    """Metrics of the last step."""
     back: list[LimitDecided] = field(default_factory=list)
     """Further changes that are to be taken back."""
     has_limits: bool = True
@@ -144,7 +144,7 @@ class Autopilot:
         found = find_limit(load, (), msgspec.structs.replace(self.recipe, staleness_gate=gate))
         if (advised := found.raises) is None:
             return None
-        trial = self.trial or _Trial(self.limits, 1.0 - load.trainer_waits, ())
+        trial = self.trial or _LimitTrial(self.limits, 1.0 - load.trainer_waits, ())
         for setting in sorted(self.limits, key=lambda name: name != advised.setting):
             now, value, gain = self.limits[setting], self._next_value(setting), self._most_gain(setting, load)
             is_possible = setting not in trial.raised and value > now and gain >= trial.busy * (GAIN - 1.0)
