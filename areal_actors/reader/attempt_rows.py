@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import Interaction
 from areal_actors.history.episode_rows import TRACE_COLUMNS, CallRecord
 from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated
 from areal_actors.reader.records import EndedEpisode
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")  # a list of episodes needs none
 
 
 def episode_row(ended: EndedEpisode) -> dict[str, Any]:
