@@ -209,6 +209,6 @@ async def test_the_search_finds_pages_of_the_site_on_the_disk(tmp_path):
         await tab.until("document.querySelector('.md-search-result__meta').textContent.includes('Type to start')")
         for letter in "slurm":
             await tab.press(letter)
-        await tab.until("document.querySelector('.md-search-result__link[href*=\"slurm.html\"]')")
+        await tab.until("document.querySelector('.md-search-result__link[href*=\"slurm.html\"]') !== null")
         assert tab.console == []
         assert {url.partition(":")[0] for url in tab.requested} <= {"file", "data", "about"}
