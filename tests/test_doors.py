@@ -29,7 +29,7 @@ def commands_of_doors() -> dict[str, str]:
 
 
 def requirement_of_the_page() -> str:
-    """What the page about installing installs from the wheels."""
+    """Name and extras that the page about installing has for the wheels."""
     lines = [line for block in blocks_of(INSTALL) for line in block.text.splitlines() if "--find-links dist" in line]
     assert len(lines) == 1
     return shlex.split(lines[0])[-1]
