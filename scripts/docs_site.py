@@ -44,7 +44,14 @@ def nav_sections() -> Iterator[tuple[str, list[str]]]:
     """Yields the sections of the nav with their pages, in order."""
     for section in yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["nav"]:
         [(title, entries)] = section.items()
-        yield title, [entry if isinstance(entry, str) else next(iter(entry.values())) for entry in entries]
+        yield title, [*nav_pages(entries)]
+
+
+def nav_pages(entries: list[Any]) -> Iterator[str]:
+    """Yields the pages of a section, in order: those of its groups, and those with a title, too."""
+    for entry in entries:
+        for page in entry.values() if isinstance(entry, dict) else [entry]:
+            yield from nav_pages(page) if isinstance(page, list) else [page]
 
 
 def prose(text: str) -> str:

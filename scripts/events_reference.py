@@ -81,6 +81,8 @@ COMMON_FIELDS = {
 """Meaning of fields by name, where the field has no docstring of its own."""
 HEAD = """# Messages
 
+After this page you can subscribe to any message of a run, and read each of its fields.
+
 All messages on the bus, with sender, receivers and fields. A monitor receives all but replies, which go to the caller
 only; it subscribes to `areal.<run>.<subject>`, for example `areal.gsm8k-grpo.trajectory.>`; address, user and password
 are in the `monitor.json` of the run's folder ([security.md](security.md)). `areal-actors view RUN 'trajectory.>'`

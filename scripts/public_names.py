@@ -42,6 +42,8 @@ MODULES = {
 HEAD = """\
 # Public names
 
+After this page you know which names a program may import, and for how long they stay.
+
 What programs may import: the names below, {count} in {modules} modules. Their signatures change only with a new major
 version, or with a new minor version before 1.0, and `CHANGELOG.md` names the change; everything else is internal and
 may change with any version. Public as well are the command line, [recipes](settings.md), [events](events.md) and the

@@ -16,6 +16,8 @@ DOCS = Path(__file__).parent.parent / "docs"
 PAGE, SCHEMA = DOCS / "settings.md", DOCS / "recipe.schema.json"
 HEAD = """# Settings
 
+After this page you know every setting of a recipe, with its type, its default and its meaning.
+
 Every setting of a recipe, with type, default and meaning. Names are as in overrides, `areal-actors run RECIPE
 trainer.batch_size=8`; in a file `[trainer]` is a table and `batch_size` a key of it. `areal-actors explain
 trainer.batch_size` prints the same, `areal-actors check RECIPE` the values that a recipe resolves to.

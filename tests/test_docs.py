@@ -2,7 +2,8 @@
 repository.
 
 tests/support/doc_blocks.py has the directives for running a block. Shell blocks are run by `bash` with stand-ins for
-`just` and `pip`: `just COMMAND` is the command of .venv, with the settings of a small run behind those of the block.
+`just`, `areal-actors` and `pip`: `just COMMAND` is the command of .venv, with the settings of a small run behind those
+of the block.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from support.doc_blocks import BLOCKS, MAIN, PAGES, ROOT, SMALL, SMALL_EXAMPLES,
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError
 from areal_actors.recipe.load import load
+from areal_actors.recipe.paths import find_recipe
 from areal_actors.training.algorithms import Algorithm
 
 LANGUAGES = {"", "sh", "toml", "python", "sql"}  # SQL of the history is run by test_history_reference.py
@@ -69,11 +71,12 @@ def copy(tmp_path, monkeypatch):
 
 
 def small_command(name: str, words: list[str], settings: list[str]) -> list[str]:
-    """Stand-in for `just` or `pip`: the command itself, and for a run a small one."""
+    """Stand-in for `just`, `areal-actors` or `pip`: the command itself, and for a run a small one."""
     if name == "pip":
         return [sys.executable, "-c", ""]
     command, *rest = words
-    if not re.search(rf"^{command}( \*?\w+)*:", (ROOT / "justfile").read_text(encoding="utf-8"), re.MULTILINE):
+    recipes = (ROOT / "justfile").read_text(encoding="utf-8")
+    if name == "just" and not re.search(rf"^{command}( \*?\w+)*:", recipes, re.MULTILINE):
         raise SystemExit(f"just: there is no recipe `{command}`")
     made = [sys.executable, "-m", "areal_actors", command, *rest]
     if command not in {"run", "check"}:
@@ -81,7 +84,7 @@ def small_command(name: str, words: list[str], settings: list[str]) -> list[str]
     for small in (SMALL, SMALL[1:], SMALL_EXAMPLES):
         try:
             load(
-                [Path(word) for word in rest if "=" not in word],
+                [find_recipe(word) for word in rest if "=" not in word],
                 [*(word for word in rest if "=" in word), *small],
                 CudaDevices(0, "none"),
             )
@@ -155,7 +158,7 @@ def test_an_unknown_directive_of_a_comment_is_refused():
 def test_commands_do_what_the_page_describes(block, copy):
     tools = copy / "tools"
     tools.mkdir()
-    for name in ("just", "pip"):
+    for name in ("just", "areal-actors", "pip"):
         tool = tools / name
         tool.write_text(
             TOOL.format(python=sys.executable, tests=str(ROOT / "tests"), name=name, settings=[*block.settings])

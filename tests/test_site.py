@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support.browser import CHROMIUM, browser
 from support.doc_blocks import PAGES, ROOT
 from test_docs_figures import TABLES
 
@@ -26,6 +27,7 @@ SOURCE = re.compile(r"[\w-]+(?:[./-][\w-]+)*\.py")
 """A name of a source file, whole or from some folder on."""
 SOURCES = ("areal_actors", "bus", "agents", "recipes", "tests", "benchmarks", "scripts", "docs")
 METRIC = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)+|skipped|entropy|groups|lr")
+README_BYTES = 6 * 1024
 MKDOCS = ROOT / ".environments" / "docs" / "bin" / "python"
 
 
@@ -62,6 +64,23 @@ def test_llms_txt_is_current_and_has_a_sentence_for_every_page():
     assert len(entries) == len(listed())
     for line in entries:
         assert re.fullmatch(r"- \[[^\]]+\]\([\w/.-]+\.md\): [A-Z`\[].{20,}\.", line), line
+
+
+def test_the_sections_are_in_the_order_in_which_a_reader_needs_them():
+    sections = [title for title, _ in site.nav_sections()]
+    assert sections == ["Get started", "How-to", "Concepts", "Reference", "Development"]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT], ids=lambda page: page.name)
+def test_a_page_begins_with_what_its_reader_can_do_after_it(page):
+    title, sentence = site.prose(page.read_text(encoding="utf-8")).split("\n\n")[:2]
+    assert title.startswith("# ")
+    assert "\n" not in title
+    assert re.match(r"After this page \S.*\.", sentence, re.DOTALL), f"{page.name} begins with: {sentence}"
+
+
+def test_the_readme_is_read_in_two_minutes():
+    assert (ROOT / "README.md").stat().st_size <= README_BYTES
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
@@ -147,21 +166,24 @@ def test_every_metric_of_the_page_is_written_by_the_code():
 # ------------------------------------------------------------ the site
 
 
+def build_site(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [*mkdocs(), "build", "--strict", "--quiet", "--config-file", str(ROOT / "mkdocs.yml")]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(
+        [*command, "--site-dir", str(folder)],
+        cwd=ROOT,
+        env=quiet,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_site_is_built_without_a_warning_and_loads_nothing_from_other_hosts(tmp_path):
-    command = [
-        *mkdocs(),
-        "build",
-        "--strict",
-        "--quiet",
-        "--config-file",
-        str(ROOT / "mkdocs.yml"),
-        "--site-dir",
-        str(tmp_path),
-    ]
-    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    ended = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=500, check=False)
+    ended = build_site(tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout + ended.stderr == ""
     for page in listed():
@@ -171,3 +193,22 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_other_hosts(
         assert not re.search(r"<p>[^<]*\n(?:[-*]|\d+\.) ", text), f"{page}: a list needs an empty line before it"
     assert "first-agent.html" in (tmp_path / "llms.txt").read_text(encoding="utf-8")
     assert (tmp_path / "asyncapi.json").exists()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed: `apt install chromium`")
+async def test_the_search_finds_pages_of_the_site_on_the_disk(tmp_path):
+    ended = build_site(tmp_path / "site")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    async with browser(tmp_path / "browser") as tab:
+        await tab.open((tmp_path / "site" / "index.html").as_uri())
+        await tab.until("document.querySelector('.md-search__input') && typeof __index === 'object'")
+        await tab.run("document.querySelector('label[for=__search]').click()")
+        await tab.until("document.activeElement === document.querySelector('.md-search__input')")
+        await tab.until("document.querySelector('.md-search-result__meta').textContent.includes('Type to start')")
+        for letter in "slurm":
+            await tab.press(letter)
+        await tab.until("document.querySelector('.md-search-result__link[href*=\"slurm.html\"]') !== null")
+        assert tab.console == []
+        assert {url.partition(":")[0] for url in tab.requested} <= {"file", "data", "about"}
