@@ -132,7 +132,7 @@ def test_the_best_checkpoint_so_far_stands_in_the_picture_and_in_the_summary():
 
 def test_why_a_run_is_stopping_is_shown_until_it_is_over():
     view = view_of(story.STARTED, USED_UP, RunStopping(reason=f"{USED_UP.reason}; ended"))
-    assert printed(view).endswith(f"stopping {USED_UP.reason}")
+    assert f"stopping {USED_UP.reason}" in printed(view)
     view.receive(story.sealed(RunFinished(steps=3, error=f"{USED_UP.reason}; ended after 3 of 40 steps"), 9))
     assert "stopping" not in printed(view)
     assert f"ended early: {USED_UP.reason}; ended after 3 of 40 steps" in printed(summary(view.state, []))
@@ -182,7 +182,7 @@ def test_lines_that_block_the_agents_loop_stand_in_the_picture_and_in_the_summar
 
 
 def test_why_training_was_halted_is_shown_as_the_run_stops():
-    assert printed(view_of(story.STARTED, HALTED)).endswith(f"stopping {HALTED.reason}")
+    assert f"stopping {HALTED.reason}" in printed(view_of(story.STARTED, HALTED))
 
 
 @pytest.mark.parametrize(
