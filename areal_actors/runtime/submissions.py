@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from areal_bus.errors import NoResponder
 from areal_bus.message import Reply, Request
@@ -18,17 +18,16 @@ R = TypeVar("R", bound=Reply)
 
 
 class _Wait:
-    """A task that asks."""
+    """The task that asks."""
 
-    __slots__ = ("cancelled_before", "is_inside", "is_over", "task")
+    is_inside = True
+    """True while the handler runs or waits; False while the caller has a part."""
+    is_over = False
+    """True once the actor has stopped."""
 
-    def __init__(self, task: asyncio.Task[Any]) -> None:
-        self.task = task
-        self.cancelled_before = task.cancelling()
-        self.is_inside = True
-        """True while the handler runs or waits; False while the caller has a part."""
-        self.is_over = False
-        """True once the actor has stopped."""
+    def __init__(self) -> None:
+        self.task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self.cancelled_before = self.task.cancelling()
 
     def end(self) -> None:
         """End the wait; a caller that has a part finds it ended when it asks for the next."""
@@ -51,9 +50,7 @@ class Submissions:
         Raises:
             NoResponder: the handler ended before the last part, or failed, or its actor stopped.
         """
-        task = asyncio.current_task()
-        assert task is not None
-        self._waits[wait := _Wait(task)] = None
+        self._waits[wait := _Wait()] = None
         last: R | None = None
         try:
             async with aclosing(replies):
@@ -67,7 +64,7 @@ class Submissions:
                         if wait.is_over:
                             break
         except asyncio.CancelledError:
-            if not wait.is_over or task.uncancel() > wait.cancelled_before:
+            if not wait.is_over or wait.task.uncancel() > wait.cancelled_before:
                 raise
         except Exception as error:  # noqa: BLE001 - the actor's failure, which ends its runtime
             self._on_failure(error)
