@@ -70,7 +70,7 @@ class Submissions:
             self._on_failure(error)
         finally:
             del self._waits[wait]
-        if last is None or wait.is_over:
+        if last is None:
             raise NoResponder(f"{request.subject}: {self.instance} ended before it replied")
         yield last
 
