@@ -129,6 +129,14 @@ def test_staleness_is_not_raised_where_steps_would_drift_and_falls_when_they_do(
     assert fly(pilot, load(0.6, staleness=0.9)) == []
 
 
+@pytest.mark.parametrize(("metrics", "value"), [({"approx_kl": 0.6}, 1), ({"masked_frac": 0.6}, 2)])
+def test_a_guard_that_only_reports_has_staleness_fall_too_but_not_for_masked_tokens(recipe, metrics, value):
+    pilot = Autopilot(recipe)
+    fly(pilot, step(1), load(0.6, staleness=0.9))
+    fly(pilot, step(2, **metrics), OffPolicyChanged(step=2, outside=("one",), max_staleness=3, before=3))
+    assert pilot.limits["max_staleness"] == value
+
+
 def test_a_resumed_run_goes_on_with_the_limits_of_its_gate(recipe):
     pilot = Autopilot(recipe)
     assert fly(pilot, RunResumed(recipe={}, reason="", folder=""), load(0.6, concurrency=0.9)) == [], "not known yet"

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from areal_actors.chaos.settings import ChaosSettings
+from areal_actors.core.autopilot_settings import AutopilotSettings
 from areal_actors.core.autoscale_settings import AutoscaleSettings
 from areal_actors.core.bus_settings import BusSettings
 from areal_actors.core.config import merge_tables
@@ -63,6 +64,7 @@ def policy_recipe(recipe: Recipe, name: str) -> Recipe:
         chaos=ChaosSettings(),
         hosts=HostsSettings(),
         autoscale=AutoscaleSettings(),
+        autopilot=AutopilotSettings(),
         track=TrackSettings(),
         policies={},
         policy=PolicyRole(name=name, run=recipe.run, settings=settings),

@@ -1,6 +1,6 @@
 """Raises limits of the staleness gate where that helps (`[autopilot]`).
 
-A fold over loads, decisions and steps, so that a log gives the same decisions again. After each window the one thing
+A fold over loads, decisions and steps, and after a resume over a heartbeat of the gate. After each window the one thing
 that limits the run is looked for, as `areal-actors why` does. If its advice is to raise a limit that the recipe lets
 the run choose, the limit is raised: unless the log shows that too little can be gained, or that the steps would drift
 too far. A change after which the trainer is not busier is taken back in the next window, unless the other limit holds
@@ -102,11 +102,16 @@ class Autopilot:
                 self.trial = None  # what follows has two causes
             case StepCompleted():
                 self.metrics = message.metrics
-            case OffPolicyChanged() if message.max_staleness < message.before:
+            case OffPolicyChanged() if self._has_drifted(message):
                 return self._step_back(message)
             case LoadMeasured() if self.has_limits:
                 return self._judge(message) if self.trial else self._raise(message)
         return None
+
+    def _has_drifted(self, event: OffPolicyChanged) -> bool:
+        """Returns True if steps are too far from the weights that sampled, with or without a lower bound of the guard."""
+        drift = self.recipe.staleness_gate.guard.drift_sentences(self.metrics)
+        return event.max_staleness < event.before or (bool(event.outside) and any(drift))
 
     def _step_back(self, event: OffPolicyChanged) -> LimitDecided | None:
         """Returns the decision for one version less, since steps are off policy with the bound of now."""
