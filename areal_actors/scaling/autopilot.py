@@ -109,7 +109,7 @@ class Autopilot:
         return None
 
     def _has_drifted(self, event: OffPolicyChanged) -> bool:
-        """Returns True if steps are too far from the weights that sampled, with or without a lower bound of the guard."""
+        """Returns True if steps are too far from the weights that sampled, whatever the guard does about it."""
         drift = self.recipe.staleness_gate.guard.drift_sentences(self.metrics)
         return event.max_staleness < event.before or (bool(event.outside) and any(drift))
 
