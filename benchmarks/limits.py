@@ -96,14 +96,18 @@ CASES = (
         "actors.inference_worker.concurrency",
         ("actors.inference_worker.concurrency=64",),
     ),
-    Case("agent, computes 30 ms", AGENTS, (AGENT, options(compute=0.03)), "limited_agents.py:", (options(),)),
-    Case("agent, computes 60 ms", AGENTS, (AGENT, options(compute=0.06)), "limited_agents.py:", (options(),)),
+    Case(
+        "agent, computes 30 ms", AGENTS, (AGENT, options(compute=0.03)), "limited_agents.py:", (options(compute=0.0),)
+    ),
+    Case(
+        "agent, computes 60 ms", AGENTS, (AGENT, options(compute=0.06)), "limited_agents.py:", (options(compute=0.0),)
+    ),
     Case(
         "agent, a client for each episode",
         AGENTS,
         (AGENT, options(new_client=True)),
         "limited_agents.py:",
-        (options(),),
+        (options(new_client=False),),
     ),
     Case(
         "agent, waits 2 s, 128 at once",
