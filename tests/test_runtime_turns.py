@@ -221,6 +221,34 @@ async def test_a_handler_that_fails_is_the_failure_of_its_actor(harness):
     assert isinstance(failure, ZeroDivisionError)
 
 
+async def test_a_question_that_comes_after_the_actor_has_stopped_is_refused_at_once(harness):
+    actor = Outside()
+    await harness.serve(actor)
+    await harness.kill("outside-0")
+    with pytest.raises(NoResponder, match="outside-0 ended before it replied"):
+        await collect(actor.submit(WhatSum(parts=9)))
+    assert actor.ended == []
+
+
+async def test_of_two_handlers_that_fail_one_after_the_other_both_callers_are_refused(harness):
+    class Failing(Outside):
+        @on
+        async def what_sum(self, question: WhatSum) -> Emits[Sum]:
+            await self.held.wait()
+            raise ZeroDivisionError("a fault of the handler")
+            yield Sum(n=0)
+
+    actor = Failing()
+    await harness.serve(actor)
+    asking = [asyncio.create_task(collect(actor.submit(WhatSum()))) for _ in range(2)]
+    await asyncio.sleep(0)
+    actor.held.set()
+    refused = await asyncio.gather(*asking, return_exceptions=True)
+    assert [type(error) for error in refused] == [NoResponder, NoResponder]
+    await harness.until(harness.tasks["failing-0"].done)
+    harness.tasks.pop("failing-0").exception()
+
+
 class Ticking(Actor):
     tick_seconds = 0.005
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 
 import pytest
 
@@ -12,10 +12,10 @@ from areal_actors.gateway.worker_pool import (
     MARGIN_CALLS,
     MARGIN_SHARE,
     InFlightCalls,
+    WaitForParts,
     WorkerExit,
     WorkerLost,
     WorkerPool,
-    until_gone,
 )
 
 
@@ -165,9 +165,17 @@ class Parts:
             self.closed = True
 
 
+async def received_of(parts, gone, worker):
+    """The parts of an answer, as a completion takes them."""
+    async with aclosing(parts):
+        with WaitForParts(gone, worker) as wait:
+            while (part := await wait.next_of(parts)) is not None:
+                yield part
+
+
 async def test_parts_come_through_until_the_worker_is_gone():
     parts, gone = Parts(), WorkerExit()
-    received = until_gone(parts(), gone, "a")
+    received = received_of(parts(), gone, "a")
     parts.queue.put_nowait(1)
     assert await anext(received) == 1
     asyncio.get_running_loop().call_soon(gone.set)
@@ -180,13 +188,13 @@ async def test_the_last_part_ends_the_parts():
     parts = Parts()
     for part in (1, 2, None):
         parts.queue.put_nowait(part)
-    assert [part async for part in until_gone(parts(), WorkerExit(), "a")] == [1, 2]
+    assert [part async for part in received_of(parts(), WorkerExit(), "a")] == [1, 2]
     assert parts.closed
 
 
 async def test_who_stops_listening_leaves_nothing_running():
     parts = Parts()
-    received = until_gone(parts(), WorkerExit(), "a")
+    received = received_of(parts(), WorkerExit(), "a")
     before = asyncio.all_tasks()
     listening = asyncio.create_task(anext(received))
     await asyncio.sleep(0.001)
@@ -200,7 +208,7 @@ async def test_who_stops_listening_leaves_nothing_running():
 
 async def test_a_worker_that_goes_between_two_parts_is_missed_at_the_next():
     parts, gone = Parts(), WorkerExit()
-    received = until_gone(parts(), gone, "a")
+    received = received_of(parts(), gone, "a")
     parts.queue.put_nowait(1)
     parts.queue.put_nowait(2)
     assert await anext(received) == 1
@@ -213,7 +221,7 @@ async def test_a_worker_that_goes_between_two_parts_is_missed_at_the_next():
 
 async def test_who_is_cancelled_at_the_moment_in_which_the_worker_goes_stays_cancelled():
     parts, gone = Parts(), WorkerExit()
-    received = until_gone(parts(), gone, "a")
+    received = received_of(parts(), gone, "a")
     listening = asyncio.create_task(anext(received))
     await asyncio.sleep(0)
     listening.cancel()

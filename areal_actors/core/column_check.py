@@ -83,12 +83,12 @@ def number_fault(token_ids: NDArray[Any], logprobs: NDArray[Any], vocabulary: in
     """
     if not len(token_ids):
         return None
-    if vocabulary and int(token_ids.max()) >= vocabulary:
+    if vocabulary and int(np.maximum.reduce(token_ids)) >= vocabulary:
         place = int(np.argmax(token_ids >= vocabulary))
         fault = f"id {int(token_ids[place])}; the model's ids are 0 to {vocabulary - 1}"
         return ColumnFault(check="vocabulary", detail=fault, position=place)
     # A NaN compares false with everything, and the maximum of an array with a NaN is NaN.
-    if not (logprobs.max() <= LOGPROB_TOLERANCE and logprobs.min() > -np.inf):
+    if not (np.maximum.reduce(logprobs) <= LOGPROB_TOLERANCE and np.minimum.reduce(logprobs) > -inf):
         place = int(np.argmin(np.isfinite(logprobs) & (logprobs <= LOGPROB_TOLERANCE)))
         fault = f"{float(logprobs[place]):g}; a finite number of at most 0 was expected"
         return ColumnFault(check="log-probability", detail=fault, position=place)

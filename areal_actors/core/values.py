@@ -147,8 +147,9 @@ class TokenColumns(Value):
 
 def joined_columns(parts: Sequence[TokenColumns]) -> TokenColumns:
     """Returns the parts of a completion, in order, as one."""
-    versions: list[VersionSpan] = []
-    tokens = 0
+    if len(parts) == 1 and len(parts[0].versions) == 1:
+        return parts[0]
+    versions, tokens = list[VersionSpan](), 0
     for part in parts:
         for span in part.versions:
             same = bool(versions) and versions[-1].weight_version == span.weight_version

@@ -284,10 +284,10 @@ class Choice:
 
     def _ends_with_stop_token(self) -> bool:
         """True if the last token is a stop token."""
-        return (
-            self.finish_reason == "stop"
-            and int(np.frombuffer(self.token_ids()[-4:], dtype="<u4")[0]) in self.chat.stop_ids
-        )
+        if self.finish_reason != "stop":
+            return False
+        last = next(part.columns.token_ids for part in reversed(self.parts) if part.columns.token_ids)
+        return int.from_bytes(last[-4:], "little") in self.chat.stop_ids
 
     def _logprobs(self, part: Generated, count: int) -> tuple[TokenLogprob, ...]:
         ids, logprobs = part.columns.ids_array()[:count].tolist(), part.columns.logprobs_array()[:count].tolist()

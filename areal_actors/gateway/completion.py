@@ -28,7 +28,7 @@ from areal_actors.gateway.conversations.turns import Prompt
 from areal_actors.gateway.image_intake import ImageIntake
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.gateway.settings import TemperaturePolicy
-from areal_actors.gateway.worker_pool import InFlightCall, WorkerLost, WorkerPool, until_gone
+from areal_actors.gateway.worker_pool import InFlightCall, WaitForParts, WorkerLost, WorkerPool
 from areal_actors.messages import Generate, ModelRequest, ModelResponsePart
 from areal_actors.runtime.actor import Context
 from areal_actors.tokenization.tokenizer import ChatTokenizer
@@ -305,10 +305,10 @@ async def _sample(
         choice.check.reset_version()
         call.in_flight.assign(worker)
         try:
-            with pool.count_call(worker, session) as gone:
+            with pool.count_call(worker, session) as gone, WaitForParts(gone, worker) as wait:
                 answers = context.stream(call.next_request(choice, seed), timeout=deadline, to=worker)
-                async with aclosing(until_gone(answers, gone, worker)) as parts:
-                    async for part in parts:
+                async with aclosing(answers):
+                    while (part := await wait.next_of(answers)) is not None:
                         await choice.check.until_published(part, context)
                         choice.add_tokens(part, worker)
                         call.in_flight.add_tokens(len(part.columns), context.now)

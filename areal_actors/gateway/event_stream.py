@@ -37,7 +37,12 @@ class LiveStream:
         )
         self._sign, self._seconds = sign, seconds
         self._head = asyncio.Lock()
+        self._is_open = False
+        """True once the head is on its way, before all events."""
         self._last = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._signs: asyncio.Task[None] | None = None
+        """Sends signs of life, from the first that is due on."""
 
     @property
     def has_begun(self) -> bool:
@@ -53,39 +58,54 @@ class LiveStream:
 
     async def write(self, events: bytes) -> None:
         """Send events, after the head."""
-        await self._begin()
+        if not self._is_open:
+            await self._begin()
         self._last = asyncio.get_running_loop().time()
         await self.response.write(events)
 
     async def finish(self, events: bytes) -> None:
         """Send the last events and end the answer."""
-        await self._begin()
+        if not self._is_open:
+            await self._begin()
         await self.response.write_eof(events)
 
     async def _begin(self) -> None:
         async with self._head:
-            if not self.response.prepared:
+            if not self._is_open:
                 await self.response.prepare(self._request)
+                self._is_open = True
 
     @asynccontextmanager
     async def keep_alive(self) -> AsyncIterator[None]:
-        """Send the head and signs of life while this is open."""
-        task = asyncio.create_task(self._keep_alive())
+        """Send the head and signs of life while this is open; there is no task before the first is due."""
+        self._look_after(HEAD_SECONDS)
         try:
             yield
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError, ConnectionError):
-                await task
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._signs is not None:
+                self._signs.cancel()
+                with suppress(asyncio.CancelledError, ConnectionError):
+                    await self._signs
 
-    async def _keep_alive(self) -> None:
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(HEAD_SECONDS)
-        if not self._last:
-            await self.write(self._sign)
+    def _look_after(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if (left := self._seconds_left()) > 0:
+            self._look_after(left)
+        else:
+            self._signs = asyncio.create_task(self._send_signs())
+
+    def _seconds_left(self) -> float:
+        """Time until a sign is due; the head is due at the first look."""
+        return self._last + self._seconds - asyncio.get_running_loop().time() if self._last else 0.0
+
+    async def _send_signs(self) -> None:
         while True:
-            silent = loop.time() - self._last
-            if silent >= self._seconds:
-                await self.write(self._sign)
+            if (left := self._seconds_left()) > 0:
+                await asyncio.sleep(left)
             else:
-                await asyncio.sleep(self._seconds - silent)
+                await self.write(self._sign)

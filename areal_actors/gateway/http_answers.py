@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import secrets
 from collections.abc import Awaitable, Callable
@@ -28,6 +29,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REQUEST_ID = web.RequestKey("request_id", str)
 
+_PROCESS = secrets.token_hex(6)
+"""Part of the ids that no other process has."""
+_NUMBERS = itertools.count(1)
 _ENCODER = msgspec.json.Encoder()
 logger = structlog.get_logger(__name__)
 
@@ -101,7 +105,7 @@ def id_of(request: web.Request) -> str:
     """The id of a request, for the response and the log."""
     request_id: str | None = request.get(REQUEST_ID)
     if request_id is None:
-        request_id = request[REQUEST_ID] = f"req_{secrets.token_hex(12)}"
+        request_id = request[REQUEST_ID] = f"req_{_PROCESS}{next(_NUMBERS):012x}"
     return request_id
 
 

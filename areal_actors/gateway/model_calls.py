@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 
-from areal_actors.core.errors import ArealError, EngineError, RequestError, SessionError
-from areal_actors.gateway.completion import ModelCall, ServedModel, complete
+from areal_actors.core.errors import ArealError, EngineError, RequestError, SessionError, SetupError
+from areal_actors.gateway.completion import ModelCall, ServedModel, complete, with_images_stored
 from areal_actors.gateway.completion_check import CompletionFault
 from areal_actors.gateway.conversations.turns import ConversationTurn
+from areal_actors.gateway.image_intake import ImageIntake
 from areal_actors.gateway.server import LongWork
 from areal_actors.gateway.sessions.calls import (
     call_digest,
     completion_refused,
     digest_of,
     interaction_recorded,
+    name_of,
     sampling_seed,
 )
 from areal_actors.gateway.sessions.episode_end import UnreportedCalls
 from areal_actors.gateway.sessions.registry import SessionRegistry
-from areal_actors.gateway.sessions.running_call import keep_overflow
+from areal_actors.gateway.sessions.running_call import keep_overflow, running_call
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.gateway.worker_pool import InFlightCall, InFlightCalls, NamedCalls, WorkerPool
@@ -39,8 +41,8 @@ SearchCall = Callable[[Session, ConversationTurn, ChatTokenizer], Session]
 class ModelCalls:
     """Answers calls and records them in their sessions."""
 
-    def __init__(self, config: GatewaySettings, registry: SessionRegistry, *, seed: int) -> None:
-        self.config, self.registry, self.seed = config, registry, seed
+    def __init__(self, config: GatewaySettings, registry: SessionRegistry, images: ImageIntake, *, seed: int) -> None:
+        self.config, self.registry, self.images, self.seed = config, registry, images, seed
         self.pool = WorkerPool()
         self.open_calls = InFlightCalls()
         self.unreported = UnreportedCalls()
@@ -85,34 +87,59 @@ class ModelCalls:
             yield completion_refused(session, error)
 
     async def answer(
-        self, session: Session, request: ModelRequest, name: str, context: Context, in_flight: InFlightCall
-    ) -> AsyncIterator[ModelResponsePart]:
+        self, request: ModelRequest, context: Context
+    ) -> AsyncGenerator[ModelResponsePart | CompletionRefused, None]:
         """Stream the answer, record all choices as interactions or none, and only then yield the last parts."""
+        try:
+            request = await with_images_stored(request, self.images, self.served)
+            name = name_of(request)
+            with self.open_calls.track(request.session, context.now) as in_flight:
+                async with self.take_turn(request, name, context):
+                    session = self.registry.get(request.session)
+                    if again := session.answered.get(name):
+                        for part in again:
+                            yield part
+                        return
+                    with running_call(self.registry, session, context) as session:
+                        try:
+                            call = await self._begin(session, request, in_flight)
+                            if request.count_only:
+                                yield ModelResponsePart(prompt_tokens=call.prompt_tokens, last=True)
+                                return
+                            with self._kept_if_cancelled(session.id, call, context):
+                                async with aclosing(self._sample(call, context)) as parts:
+                                    async for part in parts:
+                                        yield part
+                            for part in self._record_call(session.id, call, name, context):
+                                yield part
+                        except EngineError as error:
+                            for refused in self.record_failure(session, request, error):
+                                yield refused
+                            raise
+        except (RequestError, SessionError, EngineError, SetupError) as error:
+            yield self.refuse(request, error)
+
+    async def _begin(self, session: Session, request: ModelRequest, in_flight: InFlightCall) -> ModelCall:
+        """Make the prompt, beside the event loop if it is long."""
         if self.served is None:
             raise EngineError("the gateway has no tokenizer yet: no weights have been published")
-        call = await self.long_work.run(request.body_bytes, ModelCall, session, request, self.served, in_flight)
-        if request.count_only:
-            yield ModelResponsePart(prompt_tokens=call.prompt_tokens, last=True)
-            return
+        return await self.long_work.run(request.body_bytes, ModelCall, session, request, self.served, in_flight)
+
+    def _sample(self, call: ModelCall, context: Context) -> AsyncGenerator[ModelResponsePart, None]:
+        """Count the call, and sample its choices."""
         digest = call_digest(call.prompt.token_ids, call.sampling)
-        session = self.registry.update(self.registry.get(request.session).count_call(digest))
-        trained = request.store or self.config.store_false == "train"
-        try:
-            async for part in complete(
-                call, self.pool, context, session.lease_seconds, sampling_seed(self.seed, session, digest)
-            ):
-                yield part
-        except (asyncio.CancelledError, GeneratorExit):
-            if request.stream:
-                self._keep_cancelled(session.id, call, context, trained=trained)
-            raise
-        for answer in self._record_call(session.id, call, name, context, trained=trained):
-            yield answer
+        session = self.registry.update(self.registry.get(call.request.session).count_call(digest))
+        seed = sampling_seed(self.seed, session, digest)
+        return complete(call, self.pool, context, session.lease_seconds, seed)
+
+    def _is_trained(self, request: ModelRequest) -> bool:
+        return request.store or self.config.store_false == "train"
 
     def _record_call(
-        self, session_id: str, call: ModelCall, name: str, context: Context, *, trained: bool
+        self, session_id: str, call: ModelCall, name: str, context: Context
     ) -> Iterator[ModelResponsePart]:
         """Record a completed call; yields the last parts of its answer."""
+        trained = self._is_trained(call.request)
         ended = [choice.finish(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
         session = self.registry.get(session_id)
         for _, done in ended:
@@ -132,8 +159,18 @@ class ModelCalls:
             return session
         return self.screen(session, done, self.chat)
 
-    def _keep_cancelled(self, name: str, call: ModelCall, context: Context, *, trained: bool) -> None:
+    @contextmanager
+    def _kept_if_cancelled(self, name: str, call: ModelCall, context: Context) -> Iterator[None]:
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            if call.request.stream:
+                self._keep_cancelled(name, call, context)
+            raise
+
+    def _keep_cancelled(self, name: str, call: ModelCall, context: Context) -> None:
         """Record the streamed part of a cancelled call: the next call of the conversation may continue it."""
+        trained = self._is_trained(call.request)
         for choice in call.choices:
             if choice.sampled and (session := self.registry.find(name)) is not None and session.state == "active":
                 done = choice.finish_cancelled(trained=trained)

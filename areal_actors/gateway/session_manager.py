@@ -14,11 +14,9 @@ from pathlib import Path
 import structlog
 
 from areal_actors.core.conversation_settings import ConversationSettings
-from areal_actors.core.errors import EngineError, RequestError, SessionError, SetupError
 from areal_actors.core.gateways import ONLY, GatewayShare
 from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.chat_model import LoadTokenizer, load_served_model
-from areal_actors.gateway.completion import with_images_stored
 from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.gateway.external_sessions import ExternalSessions
 from areal_actors.gateway.gateway_state import GatewayState
@@ -28,13 +26,11 @@ from areal_actors.gateway.model_calls import ModelCalls
 from areal_actors.gateway.server import Gateway
 from areal_actors.gateway.session_ends import SessionEnds
 from areal_actors.gateway.session_routes import AddRoutes, add_session_routes
-from areal_actors.gateway.sessions.calls import name_of
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.gateway.sessions.episode_end import EndingEvent
 from areal_actors.gateway.sessions.kept_conversations import ConversationEvent
 from areal_actors.gateway.sessions.keys import admin_key, session_key
 from areal_actors.gateway.sessions.registry import SessionRegistry
-from areal_actors.gateway.sessions.running_call import running_call
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.messages import (
@@ -120,7 +116,8 @@ class SessionManager(Actor):
         capacity, sampling = capacity or ExternalCapacity(0), sampling or SamplingParams()
         self.config, self.secret, self.share = config, secret, share
         self.registry = SessionRegistry(secret, kept=config.finished_sessions_cached, share=share)
-        self.calls = ModelCalls(config, self.registry, seed=seed)
+        self.images = ImageIntake(images or ImageFolder.of_run(run_folder), config.images)
+        self.calls = ModelCalls(config, self.registry, self.images, seed=seed)
         self.ends = SessionEnds(self.calls, share, conversations)
         self.external = ExternalSessions(
             config, capacity, self.ends, secret=secret, sampling=sampling, acceptance=acceptance, share=share
@@ -128,7 +125,6 @@ class SessionManager(Actor):
         self.load_tokenizer = load_tokenizer
         self.run_folder, self.records_routes = run_folder, records_routes
         self.locate_model = locate_model
-        self.images = ImageIntake(images or ImageFolder.of_run(run_folder), config.images)
         self.max_model_len, self.concurrency, self.serve_http = max_model_len, concurrency, serve_http
         self.add_routes = add_routes
         self.published = PublishedVersions()
@@ -223,55 +219,30 @@ class SessionManager(Actor):
         yield from kept
 
     @on
-    async def model_request(
-        self, request: ModelRequest, context: Context
-    ) -> Emits[ModelResponsePart | CompletionRefused]:
-        try:
-            request = await with_images_stored(request, self.images, self.calls.served)
-            name = name_of(request)
-            with self.calls.open_calls.track(request.session, context.now) as in_flight:
-                async with self.calls.take_turn(request, name, context):
-                    session = self.registry.get(request.session)
-                    if again := session.answered.get(name):
-                        for part in again:
-                            yield part
-                        return
-                    with running_call(self.registry, session, context) as session:
-                        try:
-                            async for answer in self.calls.answer(session, request, name, context, in_flight):
-                                yield answer
-                        except EngineError as error:
-                            for refused in self.calls.record_failure(session, request, error):
-                                yield refused
-                            raise
-        except (RequestError, SessionError, EngineError, SetupError) as error:
-            yield self.calls.refuse(request, error)
+    def model_request(self, request: ModelRequest, context: Context) -> Emits[ModelResponsePart | CompletionRefused]:
+        return self.calls.answer(request, context)
 
     # ---------------------------------------------------------------- requests of agents about their sessions
 
     @on
-    async def reserve_capacity(self, request: ReserveCapacity, context: Context) -> Emits[CapacityReserved]:
-        async for reserved in self.external.reserve_capacity(request, context):
-            yield reserved
+    def reserve_capacity(self, request: ReserveCapacity, context: Context) -> Emits[CapacityReserved]:
+        return self.external.reserve_capacity(request, context)
 
     @on
-    async def start_session(
+    def start_session(
         self, request: StartSession, context: Context
     ) -> Emits[EndingEvent | ConversationEvent | SessionStarted | SessionCreated]:
-        async for message in self.external.start_session(request, context):
-            yield message
+        return self.external.start_session(request, context)
 
     @on
-    async def end_session(
+    def end_session(
         self, request: EndSession, context: Context
     ) -> Emits[EndingEvent | ConversationEvent | SessionClosed]:
-        async for message in self.external.end_session(request, context):
-            yield message
+        return self.external.end_session(request, context)
 
     @on
-    async def get_trajectory(self, request: GetTrajectory, context: Context) -> Emits[TrajectoryReply]:
-        async for reply in self.external.get_trajectory(request, context):
-            yield reply
+    def get_trajectory(self, request: GetTrajectory, context: Context) -> Emits[TrajectoryReply]:
+        return self.external.get_trajectory(request, context)
 
     @on
     def describe_session(

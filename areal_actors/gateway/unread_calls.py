@@ -67,10 +67,12 @@ CAUSES = (
 
 def cause_of(error: str) -> str:
     """Returns the name of the cause that a `tool_call_error` states; empty if it is empty."""
+    if not error:
+        return ""
     for pattern, name in _CAUSES:
         if match := pattern.search(error):
             return name or match[1]
-    return OTHER if error else ""
+    return OTHER
 
 
 def find_unread_call(answer: Answer, tools: Sequence[ToolDefinition], form: str) -> str:

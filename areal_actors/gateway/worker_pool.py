@@ -9,8 +9,8 @@ import asyncio
 import heapq
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
-from typing import Literal, TypeVar
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Literal, Self, TypeVar, cast
 
 from areal_actors.core.errors import EngineError
 from areal_actors.gateway.sessions.registry import Recent
@@ -43,7 +43,7 @@ class WorkerExit:
 
     def __init__(self) -> None:
         self.over = False
-        self.waits: dict[WaitForPart, None] = {}
+        self.waits: dict[WaitForParts, None] = {}
         """In order of creation, which is the order in which they end: the same seed gives the same run."""
 
     def set(self) -> None:
@@ -53,29 +53,56 @@ class WorkerExit:
             wait.end()
 
 
-class WaitForPart:
-    """A task's wait for a part of an answer, which its worker's exit ends.
+class WaitForParts:
+    """The waits of one completion for the parts of its answer, which the worker's exit ends, as a context.
 
     It is on the path of every streamed token, so it costs less than a timeout.
     """
 
-    __slots__ = ("_earlier", "_task", "ended")
+    __slots__ = ("_ended", "_gone", "_task", "_worker")
 
-    def __init__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._earlier = task.cancelling()
-        self.ended = False
+    def __init__(self, gone: WorkerExit, worker: str) -> None:
+        self._gone, self._worker = gone, worker
+        self._task: asyncio.Task[Any] | None = None
+        """The task that waits now."""
+        self._ended = False
+
+    def __enter__(self) -> Self:
+        self._gone.waits[self] = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._gone.waits[self]
 
     def end(self) -> None:
-        """End the wait with a `CancelledError` in its task."""
-        self.ended = True
-        self._task.cancel()
+        """End the present wait with a `CancelledError` in its task."""
+        if self._task is not None:
+            self._ended = True
+            self._task.cancel()
 
-    def was_cancelled(self) -> bool:
-        """True if the task itself was cancelled; takes back the cancellation that ended the wait."""
-        return not self.ended or self._task.uncancel() > self._earlier
+    async def next_of(self, parts: AsyncGenerator[T, None]) -> T | None:
+        """Returns the next part, None after the last.
+
+        Raises:
+            WorkerLost: the worker is gone.
+        """
+        if self._gone.over:
+            raise self._lost()
+        self._task = task = cast("asyncio.Task[Any]", asyncio.current_task())
+        cancelled_before = task.cancelling()
+        try:
+            return await anext(parts)
+        except StopAsyncIteration:
+            return None
+        except asyncio.CancelledError:
+            if not self._ended or task.uncancel() > cancelled_before:
+                raise
+            raise self._lost() from None
+        finally:
+            self._task = None
+
+    def _lost(self) -> WorkerLost:
+        return WorkerLost(f"{self._worker} died while it generated")
 
 
 class WorkerPool:
@@ -174,29 +201,6 @@ class WorkerPool:
                 self._count(worker, self.in_flight[worker] - 1)
                 if session:
                     self._last_worker[session] = worker, self._loads[worker]
-
-
-async def until_gone(parts: AsyncGenerator[T, None], gone: WorkerExit, worker: str) -> AsyncGenerator[T, None]:
-    """Yield the parts until their worker is gone; always closes `parts`.
-
-    Raises:
-        WorkerLost: the worker was gone before the last part.
-    """
-    async with aclosing(parts):
-        while not gone.over:
-            gone.waits[wait := WaitForPart()] = None
-            try:
-                part = await anext(parts)
-            except StopAsyncIteration:
-                return
-            except asyncio.CancelledError:
-                if wait.was_cancelled():
-                    raise
-                break
-            finally:
-                del gone.waits[wait]
-            yield part
-    raise WorkerLost(f"{worker} died while it generated")
 
 
 class QueuedTime:

@@ -187,6 +187,9 @@ def _end_failed(
 async def _serve(
     folder: RunFolder, process: str, builders: Mapping[str, Builder], server: ServerAddress, served: list[Served]
 ) -> None:
+    # Only the end of the loop needs its list of all generators, and by then each has ended with its task. To keep the
+    # list takes as long as to run a short one. Those that are left open are closed as before.
+    sys.set_asyncgen_hooks(firstiter=None)
     recipe = folder.recipe()
     stopped, hurried = asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)

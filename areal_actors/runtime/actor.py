@@ -27,7 +27,8 @@ Emits = AsyncIterator
 `async def handler(self, event: A) -> Emits[B | C]`.
 
 Handlers that await nothing are plain generators, `def handler(self, event: A) -> Iterator[B | C]`, and may use
-`yield from`. A handler that emits nothing returns None in either form.
+`yield from`. A handler that emits nothing returns None in either form. A plain `def` may also return the asynchronous
+generator of another object.
 """
 
 
@@ -199,7 +200,8 @@ def _declare_handlers(function: Callable[..., Any]) -> list[HandlerSpec]:
     returns = typing.get_args(hints.get("return"))
     emits = tuple(kind for entry in returns for kind in typing.get_args(entry) or (entry,))
     received = hints[parameters[0]]
-    is_async_generator = inspect.isasyncgenfunction(function)
+    is_iterator = typing.get_origin(hints.get("return")) is AsyncIterator
+    is_async_generator = is_iterator and not inspect.iscoroutinefunction(function)
     return [
         HandlerSpec(
             message_type=kind,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from hashlib import blake2b
 
 import msgspec
@@ -33,12 +32,12 @@ class HandlingIds:
 
     def __init__(self, instance: str, cause: str) -> None:
         self._sender = f"{instance}|{cause}"
-        self._emitted: Counter[tuple[str, ...]] = Counter()
+        self._emitted: dict[tuple[str, ...], int] = {}
 
     def following(self, message: Message) -> str:
         """Returns the id of the next emitted message."""
         series = (
             ("report",) if isinstance(message, MonitorEvent) else () if isinstance(message, DURABLE) else ("passing",)
         )
-        self._emitted[series] += 1
-        return message_id(self._sender, *series, self._emitted[series])
+        number = self._emitted[series] = self._emitted.get(series, 0) + 1
+        return message_id(self._sender, *series, number)

@@ -12,9 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from functools import cached_property
-from random import Random
-from typing import Literal, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -22,15 +20,14 @@ from areal_actors.core.snapshots import Snapshots
 from areal_actors.messages import ActorStarted, Heartbeat, Wait
 from areal_actors.runtime.actor import Actor, Tick
 from areal_actors.runtime.fold_keeper import FoldKeeper
-from areal_actors.runtime.message_ids import HandlingIds, message_id, with_new_id
-from areal_actors.runtime.named_wait import NamedWait, wait_name
+from areal_actors.runtime.live_context import LiveContext
+from areal_actors.runtime.message_ids import message_id, with_new_id
 from areal_actors.runtime.pauses import OwnPauses
 from areal_actors.runtime.process_usage import process_usage
 from areal_actors.runtime.submissions import Submissions, fail_with
 from areal_actors.runtime.tape_recorder import TapeRecorder
 from areal_actors.runtime.work_items import SentWork, WorkTasks, renew_lease, take_slots
 from areal_bus.base import Bus, Delivery, Envelope, Stamp, Subscription, WorkQueue
-from areal_bus.errors import BusError, NoResponder
 from areal_bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
 from areal_bus.recorded import EMITTED, RECEIVED, Tape
 
@@ -38,7 +35,6 @@ R = TypeVar("R", bound=Reply)
 SendReply = Callable[[Reply, Stamp], Awaitable[None]]
 """Sends a part of the reply to the caller."""
 
-RETRY_SECONDS = 0.1
 LONGEST_WAITS = 5
 STOP_SECONDS = 30.0
 """Maximum duration of an actor's `stop`."""
@@ -69,6 +65,7 @@ class Runtime:
         snapshots: Snapshots | None = None,
     ) -> None:
         self.actor, self.bus, self.identity = actor, bus, identity
+        self.instance, self.seed = identity.instance, identity.seed
         self.now, self.tape, self.heartbeat_seconds = now, tape, heartbeat_seconds
         self.recorder = TapeRecorder(tape, bus.run)
         self.waits: dict[object, Wait] = {}
@@ -255,32 +252,47 @@ class Runtime:
         """
         assert self._tasks is not None
         self._submitted += 1
-        stamp = Stamp(id=message_id(self._incarnation, "submitted", self._submitted), sender="outside", time=self.now())
-        return self._submissions.ask(request, self._replies(self.recorder.local_envelope(request, stamp), request))
+        stamp = Stamp(id=f"{self._incarnation}-outside-{self._submitted}", sender="outside", time=self.now())
+        return self._replies(self.recorder.local_envelope(request, stamp), request)
 
     async def _replies(self, envelope: Envelope, request: Request[R]) -> AsyncGenerator[R, None]:
-        """Run the handler of a request; yields the parts of its reply, and sends its other messages."""
-        context = LiveContext(self, envelope, replayed=False)
-        name, sent = type(request).__name__, SentWork()
-        self.handling[name] += 1
-        self.recorder.note(RECEIVED, context.cause, context.now, envelope)
-        try:
-            async with aclosing(self.actor.receive(request, context)) as emitted:
-                async for message in emitted:
-                    if not isinstance(message, Reply) or self.tape:
-                        await self._emit(message, context, None, sent)
-                    if isinstance(message, Reply):
-                        yield cast("R", message)
-            await sent.confirm()
-            self.handled = True
-        finally:
-            sent.cancel()
-            self.handling[name] -= 1
+        """Run the handler of a request; yields the parts of its reply, the last one after its other messages."""
+        context, sent = LiveContext(self, envelope, replayed=False), SentWork()
+        name, last = type(request).__name__, None
+        with self._submissions.begin(request) as submission:
+            self.handling[name] += 1
+            self.recorder.note(RECEIVED, context.cause, context.now, envelope)
+            try:
+                async with aclosing(self.actor.receive(request, context)) as emitted:
+                    async for message in emitted:
+                        if not (is_part := isinstance(message, Reply)) or self.tape:
+                            await self._emit(message, context, None, sent)
+                        if is_part and cast("R", message).is_last():
+                            last = cast("R", message)
+                        elif is_part and last is None:
+                            submission.is_inside = False
+                            yield cast("R", message)
+                            submission.is_inside = True
+                            if submission.is_over:
+                                break
+                    else:
+                        await sent.confirm()
+                        self.handled = True
+            finally:
+                sent.cancel()
+                self.handling[name] -= 1
+        if last is None:
+            raise self._submissions.no_reply(request)
+        yield last
 
     def _fail(self, error: Exception) -> None:
         """End the runtime with the error of a handler that no task of its own runs."""
         assert self._tasks is not None
-        self._tasks.create_task(fail_with(error))
+        failing = fail_with(error)
+        try:
+            self._tasks.create_task(failing)
+        except RuntimeError:  # the actor has failed already
+            failing.close()
 
     async def _send_ticks(self) -> None:
         count = 0
@@ -307,94 +319,3 @@ class Runtime:
             stamp = Stamp(id=f"{instance}-{os.getpid()}-beat-{beats}", sender=instance, time=self.now())
             await self.bus.publish(beat, stamp)
             await asyncio.sleep(self.heartbeat_seconds)
-
-
-class LiveContext:
-    """Handling of one message, on a real bus."""
-
-    def __init__(self, runtime: Runtime, envelope: Envelope, *, replayed: bool) -> None:
-        self.runtime = runtime
-        self.cause = envelope.id
-        self.sequence, self.sent = envelope.sequence, envelope.time
-        self.replayed = replayed
-        self.now = envelope.time if replayed else runtime.now()
-        self._ids = HandlingIds(runtime.identity.instance, envelope.id)
-
-    @cached_property
-    def random(self) -> Random:
-        """Random generator, created on first use, since most handlers need none."""
-        return Random(message_id(self.runtime.identity.seed, self.runtime.identity.instance, self.cause))
-
-    def stamp(self, message: Message) -> Stamp:
-        """Returns the stamp of the next message that the handler emits."""
-        return Stamp(
-            id=self._ids.following(message),
-            sender=self.runtime.identity.instance,
-            time=self.runtime.now(),
-            cause=self.cause,
-        )
-
-    async def ask(self, request: Request[R], *, timeout: float, to: str = "", retry_for_seconds: float = 0.0) -> R:
-        """Send a request to another actor; while no process serves it, retry for `retry_for_seconds`."""
-        stamp = self._begin_request(request)
-        try:
-            with self.waiting(wait_name(request, to), timeout + retry_for_seconds):
-                reply = await self._request_with_retries(
-                    request, stamp, timeout, to, self.runtime.now() + retry_for_seconds
-                )
-        except BusError as error:
-            self._note_failure(error)
-            raise
-        self._note("answered", reply, stamp)
-        return reply
-
-    async def stream(self, request: Request[R], *, timeout: float, to: str = "") -> AsyncGenerator[R, None]:
-        """Send a request with a streamed reply."""
-        stamp = self._begin_request(request)
-        try:
-            with self.waiting(wait_name(request, to), timeout):
-                async with aclosing(self.runtime.bus.request_stream(request, stamp, timeout=timeout, to=to)) as parts:
-                    async for part in parts:
-                        self._note("answered", part, stamp)
-                        yield part
-        except BusError as error:
-            self._note_failure(error)
-            raise
-
-    def _begin_request(self, request: Message) -> Stamp:
-        if type(request) not in self.runtime.actor.asks:
-            raise TypeError(
-                f"{self.runtime.actor.kind()} sends {type(request).__name__} without declaring it in `asks`"
-            )
-        stamp = self.stamp(request)
-        self._note("asked", request, stamp)
-        return stamp
-
-    def _note_failure(self, error: BusError) -> None:
-        self.runtime.recorder.note("failed", self.cause, self.runtime.now(), error=error)
-
-    def _note(self, kind: Literal["asked", "answered"], message: Message, stamp: Stamp) -> None:
-        self.now = self.runtime.now()
-        self.runtime.recorder.note_message(kind, self.cause, self.now, message, stamp)
-
-    async def _request_with_retries(
-        self, request: Request[R], stamp: Stamp, timeout: float, to: str, until: float
-    ) -> R:
-        while True:
-            try:
-                return await self.runtime.bus.request(request, stamp, timeout=timeout, to=to)
-            except NoResponder:
-                if self.runtime.now() >= until:
-                    raise
-                await asyncio.sleep(RETRY_SECONDS)
-
-    async def read(self, sequences: Sequence[int]) -> list[Envelope]:
-        """Returns the events of the run's log at these positions."""
-        envelopes = await self.runtime.bus.read(sequences)
-        for envelope in envelopes:
-            self.runtime.recorder.note("answered", self.cause, self.runtime.now(), envelope)
-        return envelopes
-
-    def waiting(self, name: str, seconds: float) -> NamedWait:
-        """Show this wait in heartbeats while the context lasts."""
-        return NamedWait(self.runtime.waits, self.runtime.now, name, seconds)

@@ -7,33 +7,55 @@ handler that fails is the actor's failure, and an actor that stops ends the call
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from typing import Any, TypeVar, cast
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, cast
+
+import structlog
 
 from areal_bus.errors import NoResponder
-from areal_bus.message import Reply, Request
+from areal_bus.message import Message
 
-R = TypeVar("R", bound=Reply)
+logger = structlog.get_logger(__name__)
 
 
-class _Wait:
-    """The task that asks."""
+class Submission:
+    """The handling of one request in the task that asks, as a context.
 
-    is_inside = True
-    """True while the handler runs or waits; False while the caller has a part."""
-    is_over = False
-    """True once the actor has stopped."""
+    It ends without an error if the actor stops, or if the handler fails, which is the actor's failure.
+    """
 
-    def __init__(self) -> None:
-        self.task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self.cancelled_before = self.task.cancelling()
+    __slots__ = ("_cancelled_before", "_submissions", "_task", "is_inside", "is_over")
+
+    def __init__(self, submissions: Submissions) -> None:
+        self._submissions = submissions
+        self._task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._cancelled_before = self._task.cancelling()
+        self.is_inside = True
+        """True while the handler runs or waits; False while the caller has a part."""
+        self.is_over = False
+        """True once the actor has stopped."""
+
+    def __enter__(self) -> Self:
+        self._submissions.open[self] = None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        del self._submissions.open[self]
+        if isinstance(error, asyncio.CancelledError):
+            return self.is_over and self._task.uncancel() <= self._cancelled_before
+        if isinstance(error, Exception):
+            self._submissions.note_failure(error)
+            return True
+        return False
 
     def end(self) -> None:
         """End the wait; a caller that has a part finds it ended when it asks for the next."""
         self.is_over = True
         if self.is_inside:
-            self.task.cancel()
+            self._task.cancel()
 
 
 class Submissions:
@@ -42,42 +64,35 @@ class Submissions:
     def __init__(self, instance: str, on_failure: Callable[[Exception], None]) -> None:
         """`on_failure` is called with the error of a handler."""
         self.instance, self._on_failure = instance, on_failure
-        self._waits: dict[_Wait, None] = {}
+        self.open: dict[Submission, None] = {}
+        self._are_over = False
 
-    async def ask(self, request: Request[R], replies: AsyncGenerator[R, None]) -> AsyncGenerator[R, None]:
-        """Yield the parts of the reply, and the last one after its handler has ended.
+    def begin(self, request: Message) -> Submission:
+        """Returns the context of a request.
 
         Raises:
-            NoResponder: the handler ended before the last part, or failed, or its actor stopped.
+            NoResponder: the actor has stopped, and nothing would end the handler.
         """
-        self._waits[wait := _Wait()] = None
-        last: R | None = None
-        try:
-            async with aclosing(replies):
-                async for part in replies:
-                    if part.is_last():
-                        last = part
-                    elif last is None:
-                        wait.is_inside = False
-                        yield part
-                        wait.is_inside = True
-                        if wait.is_over:
-                            break
-        except asyncio.CancelledError:
-            if not wait.is_over or wait.task.uncancel() > wait.cancelled_before:
-                raise
-        except Exception as error:  # noqa: BLE001 - the actor's failure, which ends its runtime
+        if self._are_over:
+            raise self.no_reply(request)
+        return Submission(self)
+
+    def no_reply(self, request: Message) -> NoResponder:
+        """Returns the error of a request whose handler ended before the last part."""
+        return NoResponder(f"{request.subject}: {self.instance} ended before it replied")
+
+    def note_failure(self, error: Exception) -> None:
+        """Pass the error of a handler on; the actor may have stopped meanwhile."""
+        if self._are_over:
+            logger.warning("a request failed while its actor stopped", actor=self.instance, error=repr(error))
+        else:
             self._on_failure(error)
-        finally:
-            del self._waits[wait]
-        if last is None:
-            raise NoResponder(f"{request.subject}: {self.instance} ended before it replied")
-        yield last
 
     def end(self) -> None:
-        """End all waits, since the actor stops."""
-        for wait in list(self._waits):
-            wait.end()
+        """End all waits, since the actor stops, and accept no more requests."""
+        self._are_over = True
+        for submission in list(self.open):
+            submission.end()
 
 
 async def fail_with(error: Exception) -> None:

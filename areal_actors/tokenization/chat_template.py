@@ -166,7 +166,9 @@ def compile_template(source: str) -> jinja2.Template:
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = strftime_now
-    return environment.from_string(source)
+    template = environment.from_string(source)
+    template.globals = dict(template.globals)  # a chain of mappings, which each rendering would walk through
+    return template
 
 
 def to_json(

@@ -37,9 +37,10 @@ class LiteralMarks:
     def break_in(self, value: Any, *, of_model: bool = False) -> Any:
         """Return a text, or JSON with texts, with all marks broken; the same object if it has none."""
         if isinstance(value, str):
-            if not any(prefix in value for prefix in self._prefixes):
-                return value
-            return (self._answer_pattern if of_model else self._pattern).sub(_break_mark, value)
+            for prefix in self._prefixes:
+                if prefix in value:
+                    return (self._answer_pattern if of_model else self._pattern).sub(_break_mark, value)
+            return value
         if isinstance(value, Mapping):
             broken = {
                 self.break_in(name, of_model=of_model): (

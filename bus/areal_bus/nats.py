@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 import structlog
 from nats.aio.msg import Msg
@@ -21,16 +21,15 @@ from nats.aio.msg import Msg
 from areal_bus.base import Envelope, History, LogSpan, Stamp, Subscription, WorkQueue
 from areal_bus.claims import INLINE_LIMIT, Blobs, check_in, check_out
 from areal_bus.delivery import TELEMETRY_BACKLOG, Deliveries, Kinds, OpenRequests, Received, by_subject, open_live
-from areal_bus.errors import AnswerLost, BusError, CorruptMessage, LogUnavailable, NoReply, NoResponder
+from areal_bus.errors import BusError, CorruptMessage, LogUnavailable
 from areal_bus.message import Event, Message, Reply, Request, Telemetry, Work
-from areal_bus.nats_client import status
 from areal_bus.nats_connection import Connection
 from areal_bus.nats_consumers import LogConsumers
 from areal_bus.nats_direct import read_directly, span_directly
-from areal_bus.nats_inbox import Disconnected, Inbox
 from areal_bus.nats_position import stored_position
+from areal_bus.nats_requests import MORE, PART, Requester
 from areal_bus.nats_streams import RETRY_SECONDS, Streams
-from areal_bus.nats_subscriptions import CANCELLED, subscribe
+from areal_bus.nats_subscriptions import subscribe
 from areal_bus.nats_trimming import check_beginning, gap_error, marked_first, read_log, span_of, trim
 from areal_bus.nats_work import NatsWorkQueue
 from areal_bus.payload import pack, unpack
@@ -42,14 +41,6 @@ R = TypeVar("R", bound=Reply)
 DUPLICATE_SECONDS: Final = 3600.0
 """Default dedup window, in seconds, of events and work."""
 _WATCH_BACKLOG: Final = 65536
-_MORE: Final = "Bus-More"
-"""Header of a reply part that is not the last."""
-_PART: Final = "Bus-Part"
-"""Header of a part of a streamed reply: its number, from 0."""
-_RECONNECT_GRACE_SECONDS: Final = 6.0
-"""Time for other processes to reconnect after a server restart; until then a missing responder is not an error."""
-_RETRY_SECONDS: Final = 0.1
-
 _logger = structlog.get_logger(__name__)
 
 
@@ -76,6 +67,7 @@ class NatsBus:
         self._lease_seconds = lease_seconds
         self._retry_for_seconds = retry_for_seconds
         self._monitors = monitors
+        self._requester = Requester(connection, self._prefix, blobs, self._pack)
         self._parts: dict[str, int] = {}
         """Number of parts sent of each unfinished reply, by reply subject."""
 
@@ -200,87 +192,22 @@ class NatsBus:
 
     async def request(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> R:
         """Send a request and wait for the one reply; sent again if the reply may be lost with the connection."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        while True:
-            try:
-                with self._connection.inbox(notify_disconnect=True, of_server=False) as inbox:
-                    await self._send_request(message, stamp, to, inbox)
-                    return (await self._next_part(message, inbox, max(deadline - loop.time(), 0.0), 0, timeout))[0]
-            except (AnswerLost, NoResponder) as error:
-                if loop.time() >= deadline or (isinstance(error, NoResponder) and not self._has_just_reconnected()):
-                    raise
-            await asyncio.sleep(_RETRY_SECONDS)
+        return await self._requester.request(message, stamp, timeout=timeout, to=to)
 
-    async def request_stream(
+    def request_stream(
         self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = ""
     ) -> AsyncGenerator[R, None]:
         """Send a request and yield the parts of the reply."""
-        with self._connection.inbox(notify_disconnect=True, of_server=False) as inbox:
-            await self._send_request(message, stamp, to, inbox)
-            last, received = False, 0
-            try:
-                while not last:
-                    try:
-                        part, last = await self._next_part(message, inbox, timeout, received, timeout)
-                    except NoResponder:
-                        if received or not self._has_just_reconnected():
-                            raise
-                        await asyncio.sleep(_RETRY_SECONDS)
-                        await self._send_request(message, stamp, to, inbox)
-                        continue
-                    received += 1
-                    yield part
-            finally:
-                if not last and to:
-                    with suppress(BusError):
-                        await self._connection.publish(
-                            self._addressed_subject(message.subject, to), b"", headers={CANCELLED: inbox.address}
-                        )
-
-    async def _send_request(self, message: Request[R], stamp: Stamp, to: str, inbox: Inbox) -> None:
-        subject = self._addressed_subject(message.subject, to) if to else self._prefix + message.subject
-        await self._connection.publish(subject, self._pack(message, stamp), reply=inbox.address)
-
-    def _has_just_reconnected(self) -> bool:
-        """True if responders may not have reconnected yet."""
-        return asyncio.get_running_loop().time() - self._connection.reconnected_at < _RECONNECT_GRACE_SECONDS
-
-    async def _next_part(
-        self, message: Request[R], inbox: Inbox, wait: float, number: int, timeout: float
-    ) -> tuple[R, bool]:
-        """Returns part `number` of the reply and True if it is the last; `wait` remains of the caller's `timeout`."""
-        try:
-            answer = await inbox.next(wait)
-        except TimeoutError:
-            raise NoReply(f"{message.subject}: no reply within {timeout:g} s") from None
-        except Disconnected as error:
-            raise AnswerLost(
-                f"{message.subject}: {error} before the reply arrived, which may be lost; send the request again"
-            ) from None
-        if status(answer) == "503":
-            raise NoResponder(f"no process serves {message.subject} now; is the actor that answers it running?")
-        envelope = check_out(unpack(answer.data, where=f"reply to {message.subject}"), self._blobs, keep=False)
-        headers = answer.headers or {}
-        last = _MORE not in headers
-        if (part_number := int(headers.get(_PART, 0))) != number:
-            raise AnswerLost(
-                f"{message.subject}: part {number} of the reply is lost, part {part_number} arrived instead; send the"
-                " request again"
-            )
-        return cast(R, envelope.open(type(message).reply)), last
+        return self._requester.parts(message, stamp, timeout=timeout, to=to)
 
     async def reply(self, to: str, message: Reply, stamp: Stamp, *, last: bool = True) -> None:
         """Reply to a request."""
         number = self._parts.pop(to, 0)
-        headers = {_PART: str(number)} if number or not last else {}
+        headers = {PART: str(number)} if number or not last else {}
         if not last:
             self._parts[to] = number + 1
-            headers[_MORE] = "1"
+            headers[MORE] = "1"
         await self._connection.publish(to, self._pack(message, stamp), headers=headers or None)
-
-    def _addressed_subject(self, subject: str, address: str) -> str:
-        return f"{self._prefix}_.{check_token('address', address)}.{subject}"
 
     # ------------------------------------------------------------ subscriptions
 
@@ -313,7 +240,7 @@ class NatsBus:
         groups = {self._prefix + subject: check_token("group", group) for subject in opened}
         # No group of one: for a while after an outage the server has the old connection, too, which would get a share
         # of the requests.
-        groups |= {self._addressed_subject(subject, address): "" for subject in opened}
+        groups |= {self._requester.addressed_subject(subject, address): "" for subject in opened}
         async with subscribe(self._connection, groups, queue, cancel):
             yield Deliveries(queue.get, lambda message: open_requests.add(self._open_live(message, opened, keep=False)))
 

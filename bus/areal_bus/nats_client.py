@@ -9,7 +9,6 @@ its own path is taken.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -19,11 +18,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.protocol import command
 
-Receive = Callable[[Msg], object]
-"""Takes a message at once; what it raises is reported like other errors of the connection."""
+from areal_bus.nats_parser import HEADER_LINE, DirectParser, Receive, read_headers
 
-_HEADER_LINE: Final = "NATS/1.0\r\n"
-_HEADER_START: Final = _HEADER_LINE.encode()
 _CLOSE_SECONDS: Final = 1.0
 """Time in which the connection of an earlier attempt closes; the next attempt does not need it."""
 _UNWRITTEN_BYTES: Final = 64 << 10
@@ -38,6 +34,7 @@ class DirectClient(Client):
         self._needs_encryption = needs_encryption
         self._receivers: dict[int, Receive] = {}
         """Receivers of direct subscriptions, by the id of the subscription."""
+        self._ps: DirectParser = DirectParser(self, self._receivers)
         self._writes_soon = False
 
     def _connect_command(self) -> bytes:
@@ -76,6 +73,12 @@ class DirectClient(Client):
         self._receivers[subscription._id] = receive  # noqa: SLF001 - the library has no public name for it
         return subscription
 
+    async def _read_loop(self) -> None:
+        """Read the socket; messages of direct subscriptions need no turn of this task."""
+        if (reader := getattr(self._transport, "_io_reader", None)) is not None:
+            self._ps.read_directly(reader)
+        await super()._read_loop()
+
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         self._receivers.pop(sid, None)
         super()._remove_sub(sid, max_msgs)
@@ -85,21 +88,11 @@ class DirectClient(Client):
         if receive is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
-        decoded = await self._headers_of(headers) if headers else None
+        decoded = (read_headers(headers) or await self._process_headers(headers)) if headers else None
         try:
             receive(Msg(_client=self, subject=subject.decode(), reply=reply.decode(), data=data, headers=decoded))
         except Exception as error:  # noqa: BLE001 - any would end the loop that reads the socket
             await self._error_cb(error)
-
-    async def _headers_of(self, headers: bytes) -> dict[str, str] | None:
-        """Parse the headers of a message; the library reads those of the server, which begin with a status."""
-        if not headers.startswith(_HEADER_START):
-            decoded: dict[str, str] | None = await self._process_headers(headers)
-            return decoded
-        pairs = [
-            line.partition(": ") for line in headers[len(_HEADER_START) : -4].decode(errors="replace").split("\r\n")
-        ]
-        return {name: value for name, _, value in pairs}
 
     async def publish(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
@@ -118,7 +111,7 @@ class DirectClient(Client):
             sent = command.pub_cmd(subject, reply, payload)
         else:
             lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-            sent = command.hpub_cmd(subject, reply, f"{_HEADER_LINE}{lines}\r\n".encode(), payload)
+            sent = command.hpub_cmd(subject, reply, f"{HEADER_LINE}{lines}\r\n".encode(), payload)
         self._pending.append(sent)
         self._pending_data_size += len(sent)
         if not self._writes_soon:

@@ -17,8 +17,9 @@ from nats.nuid import NUID
 
 from areal_bus.denials import Denials
 from areal_bus.errors import MessageTooLarge, NoReply, ServerUnavailable
-from areal_bus.nats_client import DirectClient, Receive
+from areal_bus.nats_client import DirectClient
 from areal_bus.nats_inbox import Disconnected, Inbox, Reconnected
+from areal_bus.nats_parser import Receive
 from areal_bus.server_version import check_server_version
 from areal_bus.subjects import inbox_of
 from areal_bus.tls import cause_of, client_context, encrypts

@@ -17,6 +17,7 @@ from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.gateway.sessions.keys import admin_key
 from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.messages import CapacityGranted
+from areal_actors.runtime.pauses import OwnPauses
 from areal_actors.runtime.runtime import Identity, Runtime
 from areal_bus import MemoryBus, Stamp
 
@@ -69,6 +70,8 @@ class SessionsHarness:
             now=lambda: self.now,
             snapshots=self.snapshots,
         )
+        # A pause ends no leases: one of the machine would hold up what the test's own clock has made due.
+        runtime.pauses = OwnPauses(lambda: 0.0)
         self.task = asyncio.create_task(runtime.serve())
         await runtime.ready.wait()
         await self.until(lambda: self.manager.external.caught_up)
