@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from openai import AsyncOpenAI
+from areal_actors.client import LightClient
 
 INSTRUCTIONS = (
     "Think it through, then write the expression alone between <answer> and </answer>, such as <answer>(3 + 5) *"
@@ -28,12 +28,9 @@ FOLLOWED_THE_RULES = 0.1
 class CountdownAgent:
     """One question, one answer."""
 
-    def __init__(self) -> None:
-        self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
-
-    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
         """Ask, and return the answer's text."""
-        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
+        client = LightClient(base_url=base_url, api_key=api_key, max_retries=0, timeout=None)
         messages: list[Any] = [
             {"role": "system", "content": INSTRUCTIONS},
             {"role": "user", "content": task["question"]},

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from openai import AsyncOpenAI
+from areal_actors.client import LightClient
 
 RULES = "Cancel only open orders. Refund only delivered orders. Look first."
 TURNS = 8
@@ -32,11 +32,10 @@ class CustomerServiceAgent:
     def __init__(self, customer: str = "script") -> None:
         """Talk with `customer`: `script`, or the name of a policy of the recipe."""
         self._customer = customer
-        self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
 
-    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
         """Returns the orders at the end and the messages to the customer, as JSON, which `reward` scores."""
-        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
+        client = LightClient(base_url=base_url, api_key=api_key, max_retries=0, timeout=None)
         customer = ScriptedCustomer(task) if self._customer == "script" else ModelCustomer(task, self._customer, client)
         orders = {number: dict(order) for number, order in task["orders"].items()}
         messages: list[Any] = [{"role": "system", "content": RULES}, {"role": "user", "content": task["opening"]}]
@@ -74,7 +73,7 @@ class ScriptedCustomer:
 class ModelCustomer:
     """A policy of the recipe that plays the customer: only it sees the wish, and its calls belong to that policy."""
 
-    def __init__(self, task: Mapping[str, Any], policy: str, client: AsyncOpenAI) -> None:
+    def __init__(self, task: Mapping[str, Any], policy: str, client: LightClient) -> None:
         self._policy, self._client = policy, client
         wish = f"You are a customer. {task['detail']} Write {STOP} when you have an answer."
         self._messages: list[Any] = [

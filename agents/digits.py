@@ -6,8 +6,9 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from openai import AsyncOpenAI
 from PIL import Image, ImageDraw, ImageFont
+
+from areal_actors.client import LightClient
 
 QUESTION = "Which digit is it?"
 SIDE = 32
@@ -25,12 +26,9 @@ TEST_PICTURES = 300
 class DigitsAgent:
     """Sends the picture of a task with its question."""
 
-    def __init__(self) -> None:
-        self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
-
-    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
         """Ask which digit the picture has, and return the answer's text."""
-        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
+        client = LightClient(base_url=base_url, api_key=api_key, max_retries=0, timeout=None)
         picture = base64.b64encode(draw_digit(task["question"], task["answer"])).decode()
         content: list[Any] = [
             {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}},

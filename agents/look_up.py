@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from openai import AsyncOpenAI
+from areal_actors.client import LightClient
 
 NAMES = [
     "Ana",
@@ -41,12 +41,9 @@ TOOLS: list[Any] = [{"type": "function", "function": LOOK_UP}]
 class LookUpAgent:
     """Calls the tool until the model answers without it."""
 
-    def __init__(self) -> None:
-        self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
-
-    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
         """Let the model look up entries, and return its answer."""
-        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
+        client = LightClient(base_url=base_url, api_key=api_key, max_retries=0, timeout=None)
         messages: list[Any] = [{"role": "user", "content": task["question"]}]
         for _ in range(TURNS):
             completion = await client.chat.completions.create(model="default", messages=messages, tools=TOOLS)

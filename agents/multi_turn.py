@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from openai import AsyncOpenAI
+from areal_actors.client import LightClient
 
 TURNS = 4
 TRY_AGAIN = (
@@ -14,15 +14,12 @@ TRY_AGAIN = (
 class MultiTurnAgent:
     """Sends the whole conversation each time, so every call continues the tokens of the one before."""
 
-    def __init__(self) -> None:
-        self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
-
-    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
         """Ask until the answer is right or the turns are used up, and return the last answer, which is scored.
 
         With `task.turn_discount` in the recipe, part of that reward reaches the earlier turns.
         """
-        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
+        client = LightClient(base_url=base_url, api_key=api_key, max_retries=0, timeout=None)
         messages: list[Any] = [{"role": "user", "content": task["question"]}]
         for _ in range(TURNS):
             completion = await client.chat.completions.create(model="default", messages=messages)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from openai import AsyncOpenAI
+from areal_actors.client import LightClient
 
 MOST = 2
 LARGEST_HEAP = 8
@@ -16,12 +16,9 @@ REWARDS = {"won": 1.0, "lost": 0.1}
 class NimAgent:
     """Plays a game; the heap is all there is to know, so each call has only that."""
 
-    def __init__(self) -> None:
-        self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
-
-    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
         """Let the model move until the game is over, and return its result."""
-        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
+        client = LightClient(base_url=base_url, api_key=api_key, max_retries=0, timeout=None)
         heap, opponent = task["heap"], random.Random(task["question"])
         while True:
             messages: list[Any] = [{"role": "user", "content": f"{heap} nuts are left. How many do you take?"}]

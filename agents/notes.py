@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from openai import AsyncOpenAI
+from areal_actors.client import LightClient
 
 NAMES = ["Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo"]
 ITEMS = ["apples", "pens", "cards", "shells", "coins", "books", "eggs", "stamps"]
@@ -22,12 +22,9 @@ LONGEST_NOTE = 40
 class NotesAgent:
     """Asks for a number, and asks again in a new conversation that has only the answer of the one before."""
 
-    def __init__(self) -> None:
-        self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
-
-    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
         """Returns the answer of the last conversation."""
-        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
+        client = LightClient(base_url=base_url, api_key=api_key, max_retries=0, timeout=None)
         question = task["question"]
         for asked in range(COMPACTIONS + 1):
             completion = await client.chat.completions.create(

@@ -6,8 +6,7 @@ import os
 import re
 from typing import Any
 
-from openai import AsyncOpenAI
-
+from areal_actors.client import LightClient
 from areal_actors.sandbox import run_python
 
 TURNS = 6
@@ -32,12 +31,11 @@ class PythonToolsAgent:
     """Returns tool errors to the model, which may try again."""
 
     def __init__(self) -> None:
-        self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
         self._programs = asyncio.Semaphore(os.cpu_count() or 1)
 
-    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
         """Let the model call tools until it answers without one, and return that answer."""
-        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
+        client = LightClient(base_url=base_url, api_key=api_key, max_retries=0, timeout=None)
         messages: list[Any] = [
             {"role": "system", "content": INSTRUCTIONS},
             {"role": "user", "content": task["question"]},

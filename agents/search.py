@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from openai import AsyncOpenAI
+from areal_actors.client import LightClient
 
 ARTICLES = Path(__file__).parent / "tasks" / "encyclopedia.txt"
 TURNS = 6
@@ -24,12 +24,11 @@ class SearchAgent:
     """One index for all episodes."""
 
     def __init__(self) -> None:
-        self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
         self._index = Index(ARTICLES.read_text(encoding="utf-8").splitlines())
 
-    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
         """Let the model search until it answers, and return the answer."""
-        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
+        client = LightClient(base_url=base_url, api_key=api_key, max_retries=0, timeout=None)
         messages: list[Any] = [
             {"role": "system", "content": INSTRUCTIONS},
             {"role": "user", "content": task["question"]},

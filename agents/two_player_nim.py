@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from openai import AsyncOpenAI
+from areal_actors.client import LightClient
 
 MOST = 3
 HEAPS = range(4, 13)  # numbers of nuts at the start: with at least 4 both players have a turn
@@ -26,17 +26,14 @@ class TwoPlayerNimAgent:
     def __init__(self, opponent: str = "optimal") -> None:
         """Play against `opponent` in tasks that name none."""
         self._opponent = opponent
-        self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
 
-    async def run(
-        self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None
-    ) -> str | dict[str, Any]:
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str | dict[str, Any]:
         """Returns `won`, `lost` or `illegal`, which `reward` scores.
 
         Where the model plays against itself, all calls are trained: returns 1 for each call of the winner, -1 for each
         of the loser, by the id of the response.
         """
-        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
+        client = LightClient(base_url=base_url, api_key=api_key, max_retries=0, timeout=None)
         opponent, rng = task.get("opponent") or self._opponent, random.Random(task["question"])
         players = {role: TRAINED if role == task["role"] else opponent for role in ROLES}
         calls: dict[str, list[str]] = {role: [] for role in ROLES}

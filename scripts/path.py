@@ -28,7 +28,7 @@ SMALL = (
     *("trainer.batch_size=4", "algorithm.group_size=4", "staleness_gate.max_concurrent=16"),
 )
 BESIDE = (
-    *("core", "runtime", "embedded", "supervised", "library", "sandbox", "chaos", "audit"),
+    *("client", "core", "runtime", "embedded", "supervised", "library", "sandbox", "chaos", "audit"),
     *("folder", "processes", "supervision", "recovery", "hosts", "run"),
 )
 """Folders that are no part of the path: the foundation below every station, and what is built by name from the

@@ -18,6 +18,7 @@ import msgspec
 
 PAGE = Path(__file__).parent.parent / "docs" / "public-names.md"
 MODULES = {
+    "areal_actors.client": "a light client for agents, docs/write-an-agent.md",
     "areal_actors.reader": "finished and live runs as tables, docs/reading-runs.md",
     "areal_actors.testing": "recorded runs in tests, docs/replay.md",
     "areal_actors.library.workflow": "agents that call the model themselves, docs/library.md",

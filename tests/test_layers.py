@@ -14,7 +14,7 @@ LONGEST = 400
 
 ORDER = (
     *("core", "messages", "runtime"),
-    *("containers", "sandbox", "tokenization", "weights", "vision", "sequences"),
+    *("client", "containers", "sandbox", "tokenization", "weights", "vision", "sequences"),
     *(
         "staleness",
         "tasks",
@@ -66,13 +66,13 @@ ORDER = (
 """Folders and files of the package; each imports only from those before it."""
 FOUNDATION = frozenset({"core", "messages", "runtime"})
 """Every station may import from these."""
-SHARED = frozenset({"containers", "sandbox", "tokenization", "weights", "vision", "sequences"})
+SHARED = frozenset({"client", "containers", "sandbox", "tokenization", "weights", "vision", "sequences"})
 """Folders that several stations share; without actors."""
 STATIONS = {
     "staleness": set(),
     "tasks": set(),
     "rewards": {"sandbox", "tokenization", "weights"},
-    "rollout": {"containers", "rewards"},
+    "rollout": {"client", "containers", "rewards"},
     "gateway": {"rewards", "sequences", "tokenization", "vision"},
     "generation": {"tokenization", "vision", "weights"},
     "batching": {"sequences"},

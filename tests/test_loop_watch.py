@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 import time
 
@@ -10,6 +11,7 @@ import pytest
 
 from areal_actors.messages import EventLoopBlocked
 from areal_actors.rollout import loop_watch
+from areal_actors.rollout.agent_loop import AgentLoop, AgentRun
 from areal_actors.rollout.blocked import CLIENT_REMEDY, REMEDY, format_blocked
 from areal_actors.rollout.loop_watch import LoopWatch, processor_wait
 
@@ -48,6 +50,46 @@ def test_a_loop_that_sleeps_is_blocked():
     with Loop() as loop:
         loop.call(time.sleep, 1.0)
         assert [report.times for report in loop.watch.reports()] == [1]
+
+
+def blocking(seconds):
+    """An agent that blocks its loop."""
+
+    async def run():
+        time.sleep(seconds)  # noqa: ASYNC251 - the block
+
+    return run
+
+
+async def wait_for_reports(loop, seconds=5.0):
+    """The reports of an agents' loop, as soon as there are any."""
+    until = time.monotonic() + seconds
+    while not (reports := loop.watch.reports()) and time.monotonic() < until:  # noqa: ASYNC110 - of another thread
+        await asyncio.sleep(0.05)
+    return reports
+
+
+async def test_a_loop_that_waits_is_not_woken_and_its_next_block_is_measured_from_its_beginning():
+    agents = AgentLoop()
+    try:
+        woken = 0
+        select = agents.loop._waiting.select
+
+        def counted(timeout=None):
+            nonlocal woken
+            woken += 1
+            return select(timeout)
+
+        agents.loop._waiting.select = counted
+        await asyncio.sleep(1.5)
+        assert woken <= 2
+        for _ in range(3):  # wherever between two looks the block begins
+            agents.submit(AgentRun(blocking(0.8), contextvars.copy_context()))
+            (report,) = await wait_for_reports(agents)
+            assert 0.6 < report.seconds < 2.5
+            await asyncio.sleep(0.17)
+    finally:
+        await agents.stop()
 
 
 def test_a_loop_whose_thread_waits_for_a_processor_is_not_blocked(monkeypatch):

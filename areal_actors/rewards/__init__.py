@@ -20,7 +20,7 @@ from areal_actors.core.errors import RecipeError
 from areal_actors.core.installed_parts import installed_parts, load_part
 from areal_actors.core.task_settings import WEIGHTED
 from areal_actors.rewards.answer_form import AnswerForm, Length
-from areal_actors.rewards.checks import Score, check_score, task_name
+from areal_actors.rewards.checks import Score, check_score
 from areal_actors.rewards.composition import PARTS, weighted_reward
 from areal_actors.rewards.foreign_signatures import adapt
 from areal_actors.rewards.gsm8k import Gsm8k
@@ -36,7 +36,6 @@ __all__ = [
     "check_reward",
     "check_score",
     "resolve_reward",
-    "task_name",
 ]
 
 Reward = Callable[[dict[str, Any], str], Any]

@@ -19,7 +19,8 @@ from transformers.utils import logging as transformers_logging
 
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import RequestError, RewardError, SetupError
-from areal_actors.rewards import Score, check_score, task_name
+from areal_actors.rewards import Score, check_score
+from areal_actors.rewards.checks import task_name
 from areal_actors.rewards.settings import RewardModelSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.weights.torch_device import torch_device

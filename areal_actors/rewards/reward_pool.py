@@ -22,7 +22,8 @@ import msgspec
 from pebble import ProcessExpired, ProcessPool
 
 from areal_actors.core.errors import ArealError, RewardError
-from areal_actors.rewards import Reward, Score, resolve_reward, task_name
+from areal_actors.rewards import Reward, Score, resolve_reward
+from areal_actors.rewards.checks import task_name
 from areal_actors.rewards.judge_host import HostLost, JudgeHost, SpawnFailed, is_coroutine_reward
 from areal_actors.rewards.score_cache import ScoreCache
 from areal_actors.rewards.scored import check_value, score_output

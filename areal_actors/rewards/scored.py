@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from areal_actors.core.errors import ArealError, RewardError
-from areal_actors.rewards import Reward, Score, check_score, task_name
+from areal_actors.rewards import Reward, Score, check_score
+from areal_actors.rewards.checks import task_name
 
 
 def score_output(function: Reward, task_data: dict[str, Any], output: str) -> tuple[Score, str]:

@@ -46,6 +46,10 @@ class _LoopSelector(selectors.DefaultSelector):
         now, woke = self._now(), self._woke
         return (now if woke is None else min(now, woke + CALLBACK_SECONDS)) - self._stopped_seconds
 
+    def busy_since(self) -> float | None:
+        """Time of the last return; None while the loop waits. Thread-safe."""
+        return self._woke
+
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait."""
         if self._woke is not None:
@@ -74,6 +78,10 @@ class AgentEventLoop(asyncio.SelectorEventLoop):
         transport, protocol = await super().create_connection(*arguments, **options)
         self._connections.add(transport)
         return transport, protocol
+
+    def busy_since(self) -> float | None:
+        """Monotonic time since which callbacks run; None while the loop waits for the next event. Thread-safe."""
+        return self._waiting.busy_since()
 
     def abort_connections(self) -> None:
         """Close all connections at once; one iteration later their sockets are closed."""
@@ -150,7 +158,7 @@ class AgentLoop:
         self._is_stopping = False
         self.thread = threading.Thread(target=self._run, daemon=True, name="agents")
         self.thread.start()
-        self.watch = LoopWatch(self.loop, self.thread, self.running_episode)
+        self.watch = LoopWatch(self.loop, self.thread, self.running_episode, self.loop.busy_since)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)

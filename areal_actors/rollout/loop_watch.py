@@ -1,6 +1,7 @@
 """Measures how long callbacks block an event loop, and finds the blocking line.
 
-A thread pings the loop periodically. While there is no answer it samples the stack of the loop's thread.
+A thread pings the loop periodically. While there is no answer it samples the stack of the loop's thread. A loop that
+reports that it waits for events is not pinged: that would wake it for nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from areal_actors.rollout.blocked import format_blocked, merge_reports
 from areal_actors.rollout.stack import CodeLocation, thread_location
 
 POLL_SECONDS = 0.1
+REST_SECONDS = 0.5
+"""Time between two looks at a loop that waits."""
 BLOCKED_SECONDS = 1.0
 """Shortest block that is reported."""
 STOPPED_SHARE = 0.02
@@ -89,9 +92,22 @@ class BlockedInterval:
 class LoopWatch:
     """Watches one loop from its own thread until it is stopped."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, episode: Callable[[], str]) -> None:
-        """`episode` returns the episode that executes in the loop; thread-safe."""
-        self._loop, self._watched, self._episode = loop, thread, episode
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        thread: threading.Thread,
+        episode: Callable[[], str],
+        busy_since: Callable[[], float | None] = time.monotonic,
+    ) -> None:
+        """Begin to watch; the functions are thread-safe.
+
+        Args:
+            loop: the loop.
+            thread: its thread.
+            episode: returns the episode that executes in the loop.
+            busy_since: returns the monotonic time since which callbacks run, None while the loop waits for events.
+        """
+        self._loop, self._watched, self._episode, self._busy_since = loop, thread, episode, busy_since
         self._over = threading.Event()
         self._answered = threading.Event()
         self._present: BlockedInterval | None = None
@@ -137,12 +153,16 @@ class LoopWatch:
 
     def _watch(self) -> None:
         while not self._over.is_set():
-            wait = _TimedWait()
+            seconds = REST_SECONDS if self._busy_since() is None else POLL_SECONDS
+            wait = _TimedWait(seconds)
             self._waited = processor_wait(self._watched.native_id)
-            self._over.wait(POLL_SECONDS)
-            late = wait.late()
+            self._over.wait(seconds)
+            late, busy_since = wait.late(), self._busy_since()
+            if busy_since is None and late < POLL_SECONDS:
+                continue
+            began = time.monotonic() if busy_since is None else max(busy_since, wait.began)
             with suppress(RuntimeError):  # the loop is closed
-                self._ping(wait.began if late > BLOCKED_SECONDS and not wait.was_suspended(late) else time.monotonic())
+                self._ping(wait.began if late > BLOCKED_SECONDS and not wait.was_suspended(late) else began)
 
     def _ping(self, began: float) -> None:
         """Ping the loop, and sample its thread until it answers. It may have held the GIL since before the ping."""
@@ -151,7 +171,7 @@ class LoopWatch:
         self._answered.clear()
         self._loop.call_soon_threadsafe(self._answered.set)
         while not self._over.is_set():
-            wait = _TimedWait()
+            wait = _TimedWait(POLL_SECONDS)
             answered = self._answered.wait(POLL_SECONDS)
             late = wait.late()
             if wait.was_suspended(late):
@@ -184,15 +204,16 @@ class LoopWatch:
 
 
 class _TimedWait:
-    """A wait of `POLL_SECONDS`, and its delay: the GIL was held, or the process was suspended."""
+    """A wait for a time, and its delay: the GIL was held, or the process was suspended."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
         self.began = time.monotonic()
         self._used = time.process_time()
 
     def late(self) -> float:
-        """Seconds beyond `POLL_SECONDS`."""
-        return max(time.monotonic() - self.began - POLL_SECONDS, 0.0)
+        """Seconds beyond that time."""
+        return max(time.monotonic() - self.began - self._seconds, 0.0)
 
     def was_suspended(self, late: float) -> bool:
         """True if the process was suspended: a thread that holds the GIL uses CPU."""

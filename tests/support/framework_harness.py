@@ -146,7 +146,8 @@ async def agent_here(spec):
     try:
         yield agent.run, sys.modules[type(agent).__module__]
     finally:
-        await agent._client.close()
+        if hasattr(agent, "_client"):  # connections of light clients end with their event loop
+            await agent._client.close()
 
 
 @asynccontextmanager

@@ -46,7 +46,6 @@ AnyAlgorithm = (
 __all__ = [
     "Advantages",
     "Algorithm",
-    "AnyAlgorithm",
     "Batch",
     "Cispo",
     "CriticSettings",
