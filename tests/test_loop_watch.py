@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
+import sysconfig
 import threading
 import time
+from traceback import walk_stack
 
 import pytest
 
 from areal_actors.messages import EventLoopBlocked
-from areal_actors.rollout import loop_watch
+from areal_actors.rollout import loop_watch, short_blocks
 from areal_actors.rollout.agent_loop import AgentLoop, AgentRun
 from areal_actors.rollout.blocked import CLIENT_REMEDY, REMEDY, format_blocked
 from areal_actors.rollout.loop_watch import LoopWatch, processor_wait
+from areal_actors.rollout.short_blocks import ShortBlocks
+from areal_actors.rollout.stack import CodeLocation, user_location
 
 
 class Loop:
@@ -119,3 +124,62 @@ def test_the_wait_of_a_thread_is_read_and_grows():
 )
 def test_the_remedy_fits_the_line(innermost, remedy):
     assert format_blocked(EventLoopBlocked(seconds=1.5, line="agent.py:7", innermost=innermost)).endswith(remedy)
+
+
+def compute(seconds):
+    """Compute, in a callback of its own."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+async def test_short_blocks_that_together_take_the_loop_are_reported_with_their_line(monkeypatch):
+    monkeypatch.setattr(short_blocks, "WINDOW_SECONDS", 1.0)
+    with Loop() as loop:
+        until = time.monotonic() + 20.0
+        reports = []
+        while not reports and time.monotonic() < until:
+            for _ in range(8):
+                loop.loop.call_soon_threadsafe(compute, 0.03)
+            await asyncio.sleep(0.2)
+            reports = loop.watch.reports()
+    assert reports[0].line.startswith("test_loop_watch.py:")
+    assert 0.25 <= reports[0].seconds <= 20.0
+
+
+def look(name, *, is_awaited=False):
+    """A look at a thread that executes a line of an agent."""
+    return CodeLocation(name, f"{name} in run", is_user_code=True, is_event_loop=False, is_awaited=is_awaited)
+
+
+def test_the_time_of_what_an_agent_awaits_and_of_other_programs_is_not_its_line_s():
+    def report(*looks, waited=0.0):
+        window = ShortBlocks(0.0, 0.0)
+        for at in looks:
+            window.add_sample(at, "0.0")
+        assert window.end_window(4.9, waited, 0.1) is None
+        return window.end_window(5.0, waited, 0.1)
+
+    assert report(*[look("agent.py:7")] * 20).seconds == pytest.approx(2.0)
+    assert report(*[look("agent.py:7", is_awaited=True)] * 40) is None
+    assert report(*[look("agent.py:7")] * 10) is None
+    assert report(*[look(f"agent.py:{line}") for line in range(40)]) is None
+    assert report(*[look("agent.py:7")] * 20, waited=2.0) is None
+
+
+async def test_a_library_s_coroutine_is_awaited_and_a_synchronous_call_is_the_line_s_own():
+    library = {}
+    source = "async def work(look):\n    look()\n\ndef compute(look):\n    look()\n"
+    exec(compile(source, f"{sysconfig.get_path('stdlib')}/library.py", "exec"), library)
+    places = []
+
+    def see():
+        frames = list(walk_stack(sys._getframe()))
+        places.append(
+            user_location([frame for frame in frames if frame[0].f_code.co_name not in ("see", "walk_stack")])
+        )
+
+    await library["work"](see)
+    library["compute"](see)
+    assert [place.is_awaited for place in places] == [True, False]
+    assert all(place.is_user_code and place.innermost.startswith("library.py:") for place in places)

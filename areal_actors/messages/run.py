@@ -107,6 +107,7 @@ class EventLoopBlocked(Event):
 
     subject: ClassVar[str] = "loop.blocked"
     seconds: float
+    """Length of one block, or the sum of many short ones of one line within 5 seconds."""
     line: str = ""
     """Line of the agent's code in which the loop was sampled most often, such as `agent.py:7`; empty if unknown."""
     innermost: str = ""

@@ -1,6 +1,7 @@
 """Measures how long callbacks block an event loop, and finds the blocking line.
 
-A thread pings the loop periodically. While there is no answer it samples the stack of the loop's thread. A loop that
+A thread pings the loop periodically. While there is no answer it samples the stack of the loop's thread; with each
+ping it samples it once, for blocks that are short and many. A loop that
 reports that it waits for events is not pinged: that would wake it for nothing.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import reduce
@@ -19,7 +20,9 @@ import structlog
 
 from areal_actors.messages import EventLoopBlocked
 from areal_actors.rollout.blocked import format_blocked, merge_reports
-from areal_actors.rollout.stack import CodeLocation, thread_location
+from areal_actors.rollout.blocked_interval import BlockedInterval
+from areal_actors.rollout.short_blocks import ShortBlocks
+from areal_actors.rollout.stack import thread_location
 
 POLL_SECONDS = 0.1
 REST_SECONDS = 0.5
@@ -48,47 +51,6 @@ def processor_wait(thread: int | None) -> float:
         return 0.0
 
 
-class BlockedInterval:
-    """An interval in which the loop did not answer, with stack samples."""
-
-    def __init__(self, began: float, waited: float = 0.0) -> None:
-        """`waited`: the thread's `processor_wait` when it began; on a busy machine it waits without being blocked."""
-        self.began, self.waited = began, waited
-        self.seconds = 0.0
-        self._seen: Counter[tuple[str, str]] = Counter()
-        self._inner: dict[tuple[str, str], CodeLocation] = {}
-
-    def add_sample(self, at: CodeLocation | None, episode: str) -> None:
-        """Add a stack sample of the thread, in this episode.
-
-        A loop that waits in its own code lacks a processor and is not blocked.
-        """
-        if at is not None and not at.is_event_loop:
-            self._seen[at.line, episode] += 1
-            self._inner[at.line, episode] = at
-
-    def has_line(self) -> bool:
-        """True if a sample shows a line that blocks the loop."""
-        return bool(self._seen)
-
-    def is_long(self) -> bool:
-        """True if a line has blocked the loop for long enough to be reported."""
-        return self.has_line() and self.seconds >= BLOCKED_SECONDS
-
-    def report(self) -> EventLoopBlocked:
-        """A report of the line sampled most often, over all episodes; requires a sample. Thread-safe."""
-        seen = self._seen.most_common()
-        lines: Counter[str] = Counter()
-        for (line, _), count in seen:
-            lines[line] += count
-        worst = lines.most_common(1)[0][0]
-        episodes = [episode for (line, episode), _ in seen if line == worst]
-        innermost = self._inner[worst, episodes[0]].innermost
-        return EventLoopBlocked(
-            seconds=self.seconds, line=worst, innermost=innermost, episode=episodes[0], episodes=len(episodes)
-        )
-
-
 class LoopWatch:
     """Watches one loop from its own thread until it is stopped."""
 
@@ -115,6 +77,7 @@ class LoopWatch:
         """The thread's `processor_wait` when the loop answered last."""
         self._past: deque[BlockedInterval] = deque(maxlen=KEPT)
         self._unreported: deque[EventLoopBlocked] = deque(maxlen=KEPT)
+        self._short = self._begin_short()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="loop watch")
         self._thread.start()
 
@@ -134,7 +97,7 @@ class LoopWatch:
     def present(self) -> EventLoopBlocked | None:
         """A report of the current block, if it is long enough."""
         interval = self._present
-        return interval.report() if interval is not None and interval.is_long() else None
+        return interval.report() if interval is not None and _is_long(interval) else None
 
     def since(self, began: float) -> EventLoopBlocked | None:
         """All blocks since a monotonic time, merged into one report with the line of the longest."""
@@ -158,6 +121,10 @@ class LoopWatch:
             self._waited = processor_wait(self._watched.native_id)
             self._over.wait(seconds)
             late, busy_since = wait.late(), self._busy_since()
+            if busy_since is not None:
+                self._short.add_sample(thread_location(self._watched.ident), self._episode())
+            if report := self._short.end_window(time.monotonic(), self._waited, POLL_SECONDS):
+                self._report(report)
             if busy_since is None and late < POLL_SECONDS:
                 continue
             began = time.monotonic() if busy_since is None else max(busy_since, wait.began)
@@ -182,7 +149,9 @@ class LoopWatch:
             self._sample(self._present or BlockedInterval(began, self._waited), began)
 
     def _sample(self, interval: BlockedInterval, began: float) -> None:
-        interval.add_sample(thread_location(self._watched.ident), self._episode())
+        at, episode = thread_location(self._watched.ident), self._episode()
+        interval.add_sample(at, episode)
+        self._short.add_sample(at, episode)
         interval.seconds = self._blocked_seconds(interval, began)
         self._present = interval
 
@@ -197,10 +166,21 @@ class LoopWatch:
         interval.seconds = self._blocked_seconds(interval, began)
         self._present = None
         self._past.append(interval)
-        if interval.is_long():
-            report = interval.report()
-            self._unreported.append(report)
-            logger.warning(format_blocked(report), episode=report.episode, line=report.line, innermost=report.innermost)
+        if _is_long(interval):
+            self._report(interval.report())
+            self._short = self._begin_short()
+
+    def _begin_short(self) -> ShortBlocks:
+        return ShortBlocks(time.monotonic(), processor_wait(self._watched.native_id))
+
+    def _report(self, report: EventLoopBlocked) -> None:
+        self._unreported.append(report)
+        logger.warning(format_blocked(report), episode=report.episode, line=report.line, innermost=report.innermost)
+
+
+def _is_long(interval: BlockedInterval) -> bool:
+    """True if a line has blocked the loop for long enough to be reported."""
+    return interval.has_line() and interval.seconds >= BLOCKED_SECONDS
 
 
 class _TimedWait:

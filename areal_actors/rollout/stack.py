@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import selectors
 import sys
 import sysconfig
@@ -21,6 +22,8 @@ _LIBRARY_PATHS = tuple(
     )
 )
 
+_COROUTINE = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
 _EVENT_LOOP = frozenset(str(module.__file__) for module in (base_events, events, selector_events, selectors))
 
 
@@ -34,6 +37,8 @@ class CodeLocation(NamedTuple):
     is_user_code: bool
     is_event_loop: bool
     """True if the thread executes no callback: it waits for events or for a processor in the event loop's own code."""
+    is_awaited: bool = False
+    """True if the user's line awaits a coroutine of a library that executes: its time is not the line's own."""
 
     def __str__(self) -> str:
         return self.line if self.innermost.startswith(f"{self.line} ") else f"{self.line} (in {self.innermost})"
@@ -54,10 +59,12 @@ def coroutine_location(coroutine: Any) -> CodeLocation | None:
 def user_location(frames: Sequence[tuple[FrameType, int]]) -> CodeLocation:
     """The location in a non-empty stack of frames with lines, innermost first."""
     innermost, line = frames[0]
-    own = next((frame for frame in frames if _is_user_code(frame[0])), None)
+    place = next((place for place, frame in enumerate(frames) if _is_user_code(frame[0])), None)
+    own = None if place is None else frames[place]
+    is_awaited = bool(place) and bool(frames[(place or 0) - 1][0].f_code.co_flags & _COROUTINE)
     is_event_loop = own is None and innermost.f_code.co_filename in _EVENT_LOOP
     inner = f"{_file_line(innermost, line)} in {innermost.f_code.co_name}"
-    return CodeLocation(_file_line(*(own or frames[0])), inner, own is not None, is_event_loop)
+    return CodeLocation(_file_line(*(own or frames[0])), inner, own is not None, is_event_loop, is_awaited)
 
 
 def _awaited_frames(awaited: Any) -> Iterator[tuple[FrameType, int]]:
