@@ -15,7 +15,8 @@ import pytest
 from support.bus_cases import KINDS, Ended, Happened, numbers, stamp, take
 
 from areal_bus import nats_reader
-from areal_bus.errors import BusError
+from areal_bus.base import Envelope
+from areal_bus.errors import BusError, EventsTrimmed
 from areal_bus.nats import NatsBus
 from areal_bus.nats_shared import _WAITING
 from areal_bus.server import EmbeddedServer
@@ -63,6 +64,49 @@ async def test_past_events_come_from_a_reader_of_its_own_and_new_ones_from_one_f
         assert all(delivery.replayed for delivery in await take(inbox, 133))
         await publish(bus, 200, 203)
         assert numbers(await take(inbox, 2)) == [200, 202]
+
+
+async def take_envelopes(events: AsyncIterator[Envelope], count: int) -> list[int]:
+    """Sequences of the next events."""
+    return [(await anext(events)).sequence for _ in range(count)]
+
+
+async def test_followers_of_the_log_and_consumers_have_one_reader(bus: NatsBus) -> None:
+    await publish(bus, 0, 30)
+    async with bus.events(Happened, consumer="a") as inbox:
+        display, loop = bus.log(follow=True), bus.log(after=10, follow=True)
+        assert await take_envelopes(display, 30) == list(range(1, 31))
+        assert await take_envelopes(loop, 20) == list(range(11, 31))
+        await publish(bus, 30, 60)
+        assert await take_envelopes(display, 30) == await take_envelopes(loop, 30) == list(range(31, 61))
+        assert numbers(await take(inbox, 40)) == [n for n in range(60) if n % 3]
+        while len(await readers(bus)) > 1:  # noqa: ASYNC110 - the server removes them
+            await asyncio.sleep(0.01)
+        await display.aclose()
+        await publish(bus, 60, 61)
+        assert await take_envelopes(loop, 1) == [61]
+        await loop.aclose()
+    while await readers(bus):  # noqa: ASYNC110 - the server removes it
+        await asyncio.sleep(0.01)
+
+
+async def test_a_follower_that_falls_behind_reads_every_event_in_order(bus: NatsBus) -> None:
+    slow, quick = bus.log(follow=True), bus.log(follow=True)
+    await publish(bus, 0, 1)
+    assert await take_envelopes(slow, 1) == await take_envelopes(quick, 1) == [1]
+    await publish(bus, 1, 2 * _WAITING)
+    assert await take_envelopes(quick, 2 * _WAITING - 1) == list(range(2, 2 * _WAITING + 1))
+    assert await take_envelopes(slow, 2 * _WAITING - 1) == list(range(2, 2 * _WAITING + 1))
+    await slow.aclose()
+    await quick.aclose()
+
+
+async def test_a_follower_of_trimmed_events_has_that_error(bus: NatsBus) -> None:
+    await publish(bus, 0, 20)
+    await bus.trim(15)
+    with pytest.raises(EventsTrimmed):
+        await take_envelopes(bus.log(after=5, follow=True), 1)
+    assert await take_envelopes(bus.log(follow=True), 2) == [15, 16]
 
 
 async def test_a_consumer_that_falls_behind_delays_no_other_and_receives_everything(bus: NatsBus) -> None:

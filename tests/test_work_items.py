@@ -18,7 +18,7 @@ from areal_actors.recipe.checks import problems
 from areal_actors.recipe.load import load
 from areal_actors.recovery.resume import MAY_CHANGE
 from areal_actors.runtime.actor import Actor, Emits, on
-from areal_actors.runtime.work_items import SENT_TOGETHER, SentWork, renew_lease
+from areal_actors.runtime.work_items import SENT_TOGETHER, SentWork, WorkTasks
 from areal_bus.errors import LogUnavailable, ServerUnavailable
 from areal_bus.message import Work
 
@@ -39,12 +39,34 @@ class Lost:
 
 async def test_a_lease_is_renewed_again_after_a_renewal_that_failed():
     delivery = Lost(failures=2)
-    async with renew_lease(delivery, 0.03), asyncio.timeout(300):
-        while delivery.renewals < 5:  # noqa: ASYNC110 - counted by the renewal itself
-            await asyncio.sleep(0.001)
+    async with asyncio.timeout(300):
+        with WorkTasks().renewed(delivery, 0.03):
+            while delivery.renewals < 5:  # noqa: ASYNC110 - counted by the renewal itself
+                await asyncio.sleep(0.001)
     stopped = delivery.renewals
     await asyncio.sleep(0.05)
     assert delivery.renewals == stopped
+
+
+async def test_the_leases_of_all_items_are_renewed_together_while_each_is_in_progress():
+    tasks, first, second = WorkTasks(), Lost(failures=0), Lost(failures=1)
+    before = len(asyncio.all_tasks())
+    async with asyncio.timeout(300):
+        with tasks.renewed(first, 0.03):
+            with tasks.renewed(second, 0.03):
+                assert len(asyncio.all_tasks()) == before + 1
+                while second.renewals < 3:  # noqa: ASYNC110 - counted by the renewal itself
+                    await asyncio.sleep(0.001)
+                assert abs(first.renewals - second.renewals) <= 1
+            stopped, continues = second.renewals, first.renewals
+            while first.renewals < continues + 3:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.001)
+        assert second.renewals == stopped
+    await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == before
+    with tasks.renewed(second, 0.03):
+        await asyncio.sleep(0.05)
+    assert second.renewals > stopped
 
 
 class Blocking(Actor):

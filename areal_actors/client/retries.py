@@ -1,4 +1,4 @@
-"""Which failed calls are sent again, and when: as the OpenAI SDK does it."""
+"""Retries of failed calls: for which errors, and after how long, as the OpenAI SDK has it."""
 
 from __future__ import annotations
 

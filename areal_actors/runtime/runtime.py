@@ -26,7 +26,7 @@ from areal_actors.runtime.pauses import OwnPauses
 from areal_actors.runtime.process_usage import process_usage
 from areal_actors.runtime.submissions import Submissions, fail_with
 from areal_actors.runtime.tape_recorder import TapeRecorder
-from areal_actors.runtime.work_items import SentWork, WorkTasks, renew_lease, take_slots
+from areal_actors.runtime.work_items import SentWork, WorkTasks, take_slots
 from areal_bus.base import Bus, Delivery, Envelope, Stamp, Subscription, WorkQueue
 from areal_bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
 from areal_bus.recorded import EMITTED, RECEIVED, Tape
@@ -172,7 +172,7 @@ class Runtime:
         if delivery.deliveries > 1:
             envelope = with_new_id(envelope, str(delivery.deliveries))
         try:
-            async with renew_lease(delivery, lease_seconds):
+            with self.work.renewed(delivery, lease_seconds):
                 async with self._serialize():
                     await self._handle(envelope, delivery.message)
                 await delivery.acknowledge()

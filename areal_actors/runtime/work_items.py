@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
@@ -24,16 +24,45 @@ logger = structlog.get_logger(__name__)
 
 
 class WorkTasks:
-    """Tasks of an actor that take work items, and that handle them."""
+    """Tasks of an actor that take work items, that handle them, and that renews the leases of all of them."""
 
     def __init__(self) -> None:
         self.taking: list[asyncio.Task[None]] = []
         self._handling: set[asyncio.Task[None]] = set()
+        self._leased: set[Delivery] = set()
+        self._renewing: asyncio.Task[None] | None = None
 
     def add(self, handling: asyncio.Task[None]) -> None:
         """Note the task of an item in progress."""
         self._handling.add(handling)
         handling.add_done_callback(self._handling.discard)
+
+    @contextmanager
+    def renewed(self, delivery: Delivery, lease_seconds: float) -> Iterator[None]:
+        """Renew the lease of an item while the context lasts; those of all items have the same duration."""
+        self._leased.add(delivery)
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew(lease_seconds))
+        try:
+            yield
+        finally:
+            self._leased.discard(delivery)
+            if not self._leased and self._renewing is not None:
+                self._renewing.cancel()
+                self._renewing = None
+
+    async def _renew(self, lease_seconds: float) -> None:
+        """Renew leases periodically, together, so that they share writes.
+
+        A failed renewal is only logged, since the server may be restarting.
+        """
+        while True:
+            await asyncio.sleep(lease_seconds / RENEWALS_PER_LEASE)
+            for delivery in tuple(self._leased):
+                try:
+                    await delivery.extend()
+                except BusError as error:
+                    logger.warning("a lease was not renewed", work=delivery.envelope.id, error=str(error))
 
     async def finish(self) -> None:
         """Take no more items, and wait for those in progress."""
@@ -75,23 +104,3 @@ async def take_slots(slots: asyncio.Semaphore) -> int:
         await slots.acquire()
         taken += 1
     return taken
-
-
-@asynccontextmanager
-async def renew_lease(delivery: Delivery, lease_seconds: float) -> AsyncIterator[None]:
-    """Renew the lease of an item while the context lasts."""
-    renewal = asyncio.create_task(_renew(delivery, lease_seconds))
-    try:
-        yield
-    finally:
-        renewal.cancel()
-
-
-async def _renew(delivery: Delivery, lease_seconds: float) -> None:
-    """Renew the lease periodically; a failed renewal is only logged, since the server may be restarting."""
-    while True:
-        await asyncio.sleep(lease_seconds / RENEWALS_PER_LEASE)
-        try:
-            await delivery.extend()
-        except BusError as error:
-            logger.warning("a lease was not renewed", work=delivery.envelope.id, error=str(error))

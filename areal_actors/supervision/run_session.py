@@ -71,6 +71,7 @@ async def open_bus(recipe: Recipe, folder: RunFolder, *, fresh: bool) -> AsyncIt
             compress=recipe.log.compress,
             blobs=folder.blobs,
             retry_for_seconds=retry_seconds(recipe),
+            shares_log=True,
         )
         server.failed.add_done_callback(lambda failed: None if failed.cancelled() else bus.give_up(failed.result()))
         try:

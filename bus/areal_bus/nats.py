@@ -30,7 +30,7 @@ from areal_bus.nats_position import stored_position
 from areal_bus.nats_requests import MORE, PART, Requester
 from areal_bus.nats_streams import RETRY_SECONDS, Streams
 from areal_bus.nats_subscriptions import subscribe
-from areal_bus.nats_trimming import check_beginning, gap_error, marked_first, read_log, span_of, trim
+from areal_bus.nats_trimming import check_beginning, gap_error, marked_first, span_of, trim
 from areal_bus.nats_work import NatsWorkQueue
 from areal_bus.payload import pack, unpack
 from areal_bus.subjects import check_key, check_pattern, check_run, check_token, matches
@@ -96,7 +96,7 @@ class NatsBus:
         it. `retry_for_seconds` is the maximum wait of a message for an unavailable server before it is an error;
         `connect_timeout` that for the first connection. `url` may have user and password. With `monitors`, implied by
         the user `monitor`, the log is read without consumers, which that user may not create. With `shares_log`,
-        consumers of all events share a reader of the log: for a process with several.
+        consumers of all events and followers of the log share a reader: for a process with several.
 
         Raises:
             ServerUnavailable: no server answers, it refused the credentials, or it is older than 2.12.
@@ -269,7 +269,7 @@ class NatsBus:
             events = read_directly(self._streams, after=after, follow=follow, retry_for_seconds=self._retry_for_seconds)
         else:
             after = after or await marked_first(self._streams) - 1
-            events = read_log(self._streams, after=after, follow=follow)
+            events = self._consumers.log(after=after, follow=follow)
         async with aclosing(events) as envelopes:
             async for envelope in envelopes:
                 if envelope.sequence != after + 1:

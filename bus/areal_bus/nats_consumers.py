@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
-from areal_bus.base import History, Subscription
+from areal_bus.base import Envelope, History, Subscription
 from areal_bus.delivery import Deliveries, Position, by_subject, open_event
 from areal_bus.message import Event
 from areal_bus.nats_position import PositionWriter
 from areal_bus.nats_reader import NatsLogReader
 from areal_bus.nats_shared import SharedLog, SharedLogReader
 from areal_bus.nats_streams import Streams
-from areal_bus.nats_trimming import check_beginning
+from areal_bus.nats_trimming import check_beginning, read_log
 from areal_bus.subjects import check_token
 
 
 class LogConsumers:
-    """Subscribes to events over one connection; with `shared`, consumers that receive all events share a reader."""
+    """Subscribes to events over one connection.
+
+    With `shared`, consumers that receive all events, and those who follow the log, share a reader.
+    """
 
     def __init__(self, streams: Streams, *, shared: bool) -> None:
         self._streams = streams
@@ -43,6 +46,10 @@ class LogConsumers:
         finally:
             await reader.close()
             await positions.close()
+
+    def log(self, *, after: int, follow: bool) -> AsyncGenerator[Envelope, None]:
+        """Yield every event after this sequence; see `read_log`."""
+        return read_log(self._streams, after=after, follow=follow, shared=self._shared)
 
     def _reader(self, subjects: list[str], consumer: str, history: History) -> NatsLogReader | SharedLogReader:
         if self._shared is None or history != "all":

@@ -67,7 +67,8 @@ def _open(streams: Streams, message: Msg) -> Envelope:
     return check_out(unpack(message.data, where=f"sequence {sequence} of the log", sequence=sequence), streams.blobs)
 
 
-def _missing(streams: Streams, sequence: int) -> LogDamaged:
+def missing_error(streams: Streams, sequence: int) -> LogDamaged:
+    """Returns the error for an event that the server no longer has."""
     return LogDamaged(
         f"event {sequence} is missing in the log of run {streams.run}: the server's store is damaged; the events before"
         " it are intact: resume the run to continue from there, or export it"
@@ -150,7 +151,7 @@ class NatsLogReader:
         """
         envelope = _open(self._streams, await self._take_wanted(wanted))
         if envelope.sequence != wanted:
-            raise _missing(self._streams, wanted)
+            raise missing_error(self._streams, wanted)
         return envelope
 
     async def next_following(self, wanted: int) -> Envelope:
@@ -161,7 +162,7 @@ class NatsLogReader:
         """
         envelope = _open(self._streams, await self._take())
         if envelope.sequence != wanted:
-            raise _missing(self._streams, wanted)
+            raise missing_error(self._streams, wanted)
         return envelope
 
     async def _take_wanted(self, wanted: int) -> Msg:
@@ -174,7 +175,7 @@ class NatsLogReader:
                     return await self._take()
             except TimeoutError:
                 if self._received.empty() and not await self._streams.has_event(wanted):
-                    raise _missing(self._streams, wanted) from None
+                    raise missing_error(self._streams, wanted) from None
 
     async def _take(self) -> Msg:
         if self._outstanding <= 0:

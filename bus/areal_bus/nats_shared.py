@@ -10,9 +10,11 @@ import asyncio
 from typing import Final
 
 from areal_bus.base import Envelope, History
-from areal_bus.nats_reader import NatsLogReader
+from areal_bus.nats_reader import NatsLogReader, missing_error
 from areal_bus.nats_streams import Streams
 
+_ALL: Final = ">"
+"""Subject of a consumer that reads every event."""
 _WAITING: Final = 256
 """Events that may wait for a consumer; with more it has fallen behind."""
 
@@ -41,8 +43,11 @@ class SharedLog:
         """
         async with self._changing:
             self._consumers[consumer] = frozenset(subject.removeprefix(self.streams.prefix) for subject in subjects)
-            if not set(subjects) <= set(self._subjects) or self._passing is None or self._passing.done():
-                self._subjects = list(dict.fromkeys([*self._subjects, *subjects]))
+            everything = self.streams.prefix + _ALL
+            is_read = everything in self._subjects or set(subjects) <= set(self._subjects)
+            if not is_read or self._passing is None or self._passing.done():
+                merged = list(dict.fromkeys([*self._subjects, *subjects]))
+                self._subjects = [everything] if everything in merged else merged
                 await self._read_anew()
 
     async def leave(self, consumer: SharedLogReader) -> None:
@@ -86,7 +91,7 @@ class SharedLog:
                 return
             self._passed = event.sequence
             for consumer, subjects in self._consumers.items():
-                if event.subject in subjects:
+                if event.subject in subjects or _ALL in subjects:
                     consumer.put(event)
 
 
@@ -143,7 +148,7 @@ class SharedLogReader:
         """
         while True:
             if self._own is not None and self._left:
-                envelope = await self._own.next()
+                envelope = await self._next_past(self._own)
                 self._left -= 1
                 self._after = envelope.sequence
                 return envelope
@@ -158,6 +163,26 @@ class SharedLogReader:
             if item.sequence > self._after:
                 self._after = item.sequence
                 return item
+
+    async def _next_past(self, own: NatsLogReader) -> Envelope:
+        """Returns the next event that was in the log; where all are read, its sequence is known."""
+        is_whole = self._subjects == [self._log.streams.prefix + _ALL]
+        return await (own.next_wanted(self._after + 1) if is_whole else own.next())
+
+    async def next_wanted(self, wanted: int) -> Envelope:  # noqa: ARG002 - of the interface of a reader
+        """Wait for the next event; raises like `next`."""
+        return await self.next()
+
+    async def next_following(self, wanted: int) -> Envelope:
+        """Wait for the event `wanted`, which may not exist yet.
+
+        Raises:
+            As `next`; `LogDamaged` if a later one arrives instead.
+        """
+        envelope = await self.next()
+        if envelope.sequence != wanted:
+            raise missing_error(self._log.streams, wanted)
+        return envelope
 
     async def _close_own(self) -> None:
         if self._own is not None:

@@ -16,6 +16,7 @@ from areal_bus.claims import remove_bodies
 from areal_bus.delivery import trimmed_error
 from areal_bus.errors import CorruptMessage, EventsTrimmed, LogDamaged, LogUnavailable
 from areal_bus.nats_reader import NatsLogReader
+from areal_bus.nats_shared import SharedLog, SharedLogReader
 from areal_bus.nats_streams import Streams
 from areal_bus.payload import unpack
 
@@ -68,14 +69,19 @@ async def gap_error(streams: Streams, run: str, missing: int, sequence: int) -> 
     )
 
 
-async def read_log(streams: Streams, *, after: int, follow: bool) -> AsyncGenerator[Envelope, None]:
-    """Yield every event of the log after this sequence; with `follow`, never end.
+async def read_log(
+    streams: Streams, *, after: int, follow: bool, shared: SharedLog | None = None
+) -> AsyncGenerator[Envelope, None]:
+    """Yield every event of the log after this sequence; with `follow`, never end, and read new ones with `shared`.
 
     Raises:
         EventsTrimmed: the next events were trimmed meanwhile.
         LogDamaged: events are missing that were not trimmed.
     """
-    reader = NatsLogReader(streams, [streams.prefix + ">"], "log")
+    everything = [streams.prefix + ">"]
+    reader = (
+        SharedLogReader(shared, everything, "log") if shared and follow else NatsLogReader(streams, everything, "log")
+    )
     try:
         end = await reader.open("all", after)
         while follow or after < end:
