@@ -75,6 +75,22 @@ def test_several_answers_and_a_row_of_another_shape_are_refused_by_place(tmp_pat
         open_dataset(write(tmp_path, "mixed.jsonl", [*chat, {"messages": "q"}]), seed=0, held_out=0)
 
 
+def test_nested_columns_are_named_by_path_with_the_setting_that_chooses_one(tmp_path):
+    rows = [{"id": "r", "qa": {"question": "q", "answers": {"text": ["1", "one"], "start": [0, 0]}}}] * 2
+    path = write(tmp_path, "nested.jsonl", rows)
+    with pytest.raises(
+        SetupError,
+        match=r"`question` is missing; the row has `id`, `qa.question`, `qa.answers.text`, `qa.answers.start`; .*"
+        r"`task.columns = \{ question = \"qa.question\" \}`",
+    ):
+        open_dataset(path, seed=0, held_out=0)
+    columns = {"question": "qa.question", "answer": "qa.answers.text"}
+    with pytest.raises(SetupError, match=r"has several values; choose one: .*answer = \"qa.answers.text.0\""):
+        open_dataset(path, seed=0, held_out=0, columns=columns)
+    chosen = open_dataset(path, seed=0, held_out=0, columns={**columns, "answer": "qa.answers.text.0"})
+    assert chosen.train.task(0).data["answer"] == "1"
+
+
 def test_chats_that_differ_before_their_last_message_are_different_tasks(tmp_path):
     rows = [
         {"prompt": [{"role": "system", "content": str(n)}, {"role": "user", "content": "go"}], "answer": n}

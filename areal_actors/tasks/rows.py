@@ -5,13 +5,16 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, Protocol
 
 import msgspec
 
 from areal_actors.core.errors import SetupError
 from areal_actors.tasks.values import as_text
+
+NAMED_PATHS = 40
+"""Columns of a row that an error message names at most."""
 
 
 class DatasetRows(Protocol):
@@ -90,11 +93,25 @@ def check_texts(row: object, fields: Sequence[str], place: str) -> tuple[str, ..
     texts: list[str] = []
     for field in fields:
         if field not in row:
-            raise SetupError(f"{place}: `{field}` is missing; the row has {field_names(row)}{_remedy(field, row)}")
+            raise SetupError(f"{place}: `{field}` is missing; the row has {list_paths(row)}{_remedy(field, row)}")
         if (text := as_text(row[field])) is None or not text.strip():
             raise SetupError(f"{place}: `{field}` must be a non-empty text, got {row[field]!r:.40}")
         texts.append(text)
     return tuple(texts)
+
+
+def paths_of(row: Mapping[Any, Any], before: str = "") -> Iterator[str]:
+    """Yields the columns of a row, and the paths within those that are objects."""
+    for name, value in row.items():
+        if isinstance(value, Mapping) and value:
+            yield from paths_of(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}"
+
+
+def list_paths(row: Mapping[Any, Any]) -> str:
+    """Returns the columns of a row, and the paths in them, for an error message."""
+    return field_names(islice(paths_of(row), NAMED_PATHS))
 
 
 def field_names(fields: Iterable[Any]) -> str:
@@ -103,4 +120,9 @@ def field_names(fields: Iterable[Any]) -> str:
 
 
 def _remedy(field: str, row: Mapping[Any, Any]) -> str:
-    return f"; if it is one of these, write `task.columns = {{ {field} = … }}`" if row else ""
+    """Returns the setting that names another column as this field."""
+    if not row:
+        return ""
+    example = next((path for path in paths_of(row) if "." in path), "…")
+    example = f'"{example}"' if example != "…" else example
+    return f"; if it is one of these, write `task.columns = {{ {field} = {example} }}`"

@@ -7,13 +7,12 @@ does not name is recognised by the first row. The same columns are read in every
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import msgspec
 
 from areal_actors.core.errors import SetupError
-from areal_actors.tasks.rows import DatasetRows, field_names
+from areal_actors.tasks.rows import DatasetRows, field_names, list_paths, paths_of
 from areal_actors.tasks.values import MISSING, as_messages, as_text, split_answer, text_of, value_at
 
 QUESTIONS = (
@@ -96,10 +95,7 @@ def find_shape(rows: DatasetRows, name: str, columns: Mapping[str, str], *, answ
     if answers and not answer and not in_chat:
         several = next((path for path in candidates if isinstance(value_at(first, path), list)), "")
         if several:
-            raise SetupError(
-                f"{name}, row 0: `{several}` has several values; choose one: `task.columns = {{ answer ="
-                f' "{several}.0" }}`'
-            )
+            raise SetupError(f"{name}, row 0: {_choose_value('answer', several)}")
         _raise_first_error(rows, ["answer"])
         raise SetupError(f"{name}, row 0: `answer` is missing; {_remedy(first, 'answer')}")
     fields = {**columns, "question": question, **({"answer": answer} if answer else {})}
@@ -133,18 +129,12 @@ def _check_named(rows: DatasetRows, name: str, columns: Mapping[str, str]) -> No
         )
 
 
-def paths_of(row: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """Yields the columns of a row, and the paths within those that are objects."""
-    for name, value in row.items():
-        if isinstance(value, Mapping) and value:
-            yield from paths_of(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}"
-
-
 def _remedy(row: Mapping[str, Any], field: str) -> str:
-    names = field_names(islice(paths_of(row), 40))
-    return f"the row has {names}; if it is one of these, write `task.columns = {{ {field} = … }}`"
+    return f"the row has {list_paths(row)}; if it is one of these, write `task.columns = {{ {field} = … }}`"
+
+
+def _choose_value(field: str, path: str) -> str:
+    return f'`{path}` has several values; choose one: `task.columns = {{ {field} = "{path}.0" }}`'
 
 
 class ShapedRows:
@@ -188,6 +178,8 @@ class ShapedRows:
             text = as_text(fields.get(field))
             if text is None or not text.strip():
                 path = shape.columns.get(field, shape.columns["question"])
+                if isinstance(value := fields.get(field), list) and len(value) > 1 and as_text(value[0]) is not None:
+                    raise SetupError(f"{place}: {_choose_value(field, path)}")
                 raise SetupError(
                     f"{place}: `{path}` must be a non-empty text or a number, got {fields.get(field)!r:.40}"
                 )
