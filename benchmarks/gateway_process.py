@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from itertools import cycle
 from pathlib import Path
 
+from cpu_samples import install
 from gateway_floor import TOKEN_SECONDS
 from gateway_tokenizer import VOCABULARY, Texts, tokenizer_folder
 
@@ -95,5 +96,7 @@ def _plain_session_manager(context: BuildContext) -> Actor:
 
 
 if __name__ == "__main__":
+    if sys.argv[2] == "gateway":
+        install()
     plain = {"session_manager": _plain_session_manager} if sys.argv[5:6] == ["plain"] else {}
     serve_actors({**CPU_ACTORS, "inference_worker": _inference_worker, **plain}, sys.argv[1:3])

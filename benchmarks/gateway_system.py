@@ -156,11 +156,18 @@ class GatewaySystem:
 
 @asynccontextmanager
 async def gateway_system(
-    folder: Path, model: Path, corpus: Path | None, delay_seconds: float, plan: Recipe | None = None, kind: str = ""
+    folder: Path,
+    model: Path,
+    corpus: Path | None,
+    delay_seconds: float,
+    plan: Recipe | None = None,
+    kind: str = "",
+    checkout: Path = ROOT,
 ) -> AsyncIterator[GatewaySystem]:
     """Start a gateway whose engine answers after this delay.
 
     `plan` is another recipe than that of the benchmark `gateway.py`, and `kind` that of its session manager.
+    `checkout` has the packages of gateway and engine.
     """
     plan, run_folder = plan or recipe(folder), RunFolder(folder / RUN)
     run_folder.create(plan)
@@ -178,7 +185,7 @@ async def gateway_system(
             for name in names:
                 words = (str(run_folder.path), name, *arguments)
                 core = SERVER_CORE if name == "gateway" else REST_CORE
-                process = process_of("gateway_process.py", *words, core=core, address=address)
+                process = process_of("gateway_process.py", *words, core=core, address=address, checkout=checkout)
                 pids[name] = stack.enter_context(process).pid
             made = GatewaySystem(bus, pids)
             try:
@@ -219,11 +226,13 @@ def floor(kind: str, model: Path, delay_seconds: float) -> Iterator[Floor]:
 
 @contextmanager
 def process_of(
-    script: str, *arguments: str, core: int, address: ServerAddress | None = None
+    script: str, *arguments: str, core: int, address: ServerAddress | None = None, checkout: Path = ROOT
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process pinned to a core; it ends with this context."""
+    """Start a process pinned to a core, with the packages of a checkout; it ends with this context."""
     command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
+    environment = {**os.environ, "PYTHONPATH": f"{checkout}:{checkout / 'bus'}"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=ROOT, env=environment) as process:
         pin(core, process.pid)
         if address is not None:
             assert process.stdin is not None

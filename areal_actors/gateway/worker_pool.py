@@ -10,7 +10,7 @@ import heapq
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar
 
 from areal_actors.core.errors import EngineError
 from areal_actors.gateway.sessions.registry import Recent
@@ -88,7 +88,8 @@ class WaitForParts:
         """
         if self._gone.over:
             raise self._lost()
-        self._task = task = cast("asyncio.Task[Any]", asyncio.current_task())
+        task = self._task = asyncio.current_task()
+        assert task is not None
         cancelled_before = task.cancelling()
         try:
             return await anext(parts)

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -258,20 +258,23 @@ class Runtime:
     async def _replies(self, envelope: Envelope, request: Request[R]) -> AsyncGenerator[R, None]:
         """Run the handler of a request; yields the parts of its reply, the last one after its other messages."""
         context, sent = LiveContext(self, envelope, replayed=False), SentWork()
-        name, last = type(request).__name__, None
+        name, last = type(request).__name__, list[R]()
         with self._submissions.begin(request) as submission:
             self.handling[name] += 1
             self.recorder.note(RECEIVED, context.cause, context.now, envelope)
             try:
                 async with aclosing(self.actor.receive(request, context)) as emitted:
                     async for message in emitted:
-                        if not (is_part := isinstance(message, Reply)) or self.tape:
+                        part: Any = message if isinstance(message, Reply) else None
+                        if part is None or self.tape:
                             await self._emit(message, context, None, sent)
-                        if is_part and cast("R", message).is_last():
-                            last = cast("R", message)
-                        elif is_part and last is None:
+                        if part is None or last:
+                            continue
+                        if part.is_last():
+                            last.append(part)
+                        else:
                             submission.is_inside = False
-                            yield cast("R", message)
+                            yield part
                             submission.is_inside = True
                             if submission.is_over:
                                 break
@@ -281,9 +284,9 @@ class Runtime:
             finally:
                 sent.cancel()
                 self.handling[name] -= 1
-        if last is None:
+        if not last:
             raise self._submissions.no_reply(request)
-        yield last
+        yield last[0]
 
     def _fail(self, error: Exception) -> None:
         """End the runtime with the error of a handler that no task of its own runs."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Self
 
 import structlog
 
@@ -29,8 +29,9 @@ class Submission:
 
     def __init__(self, submissions: Submissions) -> None:
         self._submissions = submissions
-        self._task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self._cancelled_before = self._task.cancelling()
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._cancelled_before = task, task.cancelling()
         self.is_inside = True
         """True while the handler runs or waits; False while the caller has a part."""
         self.is_over = False
