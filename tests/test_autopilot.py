@@ -11,6 +11,8 @@ from support.samples import published
 from areal_actors.core.autoscale_settings import AutoscaleSettings, WorkerBounds
 from areal_actors.core.devices import pretended_cuda
 from areal_actors.core.errors import RecipeError
+from areal_actors.display.limit import limit_of, with_chosen_limits
+from areal_actors.display.run_state import RunState
 from areal_actors.messages import (
     CapacityGranted,
     Heartbeat,
@@ -19,6 +21,7 @@ from areal_actors.messages import (
     OffPolicyChanged,
     RoleLoad,
     RunResumed,
+    RunStarted,
     ScaleDecided,
     StepCompleted,
 )
@@ -212,3 +215,21 @@ def test_limits_that_cannot_be_chosen_are_refused(words, complaint):
 def test_a_limit_that_already_follows_the_load_is_refused():
     with pytest.raises(RecipeError, match="already follows the load"):
         recipe_with(*WORDS, gate=(GATE[0], "staleness_gate.max_concurrent=auto", GATE[2]))
+
+
+def test_the_verdict_names_the_limits_that_the_run_chose(recipe):
+    def advice(*decided):
+        state = RunState()
+        started = RunStarted(recipe=msgspec.to_builtins(recipe), profile="", reason="", folder="")
+        for event in (started, *decided, load(0.5, concurrency=0.9)):
+            state.fold(event, 1.0)
+        restored = RunState()
+        restored.restore(state.snapshot())
+        return " ".join(limit_of(restored).advice), with_chosen_limits(recipe, restored).staleness_gate
+
+    words, gate = advice()
+    assert (gate.max_staleness, gate.max_concurrent) == (1, 16)
+    chosen = LimitDecided(setting="max_concurrent", before=16, value=32, reason="it helps")
+    words, gate = advice(chosen)
+    assert (gate.max_staleness, gate.max_concurrent) == (1, 32)
+    assert "max_concurrent" in words

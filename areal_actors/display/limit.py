@@ -20,7 +20,13 @@ def limit_of(state: RunState, recipe: Recipe | None = None) -> LimitFound | None
             recipe = msgspec.convert(state.started.recipe, Recipe)
         except msgspec.ValidationError:
             return None
-    return find_limit(load, list(state.blocked.values()), recipe)
+    return find_limit(load, list(state.blocked.values()), with_chosen_limits(recipe, state))
+
+
+def with_chosen_limits(recipe: Recipe, state: RunState) -> Recipe:
+    """Returns the recipe with the limits of the staleness gate that the run works with now (`[autopilot]`)."""
+    chosen = recipe.autopilot.lowest() | state.limits
+    return msgspec.structs.replace(recipe, staleness_gate=msgspec.structs.replace(recipe.staleness_gate, **chosen))
 
 
 def limit_sentence(state: RunState) -> str:

@@ -29,6 +29,7 @@ from areal_actors.messages import (
     FaultInjected,
     FilterExhausted,
     Heartbeat,
+    LimitDecided,
     LoadMeasured,
     LogTrimmed,
     LossEvaluated,
@@ -83,7 +84,7 @@ class RunState:
     """Everything that is displayed about a run; unknown messages are ignored, missing metrics stay missing."""
 
     state_type: ClassVar[Any]
-    state_version: ClassVar[int] = 4
+    state_version: ClassVar[int] = 5
 
     run: str = ""
     now: float = 0.0
@@ -127,6 +128,8 @@ class RunState:
     """Blocked event loops by the agent's line: the longest block, with total seconds and count."""
     loads: list[LoadMeasured] = field(default_factory=list)
     """The newest loads, for the verdict on what limits the run."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """Limits of the staleness gate that the run chose itself (`[autopilot]`), by setting."""
     actor_failures: Counter[str] = field(default_factory=Counter)
     bus_outages: list[BusRestarted] = field(default_factory=list)
     injected: Counter[str] = field(default_factory=Counter)
@@ -226,6 +229,8 @@ class RunState:
                 self.blocked[message.line] = merge_reports(before_it, message) if before_it else message
             case LoadMeasured():
                 self.loads = [*self.loads, message][-LOADS_KEPT:]
+            case LimitDecided():
+                self.limits[message.setting] = message.value
             case ActorFailed():
                 self._remove_actor(message.actor)
                 self.actor_failures[f"{message.actor}: {message.reason}"] += 1

@@ -12,7 +12,7 @@ import msgspec
 from areal_actors import __version__
 from areal_actors.core.errors import SetupError
 from areal_actors.core.lazy import LazyModule
-from areal_actors.display.limit import limit_of
+from areal_actors.display.limit import limit_of, with_chosen_limits
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import duration, model_ends_text
 from areal_actors.display.waiting import BOUNDS, waiting_summary
@@ -152,6 +152,7 @@ def _find_out(run: str, folder: Path) -> Why:
         raise SetupError(f"the log of {run or 'the run'} has no event of its start; there is nothing to explain yet")
     recipe = recorded_recipe(state.started.recipe)
     found = _fold(opened, Path(run), recipe)
+    recipe = with_chosen_limits(recipe, state)
     shares = found.shares
     live = place is not None and bool(place.live_supervisor()) and state.finished is None
     waits: list[OpenWait] = log_findings.listen(place, state) if live else []

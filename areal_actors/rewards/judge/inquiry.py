@@ -95,6 +95,7 @@ class Inquiry:
                     raise JudgeUnreadable(
                         f"judge {judge.name}: unreadable after {_count(calls)}: {error}; the last answer is"
                         f" {reply.text!r:.{SHOWN_CHARACTERS}}; see its prompt, `max_tokens` and `structured`"
+                        f"{'; a small model may need `explains = false`' if judge.explains else ''}"
                     ) from error
                 continue
             cost = (prompts * judge.input_price + answers * judge.output_price) / 1e6
