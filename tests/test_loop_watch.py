@@ -135,6 +135,7 @@ def compute(seconds):
 
 async def test_short_blocks_that_together_take_the_loop_are_reported_with_their_line(monkeypatch):
     monkeypatch.setattr(short_blocks, "WINDOW_SECONDS", 1.0)
+    monkeypatch.setattr(short_blocks, "LEAST_SHARE", 0.1)  # other programs may have the processors
     with Loop() as loop:
         until = time.monotonic() + 20.0
         reports = []
@@ -144,7 +145,7 @@ async def test_short_blocks_that_together_take_the_loop_are_reported_with_their_
             await asyncio.sleep(0.2)
             reports = loop.watch.reports()
     assert reports[0].line.startswith("test_loop_watch.py:")
-    assert 0.25 <= reports[0].seconds <= 20.0
+    assert 0.1 <= reports[0].seconds <= 20.0
 
 
 def look(name, *, is_awaited=False):
@@ -160,11 +161,11 @@ def test_the_time_of_what_an_agent_awaits_and_of_other_programs_is_not_its_line_
         assert window.end_window(4.9, waited, 0.1) is None
         return window.end_window(5.0, waited, 0.1)
 
-    assert report(*[look("agent.py:7")] * 20).seconds == pytest.approx(2.0)
+    assert report(*[look("agent.py:7")] * 35).seconds == pytest.approx(3.5)
     assert report(*[look("agent.py:7", is_awaited=True)] * 40) is None
-    assert report(*[look("agent.py:7")] * 10) is None
+    assert report(*[look("agent.py:7")] * 25) is None
     assert report(*[look(f"agent.py:{line}") for line in range(40)]) is None
-    assert report(*[look("agent.py:7")] * 20, waited=2.0) is None
+    assert report(*[look("agent.py:7")] * 35, waited=2.0) is None
 
 
 async def test_a_library_s_coroutine_is_awaited_and_a_synchronous_call_is_the_line_s_own():

@@ -40,7 +40,7 @@ class Lost:
 async def test_a_lease_is_renewed_again_after_a_renewal_that_failed():
     delivery = Lost(failures=2)
     async with asyncio.timeout(300):
-        with WorkTasks().renewed(delivery, 0.03):
+        with WorkTasks().keep_lease(delivery, 0.03):
             while delivery.renewals < 5:  # noqa: ASYNC110 - counted by the renewal itself
                 await asyncio.sleep(0.001)
     stopped = delivery.renewals
@@ -52,8 +52,8 @@ async def test_the_leases_of_all_items_are_renewed_together_while_each_is_in_pro
     tasks, first, second = WorkTasks(), Lost(failures=0), Lost(failures=1)
     before = len(asyncio.all_tasks())
     async with asyncio.timeout(300):
-        with tasks.renewed(first, 0.03):
-            with tasks.renewed(second, 0.03):
+        with tasks.keep_lease(first, 0.03):
+            with tasks.keep_lease(second, 0.03):
                 assert len(asyncio.all_tasks()) == before + 1
                 while second.renewals < 3:  # noqa: ASYNC110 - counted by the renewal itself
                     await asyncio.sleep(0.001)
@@ -64,7 +64,7 @@ async def test_the_leases_of_all_items_are_renewed_together_while_each_is_in_pro
         assert second.renewals == stopped
     await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == before
-    with tasks.renewed(second, 0.03):
+    with tasks.keep_lease(second, 0.03):
         await asyncio.sleep(0.05)
     assert second.renewals > stopped
 

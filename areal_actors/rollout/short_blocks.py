@@ -10,8 +10,8 @@ from areal_actors.rollout.blocked_interval import BlockedInterval
 from areal_actors.rollout.stack import CodeLocation
 
 WINDOW_SECONDS = 5.0
-LEAST_SHARE = 0.3
-"""Share of a window that a line takes at least to be reported."""
+LEAST_SHARE = 0.6
+"""Share of a window that a line takes at least to be reported: a loop that is free half of the time limits no run."""
 
 
 class ShortBlocks:

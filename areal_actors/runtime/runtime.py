@@ -172,7 +172,7 @@ class Runtime:
         if delivery.deliveries > 1:
             envelope = with_new_id(envelope, str(delivery.deliveries))
         try:
-            with self.work.renewed(delivery, lease_seconds):
+            with self.work.keep_lease(delivery, lease_seconds):
                 async with self._serialize():
                     await self._handle(envelope, delivery.message)
                 await delivery.acknowledge()

@@ -38,7 +38,7 @@ class WorkTasks:
         handling.add_done_callback(self._handling.discard)
 
     @contextmanager
-    def renewed(self, delivery: Delivery, lease_seconds: float) -> Iterator[None]:
+    def keep_lease(self, delivery: Delivery, lease_seconds: float) -> Iterator[None]:
         """Renew the lease of an item while the context lasts; those of all items have the same duration."""
         self._leased.add(delivery)
         if self._renewing is None:
