@@ -1,4 +1,4 @@
-"""Periodic work at common times: the times, and the heartbeats that tell nothing new."""
+"""Periodic work at common times: the times, and heartbeats without news."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ FIRST_SECONDS, LONGEST_SECONDS = 10.0, 60.0
 
 
 @dataclass
-class _Line:
+class _PacedLine:
     """Reports of a line that wait."""
 
     due: float
@@ -24,11 +24,11 @@ class ReportPace:
     """Holds back the reports of lines that were reported shortly before; their sums keep every second and block."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _PacedLine] = {}
 
     def add(self, report: EventLoopBlocked, now: float) -> None:
         """Add a report; `now` is monotonic time."""
-        line = self._lines.setdefault(report.line, _Line(now, FIRST_SECONDS))
+        line = self._lines.setdefault(report.line, _PacedLine(now, FIRST_SECONDS))
         line.waiting = report if line.waiting is None else merge_reports(line.waiting, report)
 
     def take_due(self, now: float) -> list[EventLoopBlocked]:

@@ -1,4 +1,4 @@
-"""Which heartbeats of an actor are sent: one with news at its next time, one without after a longer interval."""
+"""Heartbeats that are due: one with news at its next time, one without after a longer interval."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Activity = tuple[Mapping[str, int], tuple[Wait, ...], Mapping[str, float | str]]
 
 
 class HeartbeatPace:
-    """Finds the heartbeats that tell nothing new, of which one each `quiet_seconds` is enough.
+    """Finds the heartbeats without news, of which one each `quiet_seconds` is enough.
 
     They are sent at multiples of that time, so that those of all processes wake the server together.
     """
