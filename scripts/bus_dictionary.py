@@ -80,7 +80,7 @@ def main(dictionary: Path, logs: list[Path]) -> None:
     if dictionary.exists():
         sys.exit(f"{dictionary} exists: logs need it as it is")
     prose = Prose(" ".join(page.read_text() for page in sorted(Path("docs").glob("*.md"))))
-    content = [sample for log in logs for sample in samples(log, prose)]
+    content: list[bytes | bytearray | memoryview] = [sample for log in logs for sample in samples(log, prose)]
     trained = zstandard.train_dictionary(DICTIONARY_BYTES, content, k=SEGMENT_BYTES, d=MATCH_BYTES, level=LEVEL)
     dictionary.write_bytes(trained.as_bytes())
     print(f"{dictionary}: {dictionary.stat().st_size} bytes, of {len(content)} messages")
