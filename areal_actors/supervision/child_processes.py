@@ -64,7 +64,7 @@ class ChildProcess(Protocol):
 
 
 class ProcessStart(msgspec.Struct, frozen=True):
-    """How a process is started."""
+    """Program and environment of a process."""
 
     module: str
     arguments: tuple[str, ...]
