@@ -11,15 +11,17 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 
 from areal_actors.core.errors import ArealError, EngineError, RequestError, SessionError, SetupError
+from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion import ModelCall, ServedModel, complete, with_images_stored
 from areal_actors.gateway.completion_check import CompletionFault
+from areal_actors.gateway.conversations.prompt_digests import PromptDigests
 from areal_actors.gateway.conversations.turns import ConversationTurn
 from areal_actors.gateway.image_intake import ImageIntake
 from areal_actors.gateway.server import LongWork
 from areal_actors.gateway.sessions.calls import (
-    call_digest,
     completion_refused,
     digest_of,
+    encode_sampling,
     interaction_recorded,
     name_of,
     sampling_seed,
@@ -46,6 +48,7 @@ class ModelCalls:
         self.pool = WorkerPool()
         self.open_calls = InFlightCalls()
         self.unreported = UnreportedCalls()
+        self.digests = PromptDigests()
         self.in_progress = NamedCalls()
         self.refused: Counter[str] = Counter()
         """Completions refused since this gateway started, by worker."""
@@ -127,8 +130,10 @@ class ModelCalls:
 
     def _sample(self, call: ModelCall, context: Context) -> AsyncGenerator[ModelResponsePart, None]:
         """Count the call, and sample its choices."""
-        digest = call_digest(call.prompt.token_ids, call.sampling)
-        session = self.registry.update(self.registry.get(call.request.session).count_call(digest))
+        session_id = call.request.session
+        call.digest = self.digests.of_prompt(session_id, call.prompt, encode_sampling(call.sampling))
+        digest = call.digest.call.value()
+        session = self.registry.update(self.registry.get(session_id).count_call(digest))
         seed = sampling_seed(self.seed, session, digest)
         return complete(call, self.pool, context, session.lease_seconds, seed)
 
@@ -148,9 +153,18 @@ class ModelCalls:
             session = session.engine_answered(digest_of(call.request))
         self.registry.update(session.with_answer(name, [choice.whole for choice in call.choices]) if name else session)
         for choice, (_, done) in zip(call.choices, ended, strict=True):
+            self._remember_end(session_id, call, choice)
             self.unreported.add(interaction_recorded(session, choice, done, context, call))
         for parts, _ in ended:
             yield from parts
+
+    def _remember_end(self, session_id: str, call: ModelCall, choice: Choice) -> None:
+        """Remember the digests of a completed choice, and the worker that holds its tokens."""
+        if call.digest is not None:
+            end = call.digest.extended(choice.token_ids())
+            self.digests.record(session_id, choice.identifier, end)
+            if call.is_held():
+                self.pool.held.note(end.tokens.value(), choice.last_worker)
 
     def _record(self, session: Session, call: ModelCall, done: ConversationTurn, now: float) -> Session:
         """Returns the session with a call, and with the matches in it of rules that forbid to keep it."""

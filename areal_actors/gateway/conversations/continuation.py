@@ -70,7 +70,7 @@ class FirstPrompts:
 
     def put(self, digest: bytes, prompt: Prompt) -> None:
         """Keep a prompt without prefix and images, unless it is long."""
-        if self._keeps and len(prompt.token_ids) + len(prompt.messages) + len(prompt.tools) < LONGEST_KEPT_BYTES:
+        if self._keeps and len(prompt.suffix_ids) + len(prompt.messages) + len(prompt.tools) < LONGEST_KEPT_BYTES:
             self._kept[digest] = prompt
             if len(self._kept) > KEPT_PROMPTS:
                 self._kept.popitem(last=False)

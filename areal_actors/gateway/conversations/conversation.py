@@ -22,6 +22,7 @@ from areal_actors.gateway.conversations.message_equality import digest, value_di
 from areal_actors.gateway.conversations.prompt_images import IMAGES, has_images, images_in, with_images
 from areal_actors.gateway.conversations.template_window import features_of
 from areal_actors.gateway.conversations.turns import (
+    EMPTY,
     ConversationTurn,
     Prompt,
     completion_text,
@@ -79,30 +80,26 @@ def prompt_for(
             prefix_break_reason = CHANGED_SETTINGS
     if parent is None or text is None:
         text = chat.render(request.messages, request.tools, **request.template_kwargs)
-        parent_ids, prefix, earlier, sent, new = b"", "", b"", request.messages, request.messages
+        cached, prefix, earlier, sent, new = 0, "", b"", request.messages, request.messages
         features = features_of(request.messages) | ({"tools"} if request.tools else set())
     else:
-        parent_ids, prefix, earlier = (
-            token_ids_of(path_to(parent.interaction.id, turns)),
-            parent.interaction.id,
-            parent.prompt.value_digest,
-        )
+        cached, prefix, earlier = parent.token_count, parent.interaction.id, parent.prompt.value_digest
         sent = request.messages[parent.prompt.message_count :]
         new = sent[1:]
         features = parent.prompt.features | features_of([parent.answer]) | (features_of(new) - {"system"})
         if features == parent.prompt.features:
             features = parent.prompt.features  # shared by all turns: a set takes 200 bytes
-    ids = encode_within(chat, text, limit, after=len(parent_ids) // 4)
+    ids = encode_within(chat, text, limit, after=cached)
     images = () if parent is None or not prefix else parent.prompt.images
     pictured = continuations.vision is not None and bool(images or has_images(new))
     if continuations.vision is not None and pictured:
+        parent_ids = token_ids_of(path_to(prefix, turns)) if prefix else b""
         ids, images = with_images(parent_ids, ids, images, images_in(new), continuations.vision.placeholder)
         features |= IMAGES
     prompt = Prompt(
         parent="" if parent is None else parent.interaction.id,
         parent_by_id=by_id,
         prefix=prefix,
-        token_ids=parent_ids + ids,
         suffix_ids=ids,
         suffix_text="" if not pictured and chat.is_lossless(text) else text,
         messages=msgspec.json.encode(new),
@@ -114,7 +111,8 @@ def prompt_for(
         features=features,
         checked=checked,
         opens_reasoning=chat.format.opens_reasoning(text),
-        cached_tokens=len(parent_ids) // 4,
+        cached_tokens=cached,
+        earlier=turns if prefix else EMPTY,
         images=images,
         prefix_break_reason=prefix_break_reason,
     )
@@ -344,8 +342,8 @@ def _raw_prompt(
     return Prompt(
         parent=parent,
         prefix=parent,
-        token_ids=parent_ids + suffix,
         suffix_ids=suffix,
         suffix_text="" if chat.is_lossless(text) else text,
         cached_tokens=len(parent_ids) // 4,
+        earlier=turns if parent else EMPTY,
     )

@@ -71,7 +71,7 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     calls: int = 0
     """Number of calls begun, completed or not."""
     call_counts: dict[bytes, int] = {}
-    """Number of calls by `call_digest`, for seeds."""
+    """Number of calls by `PromptDigest.call`, for seeds."""
     running: int = 0
     """Number of calls in flight; the session does not expire while there are any."""
     returned: bool = False
