@@ -103,7 +103,7 @@ async def test_later_turns_send_only_what_is_new(harness):
     await talk.say("and then?")
     await talk.say("go on", stream=True)
     assert harness.whole() == [True, False, False]
-    first, second, third = harness.sent
+    _, second, third = harness.sent
     assert len(second.prompt_ids) < 100 < second.prefix_tokens
     assert third.prefix_tokens == second.prompt_tokens() + len("hi there\n")
     assert prompts_of(harness.parrot) == await trained_prompts(harness, session)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import chain
 from typing import Any
 
@@ -46,7 +46,7 @@ class Choice:
         logprobs: bool,
         parallel_tool_calls: bool = True,
         withheld: frozenset[str] = frozenset(),
-        issued_ids: frozenset[str] = frozenset(),
+        issued_ids: Container[str] = (),
         published: PublishedVersions,
         vocabulary: int = 0,
         temperature: float | None = None,

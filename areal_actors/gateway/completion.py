@@ -25,6 +25,7 @@ from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import PromptLimit, prompt_for, with_history, with_references
 from areal_actors.gateway.conversations.credit_links import find_credit_links
 from areal_actors.gateway.conversations.prompt_digests import PromptDigest
+from areal_actors.gateway.conversations.session_turns import SessionTurns
 from areal_actors.gateway.conversations.turns import Prompt
 from areal_actors.gateway.held_prefixes import LEAST_TOKENS, HeldPrefixes, SentPrompt
 from areal_actors.gateway.image_intake import ImageIntake
@@ -71,18 +72,17 @@ class ServedModel:
 class ModelCall:
     """A model call in flight."""
 
-    def __init__(self, session: Session, request: ModelRequest, served: ServedModel, in_flight: InFlightCall) -> None:
-        """Make the prompt; `in_flight` records what the call waits for.
+    def __init__(
+        self, session: Session, turns: SessionTurns, request: ModelRequest, served: ServedModel, in_flight: InFlightCall
+    ) -> None:
+        """Make the prompt; `turns` are the session's, `in_flight` records what the call waits for.
 
         Raises:
             RequestError: a field is invalid or not supported.
         """
         self.identifier = f"{session.label}-{session.calls}"
         self.request, self.served, self.in_flight = request, served, in_flight
-        turns = {turn.interaction.id: turn for turn in session.turns}
-        self._issued_ids = frozenset(
-            call["id"] for turn in session.turns for call in turn.answer.get("tool_calls") or ()
-        )
+        self._issued_ids = turns.issued.keys()
         request = with_history(turns, with_references(turns, request))
         tools = callable_tools(request)
         self._withheld = withheld_tools(request)
@@ -281,7 +281,7 @@ async def with_images_stored(request: ModelRequest, images: ImageIntake, served:
         RequestError: the model has no vision, or an image is refused.
         EngineError: an image cannot be written.
     """
-    if served is None or not any(isinstance(message.get("content"), list) for message in request.messages):
+    if served is None or list not in [type(message.get("content")) for message in request.messages]:
         return request
     return await images.store(request, served.continuations.vision)
 

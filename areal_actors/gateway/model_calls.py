@@ -15,6 +15,7 @@ from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion import ModelCall, ServedModel, complete, with_images_stored
 from areal_actors.gateway.completion_check import CompletionFault
 from areal_actors.gateway.conversations.prompt_digests import PromptDigests
+from areal_actors.gateway.conversations.session_turns import SessionTurns
 from areal_actors.gateway.conversations.turns import ConversationTurn
 from areal_actors.gateway.image_intake import ImageIntake
 from areal_actors.gateway.server import LongWork
@@ -27,7 +28,7 @@ from areal_actors.gateway.sessions.calls import (
     sampling_seed,
 )
 from areal_actors.gateway.sessions.episode_end import UnreportedCalls
-from areal_actors.gateway.sessions.registry import SessionRegistry
+from areal_actors.gateway.sessions.registry import Recent, SessionRegistry
 from areal_actors.gateway.sessions.running_call import keep_overflow, running_call
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.gateway.settings import GatewaySettings
@@ -36,6 +37,8 @@ from areal_actors.messages import CompletionRefused, ModelRequest, ModelResponse
 from areal_actors.runtime.actor import Context
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
+REMEMBERED_TURNS = 256
+"""Number of sessions whose calls are kept as `SessionTurns`; for others they are read again."""
 SearchCall = Callable[[Session, ConversationTurn, ChatTokenizer], Session]
 """Returns the session of a completed call with what was found in that call."""
 
@@ -49,6 +52,8 @@ class ModelCalls:
         self.open_calls = InFlightCalls()
         self.unreported = UnreportedCalls()
         self.digests = PromptDigests()
+        self._turns: Recent[str, SessionTurns] = Recent(REMEMBERED_TURNS)
+        """Completed calls by session, of the sessions that called last."""
         self.in_progress = NamedCalls()
         self.refused: Counter[str] = Counter()
         """Completions refused since this gateway started, by worker."""
@@ -126,7 +131,14 @@ class ModelCalls:
         """Make the prompt, beside the event loop if it is long."""
         if self.served is None:
             raise EngineError("the gateway has no tokenizer yet: no weights have been published")
-        return await self.long_work.run(request.body_bytes, ModelCall, session, request, self.served, in_flight)
+        turns = SessionTurns.of(session.turns, self._turns.get(session.id))
+        self._turns[session.id] = turns
+        return await self.long_work.run(request.body_bytes, ModelCall, session, turns, request, self.served, in_flight)
+
+    def forget_ended(self) -> None:
+        """Forget the calls of sessions that have ended: their tokens take memory."""
+        for session in [session for session in self._turns if self.registry.find(session) is None]:
+            del self._turns[session]
 
     def _sample(self, call: ModelCall, context: Context) -> AsyncGenerator[ModelResponsePart, None]:
         """Count the call, and sample its choices."""

@@ -95,8 +95,10 @@ class Continuations:
 
         Some clients add one to each answer.
         """
+        if self._renders_names:
+            return request
         named = [message for message in request.messages if "name" in message]
-        if self._renders_names or not any(message["role"] == "assistant" for message in named):
+        if not any(message["role"] == "assistant" for message in named):
             return request
         messages = [
             (

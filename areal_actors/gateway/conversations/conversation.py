@@ -17,9 +17,10 @@ import msgspec
 from areal_actors.core.errors import PromptTooLong, RequestError
 from areal_actors.core.values import pack_ids
 from areal_actors.gateway.conversations.continuation import AnsweredConversation, Continuations
-from areal_actors.gateway.conversations.lineage import find_parent
+from areal_actors.gateway.conversations.lineage import History, find_parent
 from areal_actors.gateway.conversations.message_equality import digest, value_digests
 from areal_actors.gateway.conversations.prompt_images import IMAGES, has_images, images_in, with_images
+from areal_actors.gateway.conversations.session_turns import SessionTurns
 from areal_actors.gateway.conversations.template_window import features_of
 from areal_actors.gateway.conversations.turns import (
     EMPTY,
@@ -52,7 +53,7 @@ class PromptLimit(NamedTuple):
 
 
 def prompt_for(
-    turns: dict[str, ConversationTurn],
+    turns: SessionTurns,
     request: ModelRequest,
     continuations: Continuations,
     limit: PromptLimit | None = None,
@@ -67,8 +68,9 @@ def prompt_for(
         return _raw_prompt(turns, raw, chat, limit, chat.leading_ids if request.adds_bos else ())
     request = continuations.without_unseen_names(request)
     settings = digest((request.tools, request.template_kwargs))
-    request_digest = digest(request.messages)
-    parent, prefix_break_reason, by_id = find_parent(turns, request)
+    history = History(request.messages)
+    parent, prefix_break_reason, by_id = find_parent(turns, request, history)
+    request_digest = history.exact(len(request.messages))
     is_first = parent is None and not prefix_break_reason
     if is_first and (kept := continuations.first_prompts.get(request_digest + settings)) is not None:
         return kept
@@ -140,7 +142,7 @@ def encode_within(
 
 def _text_after(
     parent: ConversationTurn,
-    turns: dict[str, ConversationTurn],
+    turns: SessionTurns,
     request: ModelRequest,
     continuations: Continuations,
     *,
@@ -246,7 +248,7 @@ def _reasoning_count(text: str, chat: ChatTokenizer) -> int:
     return sum(len(re.findall(rf"{opening}\s*(?=\S)(?!{closing})", text)) for opening, closing in pairs)
 
 
-def with_history(turns: dict[str, ConversationTurn], request: ModelRequest) -> ModelRequest:
+def with_history(turns: SessionTurns, request: ModelRequest) -> ModelRequest:
     """Returns the request with the earlier messages that `continues` refers to.
 
     Raises:
@@ -274,7 +276,7 @@ def with_history(turns: dict[str, ConversationTurn], request: ModelRequest) -> M
     return msgspec.structs.replace(request, messages=(*instructions, *past, *new))
 
 
-def with_references(turns: dict[str, ConversationTurn], request: ModelRequest) -> ModelRequest:
+def with_references(turns: SessionTurns, request: ModelRequest) -> ModelRequest:
     """Returns the request with the parts of earlier answers that its messages refer to.
 
     Raises:
@@ -310,7 +312,7 @@ def with_references(turns: dict[str, ConversationTurn], request: ModelRequest) -
 
 
 def _raw_prompt(
-    turns: dict[str, ConversationTurn],
+    turns: SessionTurns,
     prompt: str | bytes,
     chat: ChatTokenizer,
     limit: PromptLimit | None,
@@ -323,17 +325,17 @@ def _raw_prompt(
     parent_ids, parent, text = b"", "", prompt if isinstance(prompt, str) else ""
     opening = chat.decode(leading, skip_special=False)
     added = opening if isinstance(prompt, str) and opening and not prompt.startswith(opening) else ""
-    for turn in reversed(turns.values()):
-        path = path_to(turn.interaction.id, turns) if turn.prompt.message_count == 0 else []
+    of_texts = [turn for turn in reversed(turns.values()) if turn.prompt.message_count == 0]
+    for turn in sorted(of_texts, key=lambda turn: -turn.token_count):  # the longest first, of equal ones the last
+        path = path_to(turn.interaction.id, turns)
         ids = token_ids_of(path)
-        if len(ids) <= len(parent_ids):
-            continue
         if isinstance(prompt, bytes):
             begins = prompt.startswith(ids)
-        elif begins := bool(path) and prompt.startswith(earlier := text_of(path, chat).removeprefix(added)):
+        elif begins := prompt.startswith(earlier := text_of(path, chat).removeprefix(added)):
             text = prompt[len(earlier) :]
         if begins:
             parent_ids, parent = ids, turn.interaction.id
+            break
     if isinstance(prompt, bytes):
         suffix = prompt[len(parent_ids) :]
     else:

@@ -7,17 +7,21 @@ Changes that the client made since are reported, because the parent's tokens can
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+import xxhash
 
 from areal_actors.gateway.conversations.message_equality import (
     MessageDict,
     digest,
+    encode,
     first_difference,
     is_answer_prefix,
     same_answer,
     value_digests,
 )
+from areal_actors.gateway.conversations.session_turns import SessionTurns, tool_call_ids
 from areal_actors.gateway.conversations.turns import ConversationTurn, messages_of, path_to
 from areal_actors.messages import ModelRequest
 
@@ -35,8 +39,8 @@ class Lineage(NamedTuple):
     """True if the client named the call, or the id of a tool call of its."""
 
 
-def find_parent(turns: dict[str, ConversationTurn], request: ModelRequest) -> Lineage:
-    """Find the call that these messages continue.
+def find_parent(turns: SessionTurns, request: ModelRequest, history: History) -> Lineage:
+    """Find the call that these messages, with their digests in `history`, continue.
 
     It is the one that the client names, or the deepest match by ids or values.
     """
@@ -46,7 +50,6 @@ def find_parent(turns: dict[str, ConversationTurn], request: ModelRequest) -> Li
         parent_messages = messages_of(path_to(request.continues, turns))
         place = first_difference(parent_messages, messages)
         return Lineage(turn, "" if place == len(parent_messages) else _describe_change(place, messages), by_id=True)
-    history = _History(messages)
     by_id, by_value = _by_id(turns, messages), _by_value(turns, history)
     if by_id is not None and (by_value is None or by_id[1] > by_value[0].prompt.message_count):
         turn, place = by_id
@@ -54,7 +57,7 @@ def find_parent(turns: dict[str, ConversationTurn], request: ModelRequest) -> Li
     return Lineage(None, _missing_parent_reason(turns, messages)) if by_value is None else Lineage(*by_value)
 
 
-def _missing_parent_reason(turns: dict[str, ConversationTurn], messages: Sequence[MessageDict]) -> str:
+def _missing_parent_reason(turns: SessionTurns, messages: Sequence[MessageDict]) -> str:
     if not turns or not any(message.get("role") == "assistant" for message in messages):
         return ""
     last = turns[next(reversed(turns))]
@@ -68,44 +71,58 @@ def _missing_parent_reason(turns: dict[str, ConversationTurn], messages: Sequenc
     )
 
 
-class _History:
-    """Digests of the prefixes of a message list, each computed once."""
+class History:
+    """Digests of the prefixes of a message list, each computed once, and each message encoded once."""
 
     def __init__(self, messages: Sequence[MessageDict]) -> None:
         self.messages = messages
         self._exact: dict[int, bytes] = {}
         self._values: list[bytes] = []
+        self._encoded = 0
+        """Number of messages in `_text`."""
+        self._text = xxhash.xxh3_128()
+        """Hash of the JSON of the first messages, an array that is not closed."""
+
+    def exact(self, count: int) -> bytes:
+        """Returns the digest of the first messages as sent."""
+        if count not in self._exact:
+            if count < self._encoded:
+                self._exact[count] = digest(self.messages[:count])
+            else:
+                self._read_to(count)
+                text = self._text.copy()
+                text.update(b"]")
+                self._exact[count] = text.digest()
+        return self._exact[count]
+
+    def _read_to(self, count: int) -> None:
+        more = encode(self.messages[self._encoded : count])[1:-1]
+        if not self._encoded:
+            self._text.update(b"[")
+        elif more:
+            self._text.update(b",")
+        self._text.update(more)
+        self._encoded = count
 
     def is_request_of(self, turn: ConversationTurn) -> bool:
         """True if the messages begin with the request's of this call, as sent or by value."""
         count = turn.prompt.message_count
-        if count not in self._exact:
-            self._exact[count] = digest(self.messages[:count])
-        if self._exact[count] == turn.prompt.request_digest:
+        if self.exact(count) == turn.prompt.request_digest:
             return True
         self._values = self._values or value_digests(b"", self.messages)
         return self._values[count - 1] == turn.prompt.value_digest
 
 
-def _by_id(turns: dict[str, ConversationTurn], messages: Sequence[MessageDict]) -> tuple[ConversationTurn, int] | None:
+def _by_id(turns: SessionTurns, messages: Sequence[MessageDict]) -> tuple[ConversationTurn, int] | None:
     """The call that issued the last known tool call id in the messages, and the index of that message."""
-    issued: dict[str, ConversationTurn] | None = None
-    for place in range(len(messages) - 1, -1, -1):
-        for identifier in _ids(messages[place]):
-            if issued is None:
-                issued = {given: turn for turn in turns.values() for given in _ids(turn.answer)}
-            if (turn := issued.get(identifier)) is not None:
+    for place in range(len(messages) - 1, -1, -1) if turns.issued else ():
+        for identifier in tool_call_ids(messages[place]):
+            if (turn := turns.issued.get(identifier)) is not None:
                 return turn, place
     return None
 
 
-def _ids(message: MessageDict) -> Iterator[str]:
-    """Ids of the tool calls in a message."""
-    if message.get("role") == "assistant":
-        yield from (call["id"] for call in message.get("tool_calls") or () if call.get("id"))
-
-
-def _by_value(turns: dict[str, ConversationTurn], history: _History) -> tuple[ConversationTurn, str] | None:
+def _by_value(turns: SessionTurns, history: History) -> tuple[ConversationTurn, str] | None:
     """The longest call that the messages continue, the latest of several, and the difference of its answer.
 
     The difference is between the answer as sampled and as sent back.
@@ -122,7 +139,7 @@ def _by_value(turns: dict[str, ConversationTurn], history: _History) -> tuple[Co
     return longest
 
 
-def _difference(turn: ConversationTurn, place: int, history: _History) -> str:
+def _difference(turn: ConversationTurn, place: int, history: History) -> str:
     """Difference of the messages from the conversation of a call whose tool call id occurs at this index."""
     if place != turn.prompt.message_count or not history.is_request_of(turn):
         return "the messages before an answer, which its tool call's id names, are not what they were"
