@@ -17,7 +17,8 @@ import msgspec
 from areal_actors.core.errors import PromptTooLong, RequestError
 from areal_actors.core.values import pack_ids
 from areal_actors.gateway.conversations.continuation import AnsweredConversation, Continuations
-from areal_actors.gateway.conversations.lineage import History, find_parent
+from areal_actors.gateway.conversations.lineage import find_parent
+from areal_actors.gateway.conversations.message_digests import LONG_HISTORY_BYTES, MessageDigests
 from areal_actors.gateway.conversations.message_equality import digest, value_digests
 from areal_actors.gateway.conversations.prompt_images import IMAGES, has_images, images_in, with_images
 from areal_actors.gateway.conversations.session_turns import SessionTurns
@@ -68,7 +69,9 @@ def prompt_for(
         return _raw_prompt(turns, raw, chat, limit, chat.leading_ids if request.adds_bos else ())
     request = continuations.without_unseen_names(request)
     settings = digest((request.tools, request.template_kwargs))
-    history = History(request.messages)
+    history = MessageDigests(request.messages, turns.last_digests)
+    if request.body_bytes >= LONG_HISTORY_BYTES:
+        turns.last_digests = history
     parent, prefix_break_reason, by_id = find_parent(turns, request, history)
     request_digest = history.exact(len(request.messages))
     is_first = parent is None and not prefix_break_reason

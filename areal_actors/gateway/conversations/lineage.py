@@ -10,16 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import xxhash
-
+from areal_actors.gateway.conversations.message_digests import MessageDigests
 from areal_actors.gateway.conversations.message_equality import (
     MessageDict,
-    digest,
-    encode,
     first_difference,
     is_answer_prefix,
     same_answer,
-    value_digests,
 )
 from areal_actors.gateway.conversations.session_turns import SessionTurns, tool_call_ids
 from areal_actors.gateway.conversations.turns import ConversationTurn, messages_of, path_to
@@ -39,7 +35,7 @@ class Lineage(NamedTuple):
     """True if the client named the call, or the id of a tool call of its."""
 
 
-def find_parent(turns: SessionTurns, request: ModelRequest, history: History) -> Lineage:
+def find_parent(turns: SessionTurns, request: ModelRequest, history: MessageDigests) -> Lineage:
     """Find the call that these messages, with their digests in `history`, continue.
 
     It is the one that the client names, or the deepest match by ids or values.
@@ -71,48 +67,6 @@ def _missing_parent_reason(turns: SessionTurns, messages: Sequence[MessageDict])
     )
 
 
-class History:
-    """Digests of the prefixes of a message list, each computed once, and each message encoded once."""
-
-    def __init__(self, messages: Sequence[MessageDict]) -> None:
-        self.messages = messages
-        self._exact: dict[int, bytes] = {}
-        self._values: list[bytes] = []
-        self._encoded = 0
-        """Number of messages in `_text`."""
-        self._text = xxhash.xxh3_128()
-        """Hash of the JSON of the first messages, an array that is not closed."""
-
-    def exact(self, count: int) -> bytes:
-        """Returns the digest of the first messages as sent."""
-        if count not in self._exact:
-            if count < self._encoded:
-                self._exact[count] = digest(self.messages[:count])
-            else:
-                self._read_to(count)
-                text = self._text.copy()
-                text.update(b"]")
-                self._exact[count] = text.digest()
-        return self._exact[count]
-
-    def _read_to(self, count: int) -> None:
-        more = encode(self.messages[self._encoded : count])[1:-1]
-        if not self._encoded:
-            self._text.update(b"[")
-        elif more:
-            self._text.update(b",")
-        self._text.update(more)
-        self._encoded = count
-
-    def is_request_of(self, turn: ConversationTurn) -> bool:
-        """True if the messages begin with the request's of this call, as sent or by value."""
-        count = turn.prompt.message_count
-        if self.exact(count) == turn.prompt.request_digest:
-            return True
-        self._values = self._values or value_digests(b"", self.messages)
-        return self._values[count - 1] == turn.prompt.value_digest
-
-
 def _by_id(turns: SessionTurns, messages: Sequence[MessageDict]) -> tuple[ConversationTurn, int] | None:
     """The call that issued the last known tool call id in the messages, and the index of that message."""
     for place in range(len(messages) - 1, -1, -1) if turns.issued else ():
@@ -122,24 +76,20 @@ def _by_id(turns: SessionTurns, messages: Sequence[MessageDict]) -> tuple[Conver
     return None
 
 
-def _by_value(turns: SessionTurns, history: History) -> tuple[ConversationTurn, str] | None:
+def _by_value(turns: SessionTurns, history: MessageDigests) -> tuple[ConversationTurn, str] | None:
     """The longest call that the messages continue, the latest of several, and the difference of its answer.
 
     The difference is between the answer as sampled and as sent back.
     """
-    longest: tuple[ConversationTurn, str] | None = None
-    for turn in reversed(turns.values()):
-        count = turn.prompt.message_count
-        if not (0 if longest is None else longest[0].prompt.message_count) < count < len(history.messages):
-            continue
-        sent = history.messages[count]
+    for turn in turns.shorter_than(len(history.messages)):
+        sent = history.messages[turn.prompt.message_count]
         partial = turn.streamed and is_answer_prefix(turn.answer, sent)
         if ((same := same_answer(turn.answer, sent)) or partial) and history.is_request_of(turn):
-            longest = turn, "" if same else PARTIAL
-    return longest
+            return turn, "" if same else PARTIAL
+    return None
 
 
-def _difference(turn: ConversationTurn, place: int, history: History) -> str:
+def _difference(turn: ConversationTurn, place: int, history: MessageDigests) -> str:
     """Difference of the messages from the conversation of a call whose tool call id occurs at this index."""
     if place != turn.prompt.message_count or not history.is_request_of(turn):
         return "the messages before an answer, which its tool call's id names, are not what they were"

@@ -157,11 +157,16 @@ def _input_delta(index: int, arguments: str) -> dict[str, Any]:
     return {"index": index, "custom": {"input": custom_input(arguments)}}
 
 
-def _call(request: ChatRequest, session: str) -> ModelRequest:
+def chat_call(request: ChatRequest, session: str, messages: tuple[dict[str, Any], ...] | None = None) -> ModelRequest:
+    """Convert a request to a model call; `messages` are the request's, if they are converted already.
+
+    Raises:
+        RequestError: a field is not supported.
+    """
     choice, allowed = choice_fields(request.tool_choice)
     return ModelRequest(
         session=session,
-        messages=MessageBuilder().add_all(request.messages, "messages"),
+        messages=MessageBuilder().add_all(request.messages, "messages") if messages is None else messages,
         **tool_fields(chat_definitions(request.tools or ()), choice, allowed=allowed),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         constraint=_constraint(request),
@@ -216,7 +221,7 @@ CHAT = Dialect(
     path="chat/completions",
     summary="OpenAI chat completions",
     request_type=ChatRequest,
-    call=_call,
+    call=chat_call,
     answer=ChatAnswer,
     error=openai.error,
     ignored=_ignored_names,

@@ -135,8 +135,14 @@ class MessageBuilder:
         message["tool_call_id"] = identifier
         return message
 
-    def add_all(self, turns: Iterable[Turn], field: str) -> tuple[dict[str, Any], ...]:
-        """Add the turns of the conversation, an array at this field, and return all messages."""
-        for index, turn in enumerate(turns):
+    def copy(self) -> MessageBuilder:
+        """Return a builder with the same messages, to which others are added."""
+        other = MessageBuilder(continued=self._continued)
+        other.messages, other.has_references, other._open = [*self.messages], self.has_references, {*self._open}
+        return other
+
+    def add_all(self, turns: Iterable[Turn], field: str, *, start: int = 0) -> tuple[dict[str, Any], ...]:
+        """Add the turns of the conversation, an array at this field from `start` on, and return all messages."""
+        for index, turn in enumerate(turns, start):
             turn.add_to(self, f"{field}[{index}]")
         return tuple(self.messages)
