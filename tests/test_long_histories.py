@@ -28,10 +28,13 @@ def encoded(messages, style=None, **fields):
 
 def check_equal(histories, body, session="s"):
     """Parse a body with and without what is kept; returns the call."""
-    asked, call = histories.parse(CHAT, body, session)
+    asked, call, ignored = histories.parse(CHAT, body, session)
     expected = CHAT.decode(body)
     assert asked == expected
     assert call == CHAT.call(expected, session)
+    assert list(ignored) == list(CHAT.ignored(expected))
+    texts = all(isinstance(message["content"], str) for message in call.messages)
+    assert call.plain_text == (texts and not any("name" in message for message in call.messages))
     return call
 
 
@@ -41,15 +44,23 @@ def turn_of(dice, number):
     calls = [{"id": name, "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]
     return dice.choice(
         [
-            [{"role": "assistant", "content": f"yes, {number}"}, {"role": "user", "content": "é𝄞\u2028 ] , \\\" [" * 3}],
+            [{"role": "assistant", "content": f"yes, {number}"}, {"role": "user", "content": 'é𝄞\u2028 ] , \\" [' * 3}],
             [
                 {"role": "assistant", "content": None, "tool_calls": calls},
                 {"role": "tool", "tool_call_id": name, "content": "42"},
             ],
             [
                 {"role": "assistant", "content": "", "reasoning_content": "because"},
-                {"role": "user", "content": [{"type": "text", "text": "and?"}]},
+                {"role": "user", "content": [{"type": "text", "text": "and?", "cache_control": {}}]},
             ],
+            [
+                {"role": "assistant", "content": "I am Bob", "name": "bob"},
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": "data:image/png,AAAA"}}],
+                },
+            ],
+            [{"role": "user", "content": "and then?"}],
         ]
     )
 

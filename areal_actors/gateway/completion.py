@@ -281,7 +281,11 @@ async def with_images_stored(request: ModelRequest, images: ImageIntake, served:
         RequestError: the model has no vision, or an image is refused.
         EngineError: an image cannot be written.
     """
-    if served is None or list not in [type(message.get("content")) for message in request.messages]:
+    if (
+        served is None
+        or request.plain_text
+        or list not in [type(message.get("content")) for message in request.messages]
+    ):
         return request
     return await images.store(request, served.continuations.vision)
 

@@ -225,6 +225,8 @@ class ModelRequest(Request[ModelResponsePart]):
     """Fields, tools and headers of the client's request that are accepted without effect."""
     trace: ClientTrace | None = None
     """Span of the client's application in which the call was made, from its header `traceparent`."""
+    plain_text: bool = False
+    """True if the content of every message is a string, and no message of the model has a name; False if unknown."""
 
 
 class RewardSet(Reply):

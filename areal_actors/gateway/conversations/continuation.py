@@ -95,7 +95,7 @@ class Continuations:
 
         Some clients add one to each answer.
         """
-        if self._renders_names:
+        if self._renders_names or request.plain_text:
             return request
         named = [message for message in request.messages if "name" in message]
         if not any(message["role"] == "assistant" for message in named):

@@ -7,6 +7,7 @@ and only those after them are parsed. Anything unusual is left to the ordinary w
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import xxhash
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.conversations.message_digests import LONG_HISTORY_BYTES
 from areal_actors.gateway.protocols.base import Dialect
-from areal_actors.gateway.protocols.chat_completions import CHAT, ChatRequest, chat_call
+from areal_actors.gateway.protocols.chat_completions import CHAT, ChatRequest, chat_call, chat_ignored
 from areal_actors.gateway.protocols.chat_messages import ChatMessage
 from areal_actors.gateway.protocols.message_builder import MessageBuilder
 from areal_actors.messages import ModelRequest
@@ -24,6 +25,10 @@ from areal_actors.messages import ModelRequest
 MOST_BYTES = 64 << 20
 """Size of all messages that are kept, as JSON."""
 BLANKS = b" \t\r\n"
+
+
+ParsedRequest = tuple[ChatRequest, ModelRequest, Sequence[str]]
+"""A request, its model call, and what of it is accepted without effect."""
 
 
 class _Parsed(NamedTuple):
@@ -64,8 +69,8 @@ class ParsedHistories:
         self._parsed: OrderedDict[str, _Parsed] = OrderedDict()
         self._lock = Lock()
 
-    def parse(self, dialect: Dialect[Any], body: bytes, session: str) -> tuple[ChatRequest, ModelRequest] | None:
-        """Returns a long request and its call; None if it is to be parsed in the ordinary way."""
+    def parse(self, dialect: Dialect[Any], body: bytes, session: str) -> ParsedRequest | None:
+        """Returns a long request; None if it is to be parsed in the ordinary way."""
         if dialect is not CHAT or len(body) < LONG_HISTORY_BYTES:
             return None
         try:
@@ -75,11 +80,11 @@ class ParsedHistories:
                 return None
             others = {name: getattr(request, name) for name in request.__struct_fields__ if name != "messages"}
             asked = ChatRequest(messages=parsed.messages, **others)
-            call = chat_call(asked, session, tuple(parsed.builder.messages))
+            call = chat_call(asked, session, parsed.builder)
         except (RequestError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
         self._keep(session, parsed)
-        return asked, call
+        return asked, call, chat_ignored(asked, plain_text=call.plain_text)
 
     def _parse_messages(self, text: bytes, session: str) -> _Parsed:
         size = len(text[:-1].rstrip(BLANKS))
