@@ -119,7 +119,7 @@ class SessionsHarness:
         for identifier, text, parent in calls:
             made = interaction(identifier, text, parent=parent)
             turn = ConversationTurn(
-                interaction=made, answer={}, prompt=Prompt(token_ids=b"", suffix_ids=made.prompt_suffix)
+                interaction=made, answer={}, prompt=Prompt(suffix_ids=made.prompt_suffix)
             )
             registry.update(registry.get(session).begin_call(self.now).record(turn, self.now).end_call(self.now))
 
