@@ -29,7 +29,7 @@ READY = b"ready"
 REQUEST_BYTES = 65_536
 SENT = 2
 """Descriptors that are sent with a request: standard input, and the file of output and errors."""
-SPARE = "-" * 96
+SPARE = "-" * 8
 """Last argument: room for the arguments of what is forked, which are written over its own."""
 EXIT_THREADS = 6
 """Exit status when a loaded module has started threads, which a fork would lose."""
