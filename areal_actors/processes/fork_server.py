@@ -30,7 +30,9 @@ REQUEST_BYTES = 65_536
 SENT = 2
 """Descriptors that are sent with a request: standard input, and the file of output and errors."""
 SPARE = "-" * 96
-"""Last argument: room for the arguments of what is forked, which are written over its own."""
+"""An argument that is room for those of what is forked, which are written over it."""
+FORK_SERVER = "fork_server"
+"""Last argument, as the name of a process of a run is."""
 EXIT_THREADS = 6
 """Exit status when a loaded module has started threads, which a fork would lose."""
 
