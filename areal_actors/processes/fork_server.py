@@ -29,8 +29,10 @@ READY = b"ready"
 REQUEST_BYTES = 65_536
 SENT = 2
 """Descriptors that are sent with a request: standard input, and the file of output and errors."""
-SPARE = "-" * 8
-"""Last argument: room for the arguments of what is forked, which are written over its own."""
+SPARE = "-" * 96
+"""An argument that is room for those of what is forked, which are written over it."""
+FORK_SERVER = "fork_server"
+"""Last argument, as the name of a process of a run is."""
 EXIT_THREADS = 6
 """Exit status when a loaded module has started threads, which a fork would lose."""
 

@@ -24,9 +24,9 @@ import msgspec
 import structlog
 
 from areal_actors.core.module_command import module_command
-from areal_actors.processes.fork_server import READY, REQUEST_BYTES, SPARE, ForkReply, ForkRequest
+from areal_actors.processes.fork_server import FORK_SERVER, READY, REQUEST_BYTES, SPARE, ForkReply, ForkRequest
 
-FORK_SERVER = "areal_actors.processes.fork_server"
+PROGRAM = "areal_actors.processes.fork_server"
 TENSORS = "areal_actors.processes.tensor_process"
 END_SECONDS = 2.0
 """Time for a fork server to end once its connection is closed."""
@@ -176,7 +176,7 @@ class ForkServer:
         self._connection = connection
         with other, self._output.open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
-                *module_command(FORK_SERVER, self._start.module, str(self._folder), SPARE),
+                *module_command(PROGRAM, self._start.module, str(self._folder), SPARE, FORK_SERVER),
                 stdin=other.fileno(),
                 stdout=output,
                 stderr=output,
