@@ -69,7 +69,7 @@ class Talk:
     def __init__(self, session, first=LONG):
         self.session, self.first, self.messages = session, first, []
 
-    async def say(self, text="", **options):
+    async def ask(self, text="", **options):
         self.messages.append({"role": "user", "content": text or self.first})
         async with client(self.session, timeout=60) as agent:
             answer = await agent.chat.completions.create(model="m", messages=self.messages, **options)
@@ -99,9 +99,9 @@ def prompts_of(engine):
 async def test_later_turns_send_only_what_is_new(harness):
     session = await harness.open()
     talk = Talk(session)
-    await talk.say()
-    await talk.say("and then?")
-    await talk.say("go on", stream=True)
+    await talk.ask()
+    await talk.ask("and then?")
+    await talk.ask("go on", stream=True)
     assert harness.whole() == [True, False, False]
     _, second, third = harness.sent
     assert len(second.prompt_ids) < 100 < second.prefix_tokens
@@ -114,15 +114,15 @@ async def test_later_turns_send_only_what_is_new(harness):
 async def test_a_turn_costs_the_same_bytes_at_any_length(harness):
     talk = Talk(await harness.open())
     for _ in range(12):
-        await talk.say("and then?" * 3 if talk.messages else "")
+        await talk.ask("and then?" * 3 if talk.messages else "")
     sizes = [len(request.prompt_ids) for request in harness.sent[1:]]
     assert max(sizes) == min(sizes)
 
 
 async def test_a_short_prompt_is_sent_whole_and_held_nowhere(harness):
     talk = Talk(await harness.open(), "hello")
-    await talk.say()
-    await talk.say("again")
+    await talk.ask()
+    await talk.ask("again")
     assert harness.whole() == [True, True]
     assert harness.workers[WORKER].held.size == 0
 
@@ -130,8 +130,8 @@ async def test_a_short_prompt_is_sent_whole_and_held_nowhere(harness):
 async def test_siblings_name_the_prompt_that_the_first_of_them_has_sent(harness):
     sessions = [await harness.open(work(f"1.{number}")) for number in range(3)]
     talks = [Talk(session) for session in sessions]
-    await asyncio.gather(*(talk.say() for talk in talks))
-    await asyncio.gather(*(talk.say(f"{number}?") for number, talk in enumerate(talks)))
+    await asyncio.gather(*(talk.ask() for talk in talks))
+    await asyncio.gather(*(talk.ask(f"{number}?") for number, talk in enumerate(talks)))
     assert harness.whole() == [True, *[False] * 5]
     assert [request.prompt_ids for request in harness.sent[1:3]] == [b"", b""]
     prompts = [
@@ -156,10 +156,10 @@ async def test_several_choices_of_a_call_send_their_prompt_once(harness):
 async def test_a_worker_that_has_lost_the_prefix_asks_for_the_whole(harness):
     session = await harness.open()
     talk = Talk(session)
-    await talk.say()
+    await talk.ask()
     harness.workers[WORKER].held = HeldPrompts()
-    assert await talk.say("and then?") == "hi there"
-    assert await talk.say("and then?") == "hi there"
+    assert await talk.ask("and then?") == "hi there"
+    assert await talk.ask("and then?") == "hi there"
     assert harness.whole() == [True, False, True, False]
     assert harness.manager.status()["prefixes, missing"] == 1
     assert harness.workers[WORKER].status()["prefixes, missing"] == 1
@@ -169,12 +169,12 @@ async def test_a_worker_that_has_lost_the_prefix_asks_for_the_whole(harness):
 async def test_a_worker_that_holds_other_tokens_asks_for_the_whole(harness):
     session = await harness.open()
     talk = Talk(session)
-    await talk.say()
+    await talk.ask()
     held = harness.workers[WORKER].held
     for conversation in held._recent:
         for name, (length, _) in conversation.ends.items():
             conversation.ends[name] = length, TokenDigest(b"other tokens")
-    assert await talk.say("and then?") == "hi there"
+    assert await talk.ask("and then?") == "hi there"
     assert harness.manager.status()["prefixes, mismatch"] == 1
     assert prompts_of(harness.parrot) == await trained_prompts(harness, session)
 
@@ -182,10 +182,10 @@ async def test_a_worker_that_holds_other_tokens_asks_for_the_whole(harness):
 async def test_a_restarted_worker_is_sent_the_whole_at_once(harness):
     session = await harness.open()
     talk = Talk(session)
-    await talk.say()
+    await talk.ask()
     await harness.kill(WORKER)
     again = await harness.engine(WORKER, FixedTextEngine("back"))
-    assert await talk.say("and then?") == "back"
+    assert await talk.ask("and then?") == "back"
     assert harness.whole() == [True, True]
     assert not harness.manager.calls.pool.held.problems
     assert prompts_of(harness.parrot) + prompts_of(again) == await trained_prompts(harness, session)
@@ -195,15 +195,15 @@ async def test_a_restarted_worker_is_sent_the_whole_at_once(harness):
 async def test_a_worker_killed_in_mid_call_is_continued_by_another_with_all_tokens(harness, stream):
     session = await harness.open()
     talk = Talk(session)
-    await talk.say()
+    await talk.ask()
     harness.parrot.hold_at = 4
-    asking = asyncio.create_task(talk.say("and then?", stream=stream))
+    asking = asyncio.create_task(talk.ask("and then?", stream=stream))
     await harness.parrot.held.wait()
     await harness.publish(published(1))
     other = await harness.engine("inference_worker-1", FixedTextEngine())
     await harness.kill(WORKER)
     assert await asking == "hi there"
-    assert await talk.say("the end?") == "hi there"
+    assert await talk.ask("the end?") == "hi there"
     assert harness.whole() == [True, False, True, False]
     assert harness.sent[2].resumed_tokens == (4 if stream else 0)
     assert harness.sent[3].prompt_tokens() > harness.sent[2].prompt_tokens()
@@ -216,7 +216,7 @@ async def test_a_worker_killed_in_mid_call_is_continued_by_another_with_all_toke
 async def test_a_call_whose_client_has_left_is_no_prefix_that_a_worker_holds(harness):
     session = await harness.open()
     talk = Talk(session)
-    await talk.say()
+    await talk.ask()
     harness.parrot.hold_at = 4
     async with client(session, timeout=60) as agent:
         messages = [*talk.messages, {"role": "user", "content": "and then?"}]
@@ -229,7 +229,7 @@ async def test_a_call_whose_client_has_left_is_no_prefix_that_a_worker_holds(har
         while not any(call.finish_reason == "cancelled" for call in harness.recorded()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     talk.messages += [{"role": "user", "content": "and then?"}, {"role": "assistant", "content": "hi t"}]
-    assert await talk.say("well?") == "hi there"
+    assert await talk.ask("well?") == "hi there"
     prompts = await trained_prompts(harness, session)
     assert prompts_of(harness.parrot)[-1] == prompts[-1]
     assert prompts[-1].endswith(harness.sent[-1].prompt_ids)
@@ -249,7 +249,7 @@ async def test_two_gateways_share_the_prompts_that_a_worker_holds():
             talks.append(Talk(await harness.bus.request(request, harness.stamp(), timeout=60, to=to)))
         for text in ("", "and then?", "go on"):
             for talk in talks:
-                await talk.say(text)
+                await talk.ask(text)
         held = harness.workers[WORKER].held
         assert harness.whole() == [True, True, *[False] * 4]
         assert len(set(prompts_of(engine))) == 3

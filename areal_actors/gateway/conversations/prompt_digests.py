@@ -24,7 +24,7 @@ class PromptDigest(NamedTuple):
     call: TokenDigest
     """Digest of the sampling parameters and the tokens."""
     prefix: bytes = b""
-    """Digest of the tokens of the call that it continues; empty if it is not known."""
+    """Digest of the tokens of the call that it continues; empty if that is not remembered."""
 
     def extended(self, ids: bytes) -> PromptDigest:
         """Returns the digests with more tokens (u32) at the end."""
