@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from support.fake_engine import FixedTextEngine
 from support.gateway_harness import SECRET, GatewayHarness, client, opened, work
@@ -16,7 +17,11 @@ from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.generation.held_prompts import HeldPrompts
 from areal_actors.generation.inference_worker import InferenceWorker
-from areal_actors.messages import Generate, Generated, OpenSession
+from areal_actors.messages import Generate, Generated, OpenSession, SessionOpened
+from areal_actors.replay.tape import replay
+from areal_actors.runtime.runtime import Identity, Runtime
+from areal_bus.base import Envelope, Stamp
+from areal_bus.recorded import Tape, read_tape
 
 LONG = "once upon a time " * 30
 WORKER = "inference_worker-0"
@@ -264,3 +269,87 @@ async def test_a_worker_answers_a_suffix_that_does_not_fit_with_the_problem_alon
     parts = harness.bus.request_stream(request, harness.stamp(), timeout=30, to=WORKER)
     assert [part async for part in parts] == [Generated(prefix_problem="missing")]
     assert not harness.parrot.prompts
+
+
+class TapedHarness(SuffixHarness):
+    """A gateway whose messages are recorded."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tape = Tape.record(path)
+
+    async def serve(self, name, actor):
+        if name != "session_manager-0":
+            await super().serve(name, actor)
+            return
+        runtime = Runtime(actor, self.bus, Identity(instance=name, process=name), tape=self.tape)
+        self.tasks[name] = asyncio.create_task(runtime.serve())
+        await runtime.ready.wait()
+
+
+async def differences(harness, tape):
+    """Differences of a replay, but for the address at which the gateway listened."""
+    actor = SessionManager(
+        GatewaySettings(), lambda folder: harness.chat, secret=SECRET, max_model_len=20_000, serve_http=False
+    )
+    found = await replay(actor, tape, instance="session_manager-0", seed=0)
+    return [difference for difference in found if not difference.taped.startswith(SessionOpened.subject)]
+
+
+def with_whole_prompts(tape):
+    """The tape as a gateway of an earlier release would have recorded it, which sends whole prompts."""
+    paths: dict[bytes, bytes] = {}
+    for entry in tape:
+        subject = entry.envelope.subject if entry.envelope is not None else ""
+        if subject == Generate.subject:
+            asked = entry.envelope.open(Generate)
+            paths[asked.digest] = paths.get(asked.prefix, b"") + asked.prompt_ids
+            whole = msgspec.structs.replace(
+                asked, prompt_ids=paths[asked.digest], prefix=b"", prefix_tokens=0, digest=b""
+            )
+            entry = with_message(entry, whole)  # noqa: PLW2901
+        elif subject == Generated.subject:
+            completed = paths[asked.digest] + entry.envelope.open(Generated).columns.token_ids
+            paths[TokenDigest(completed).value()] = completed
+        yield entry
+
+
+def with_message(entry, message):
+    stamp = Stamp(id=entry.envelope.id, sender=entry.envelope.sender, time=entry.envelope.time)
+    return msgspec.structs.replace(entry, envelope=Envelope.seal(message, stamp, entry.envelope.run))
+
+
+def requests_in(tape):
+    return [entry for entry in tape if entry.envelope is not None and entry.envelope.subject == Generate.subject]
+
+
+async def test_a_recording_replays_and_so_does_one_with_whole_prompts(tmp_path):
+    harness = TapedHarness(tmp_path / "gateway.tape")
+    async with opened(harness):
+        engine = await harness.engine(WORKER, FixedTextEngine())
+        talk = Talk(await harness.open())
+        for text in ("", "and then?", "go on"):
+            await talk.ask(text)
+    assert harness.whole() == [True, False, False]
+    tape = list(read_tape(tmp_path / "gateway.tape"))
+    assert await differences(harness, tape) == []
+    earlier = list(with_whole_prompts(tape))
+    assert [entry.envelope.open(Generate).prompt_ids for entry in requests_in(earlier)] == prompts_of(engine)
+    assert await differences(harness, earlier) == []
+    last = requests_in(earlier)[-1]
+    request = last.envelope.open(Generate)
+    other = with_message(last, msgspec.structs.replace(request, prompt_ids=pack_ids([1]) + request.prompt_ids[4:]))
+    (difference,) = await differences(harness, [other if entry is last else entry for entry in earlier])
+    assert difference.entry == earlier.index(last) + 1, "another first token is another request"
+
+
+async def test_a_recording_of_a_worker_that_asked_for_the_whole_replays(tmp_path):
+    harness = TapedHarness(tmp_path / "gateway.tape")
+    async with opened(harness):
+        await harness.engine(WORKER, FixedTextEngine())
+        talk = Talk(await harness.open())
+        await talk.ask()
+        harness.workers[WORKER].held = HeldPrompts()
+        await talk.ask("and then?")
+    assert harness.whole() == [True, False, True]
+    assert await differences(harness, list(read_tape(tmp_path / "gateway.tape"))) == []
