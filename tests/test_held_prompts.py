@@ -10,7 +10,7 @@ import pytest
 
 from areal_actors.core.token_digest import TokenDigest
 from areal_actors.core.values import SamplingParams, TokenColumns, pack_ids
-from areal_actors.gateway.conversations.prompt_digests import MAX_ENDS, PromptDigests
+from areal_actors.gateway.conversations.prompt_digests import LEAST_BYTES, MAX_ENDS, PromptDigests
 from areal_actors.gateway.conversations.turns import ConversationTurn, Prompt, record_turn
 from areal_actors.generation.held_prompts import END_BYTES, ENDS, HeldPrompts, PrefixLost
 from areal_actors.messages import Generate
@@ -183,7 +183,7 @@ def test_digests_of_a_conversation_are_those_of_all_its_tokens(seed):
     known = defaultdict(int)
     for number in range(60):
         before = dice.choice(["", *turns])
-        ids = pack_ids([dice.randrange(1000) for _ in range(dice.randrange(1, 50))])
+        ids = pack_ids([dice.randrange(1000) for _ in range(dice.randrange(1, 900))])
         cached = turns[before].token_count if before else 0
         prompt = Prompt(suffix_ids=ids, prefix=before, cached_tokens=cached, earlier=turns if before else {})
         assert prompt.token_count == len(prompt.token_ids) // 4
@@ -191,21 +191,23 @@ def test_digests_of_a_conversation_are_those_of_all_its_tokens(seed):
         found = digests.of_prompt("s", prompt, how)
         assert found.tokens.value() == TokenDigest(prompt.token_ids).value()
         assert found.call.value() == TokenDigest(how + prompt.token_ids).value(), "seeds are those of earlier versions"
-        known[bool(found.prefix)] += 1
-        if found.prefix:
-            assert found.prefix == TokenDigest(prompt.token_ids[: -len(ids)]).value()
+        known[("s", before) in digests._ends] += 1
+        assert found.prefix == (TokenDigest(prompt.token_ids[: -len(ids)]).value() if before else b"")
         completion = columns([dice.randrange(1000) for _ in range(5)])
         turns[f"c{number}"] = record_turn(f"c{number}", prompt, completion, "stop", {"role": "assistant"})
         if dice.random() < 0.7:
-            digests.record("s", f"c{number}", found.extended(completion.token_ids))
+            digests.record("s", f"c{number}", prompt, found.extended(completion.token_ids))
+            assert ("s", before) not in digests._ends or not before or prompt.token_count < LEAST_BYTES // 4
     assert known[True] > 5
     assert known[False] > 5
 
 
 def test_digests_are_kept_of_the_last_calls_only():
-    digests = PromptDigests()
-    end = digests.of_prompt("s", Prompt(suffix_ids=pack_ids([1])), b"{}")
+    digests, prompt = PromptDigests(), Prompt(suffix_ids=bytes(LEAST_BYTES))
+    end = digests.of_prompt("s", prompt, b"{}")
     for number in range(MAX_ENDS + 5):
-        digests.record("s", str(number), end)
+        digests.record("s", str(number), prompt, end)
     assert len(digests._ends) == MAX_ENDS
     assert ("s", "4") not in digests._ends
+    digests.record("s", "short", Prompt(suffix_ids=bytes(LEAST_BYTES - 4)), end)
+    assert ("s", "short") not in digests._ends

@@ -32,25 +32,27 @@ class HeldPrefixes:
     """Digests of tokens, each with the worker that was sent them last."""
 
     def __init__(self) -> None:
-        self._worker: Recent[bytes, str] = Recent(MAX_HELD)
+        self._holders: dict[str, object] = {}
+        """By worker, what stands for it until it is gone."""
+        self._holder: Recent[bytes, object] = Recent(MAX_HELD)
         self.problems: Counter[PrefixProblem] = Counter()
         """Number of calls that had to be sent again, whole."""
 
     def is_held(self, digest: bytes, worker: str) -> bool:
         """True if this worker was the last that was sent these tokens."""
-        return self._worker.get(digest) == worker
+        holder = self._holders.get(worker)
+        return holder is not None and self._holder.get(digest) is holder
 
     def note(self, digest: bytes, worker: str) -> None:
         """Note that a worker holds these tokens."""
-        self._worker[digest] = worker
+        self._holder[digest] = self._holders.setdefault(worker, object())
 
     def drop(self, prompt: SentPrompt, problem: PrefixProblem) -> None:
         """Forget the tokens that a worker does not hold."""
         self.problems[problem] += 1
         for digest in (prompt.prefix, prompt.digest):
-            self._worker.pop(digest, None)
+            self._holder.pop(digest, None)
 
     def drop_worker(self, worker: str) -> None:
         """Forget what a worker holds, since it is gone."""
-        for digest in [digest for digest, holder in self._worker.items() if holder == worker]:
-            del self._worker[digest]
+        self._holders.pop(worker, None)

@@ -174,7 +174,7 @@ class ModelCalls:
         """Remember the digests of a completed choice, and the worker that holds its tokens."""
         if call.digest is not None:
             end = call.digest.extended(choice.token_ids())
-            self.digests.record(session_id, choice.identifier, end)
+            self.digests.record(session_id, choice.identifier, call.prompt, end)
             if call.is_held():
                 self.pool.held.note(end.tokens.value(), choice.last_worker)
 

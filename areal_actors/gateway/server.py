@@ -17,6 +17,7 @@ from aiohttp import hdrs, web
 import areal_actors
 from areal_actors.core.errors import RequestError, SetupError
 from areal_actors.core.http_connections import HttpListener, answer_in_place, most_connections
+from areal_actors.gateway.conversations.message_digests import LONG_HISTORY_BYTES
 from areal_actors.gateway.event_stream import LiveStream
 from areal_actors.gateway.http_answers import (
     BODY_SECONDS,
@@ -29,11 +30,11 @@ from areal_actors.gateway.http_answers import (
     with_request_id,
 )
 from areal_actors.gateway.listening import encryption
+from areal_actors.gateway.parsed_histories import ParsedHistories
 from areal_actors.gateway.protocols import DIALECTS
 from areal_actors.gateway.protocols.base import AnswerWriter, Dialect
 from areal_actors.gateway.protocols.lenient import accept
 from areal_actors.gateway.protocols.openapi import GATEWAY_ENDPOINTS, openapi
-from areal_actors.gateway.protocols.parsed_histories import ParsedHistories
 from areal_actors.gateway.protocols.session_requests import ENDPOINTS
 from areal_actors.gateway.protocols.trace_context import read_trace
 from areal_actors.gateway.settings import GatewaySettings, UnknownFields
@@ -240,7 +241,7 @@ def _parse_request(
     dialect: Dialect[Any], body: bytes, session: str, unknown: UnknownFields, histories: ParsedHistories
 ) -> tuple[Any, ModelRequest, Sequence[str]]:
     """A body as parsed by its dialect, as a `ModelRequest`, and what it has that is ignored."""
-    if (parsed := histories.parse(dialect, body, session)) is not None:
+    if len(body) >= LONG_HISTORY_BYTES and (parsed := histories.parse(dialect, body, session)) is not None:
         asked, call, ignored = parsed
         return asked, msgspec.structs.replace(call, body_bytes=len(body)), ignored
     if unknown == "list":

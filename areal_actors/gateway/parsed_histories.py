@@ -15,7 +15,6 @@ import msgspec
 import xxhash
 
 from areal_actors.core.errors import RequestError
-from areal_actors.gateway.conversations.message_digests import LONG_HISTORY_BYTES
 from areal_actors.gateway.protocols.base import Dialect
 from areal_actors.gateway.protocols.chat_completions import CHAT, ChatRequest, chat_call, chat_ignored
 from areal_actors.gateway.protocols.chat_messages import ChatMessage
@@ -70,8 +69,8 @@ class ParsedHistories:
         self._lock = Lock()
 
     def parse(self, dialect: Dialect[Any], body: bytes, session: str) -> ParsedRequest | None:
-        """Returns a long request; None if it is to be parsed in the ordinary way."""
-        if dialect is not CHAT or len(body) < LONG_HISTORY_BYTES:
+        """Returns a request of `LONG_HISTORY_BYTES` or more; None if it is to be parsed in the ordinary way."""
+        if dialect is not CHAT:
             return None
         try:
             request = _requests.decode(body)
