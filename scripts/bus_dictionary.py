@@ -22,7 +22,9 @@ from areal_actors.messages import KINDS
 from areal_bus.base import Envelope
 from areal_bus.recorded import read_log
 
-DICTIONARY_BYTES = 32 << 10
+DICTIONARY_BYTES = 64 << 10
+SEGMENT_BYTES, MATCH_BYTES = 1024, 8
+"""Parameters of the training: segments as long as a message, of which most is the same in each of its kind."""
 SAMPLES_A_KIND = 400
 LEAST_SHARE = 0.01
 """Share of a log's messages that a kind has at least."""
@@ -79,7 +81,8 @@ def main(dictionary: Path, logs: list[Path]) -> None:
         sys.exit(f"{dictionary} exists: logs need it as it is")
     prose = Prose(" ".join(page.read_text() for page in sorted(Path("docs").glob("*.md"))))
     content = [sample for log in logs for sample in samples(log, prose)]
-    dictionary.write_bytes(zstandard.train_dictionary(DICTIONARY_BYTES, content, level=LEVEL).as_bytes())
+    trained = zstandard.train_dictionary(DICTIONARY_BYTES, content, k=SEGMENT_BYTES, d=MATCH_BYTES, level=LEVEL)
+    dictionary.write_bytes(trained.as_bytes())
     print(f"{dictionary}: {dictionary.stat().st_size} bytes, of {len(content)} messages")
 
 

@@ -10,13 +10,16 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import ClassVar
 
+import aiohttp
 import pytest
-from support.bus_cases import KINDS, Ended, Happened, numbers, stamp, take
+from support.bus_cases import KINDS, Ended, Happened, Progress, numbers, stamp, take
 
 from areal_bus import nats_reader
-from areal_bus.base import Envelope
+from areal_bus.base import Delivery, Envelope, Subscription
 from areal_bus.errors import BusError, EventsTrimmed
+from areal_bus.message import Telemetry
 from areal_bus.nats import NatsBus
 from areal_bus.nats_shared import _WAITING
 from areal_bus.server import EmbeddedServer
@@ -178,3 +181,54 @@ async def test_a_lost_connection_is_an_error_for_every_consumer(bus: NatsBus) ->
         for inbox in (first, second):
             with pytest.raises(BusError, match="will not come back"):
                 await take(inbox, 1)
+
+
+# ---------------------------------------------------------------- telemetry
+
+
+class Load(Telemetry):
+    subject: ClassVar[str] = "engine.load"
+    n: int
+
+
+async def sent_messages(server: EmbeddedServer) -> int:
+    """Number of messages that the server has sent to its clients."""
+    async with aiohttp.ClientSession() as session, session.get(f"{server.monitoring_url}/varz") as answer:
+        return int((await answer.json())["out_msgs"])
+
+
+async def test_telemetry_is_sent_to_a_process_once_for_all_its_subscribers(
+    bus: NatsBus, server: EmbeddedServer
+) -> None:
+    sender = await NatsBus.connect(server.url, "test", name="sender", token=server.token)
+
+    async def deliver(inbox: Subscription, n: int) -> Delivery:
+        async with asyncio.timeout(300):
+            await sender.publish(Progress(n=n), stamp())
+            return await anext(inbox)
+
+    async with bus.telemetry(Progress) as first:
+        async with bus.telemetry(Progress, Load) as second:
+            before = await sent_messages(server)
+            one = await deliver(first, 1)
+            other = await anext(second)
+            assert one.message is other.message, "decoded once"
+            assert await sent_messages(server) - before == 1
+            await sender.publish(Load(n=2), stamp())
+            assert (await anext(second)).message == Load(n=2)
+        assert (await deliver(first, 3)).message == Progress(n=3), "the other subscriber has left"
+    async with bus.telemetry(Progress) as third:
+        assert (await deliver(third, 4)).message == Progress(n=4), "those before had ended"
+    assert bus._telemetry._subscriptions == {}
+    await sender.close()
+
+
+async def test_a_subscriber_that_is_slow_loses_the_oldest_telemetry_and_delays_no_other(
+    bus: NatsBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("areal_bus.nats_telemetry.TELEMETRY_BACKLOG", 2)
+    async with bus.telemetry(Progress) as slow, bus.telemetry(Progress) as quick, asyncio.timeout(300):
+        for n in range(5):
+            await bus.publish(Progress(n=n), stamp())
+            assert (await anext(quick)).message == Progress(n=n)
+        assert numbers(await take(slow, 2)) == [3, 4]

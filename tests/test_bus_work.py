@@ -132,6 +132,32 @@ async def test_a_lease_that_is_extended_holds(buses: Buses) -> None:
             waiting.cancel()
 
 
+async def test_a_lease_of_more_than_the_queues_time_holds_that_long_and_no_longer(buses: Buses) -> None:
+    loop = asyncio.get_running_loop()
+    await buses.here.publish(Do(n=1), stamp())
+    async with buses.here.work(Do) as busy, buses.there.work(Do) as idle:
+        (item,) = await soon(busy)
+        began = loop.time()
+        await item.extend(LEASE * 6)
+        (again,) = await soon(idle, seconds=300)
+        assert loop.time() - began >= LEASE * 5
+        assert again.deliveries == 2
+        await again.acknowledge()
+    await buses.here.publish(Do(n=2), stamp())
+    async with buses.here.work(Do) as busy, buses.there.work(Do) as idle:
+        (item,) = await soon(busy)
+        await item.extend(LEASE * 4)
+        await item.acknowledge()
+        assert await is_empty(idle, LEASE * 6), "an acknowledged item does not come again when its lease ends"
+        await buses.here.publish(Do(n=3), stamp())
+        (item,) = await soon(busy)
+        await item.extend(300)
+        await item.release()
+        (again,) = await soon(idle, seconds=60)
+        assert again.deliveries == item.deliveries + 1
+        await again.acknowledge()
+
+
 async def test_released_work_is_handed_out_again_at_once(buses: Buses) -> None:
     await buses.here.publish(Do(n=1), stamp())
     async with buses.here.work(Do) as unwilling, buses.there.work(Do) as willing:

@@ -104,10 +104,10 @@ def test_other_findings_are_at_most_two_and_have_their_figures():
 def test_the_machine_is_measured_from_the_first_batch_on():
     fold = LoadFold({}, allowed=8, group_size=4, steps=2, window_seconds=4.0)
     usage = [MachineUsage(2, 100.0 + second, 50.0 + second / 2) for second in range(10)]
-    assert fold.tick(0.0, usage[0]) is None
+    assert fold.tick(0.0, lambda: usage[0]) is None
     fold._formed = 1
-    assert fold.tick(2.0, usage[2]) is None
-    measured = fold.tick(6.0, usage[6])
+    assert fold.tick(2.0, lambda: usage[2]) is None
+    measured = fold.tick(6.0, lambda: usage[6])
     assert (measured.machine_cpu, measured.run_cpu, measured.cores) == (1.0, 0.5, 2)
 
 

@@ -8,15 +8,17 @@ import sys
 import sysconfig
 import threading
 import time
+from itertools import pairwise
 from traceback import walk_stack
 
 import pytest
 
 from areal_actors.messages import EventLoopBlocked
-from areal_actors.rollout import loop_watch, short_blocks
+from areal_actors.rollout import loop_watch, report_pace, short_blocks
 from areal_actors.rollout.agent_loop import AgentLoop, AgentRun
 from areal_actors.rollout.blocked import CLIENT_REMEDY, REMEDY, format_blocked
 from areal_actors.rollout.loop_watch import LoopWatch, processor_wait
+from areal_actors.rollout.report_pace import ReportPace
 from areal_actors.rollout.short_blocks import ShortBlocks
 from areal_actors.rollout.stack import CodeLocation, user_location
 
@@ -49,6 +51,7 @@ class Loop:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
     monkeypatch.setattr(loop_watch, "BLOCKED_SECONDS", 0.3)
+    monkeypatch.setattr(report_pace, "FIRST_SECONDS", 0.0)
 
 
 def test_a_loop_that_sleeps_is_blocked():
@@ -184,3 +187,57 @@ async def test_a_library_s_coroutine_is_awaited_and_a_synchronous_call_is_the_li
     library["compute"](see)
     assert [place.is_awaited for place in places] == [True, False]
     assert all(place.is_user_code and place.innermost.startswith("library.py:") for place in places)
+
+
+def block(line, seconds=4.0):
+    return EventLoopBlocked(seconds=seconds, line=line, episode="0.0")
+
+
+def test_a_line_that_blocks_for_ever_is_reported_at_once_then_ever_more_rarely_and_no_second_is_lost(monkeypatch):
+    monkeypatch.setattr(report_pace, "FIRST_SECONDS", 10.0)
+    pace, taken = ReportPace(), []
+    for window in range(120):
+        now = 5.0 * window
+        pace.add(block("agent.py:7"), now)
+        if window == 30:
+            pace.add(block("agent.py:9"), now)
+        taken += [(now, report) for report in pace.take_due(now)]
+    often = [(at, report) for at, report in taken if report.line == "agent.py:7"]
+    times = [at for at, _ in often]
+    assert times[:5] == [0.0, 10.0, 30.0, 70.0, 130.0]
+    assert {later - earlier for earlier, later in pairwise(times[4:])} == {60.0}
+    assert [at for at, report in taken if report.line == "agent.py:9"] == [150.0], "another line waits for none"
+    rest = [report for report in pace.take_due(10_000.0) if report.line == "agent.py:7"]
+    reports = [report for _, report in often] + rest
+    assert sum(report.seconds for report in reports) == 120 * 4.0
+    assert sum(report.times for report in reports) == 120
+
+
+def test_a_line_that_blocks_again_after_a_while_is_reported_at_once_again(monkeypatch):
+    monkeypatch.setattr(report_pace, "FIRST_SECONDS", 10.0)
+    pace = ReportPace()
+    pace.add(block("agent.py:7"), 0.0)
+    assert len(pace.take_due(0.0)) == 1
+    pace.add(block("agent.py:7"), 5.0)
+    assert pace.take_due(9.0) == []
+    assert len(pace.take_due(10.0)) == 1, "what waits is reported without another block"
+    assert pace.take_due(100.0) == []
+    pace.add(block("agent.py:7"), 101.0)
+    assert len(pace.take_due(101.0)) == 1
+
+
+def test_a_watch_passes_on_one_report_and_then_the_sum_of_those_that_follow(monkeypatch):
+    monkeypatch.setattr(report_pace, "FIRST_SECONDS", 3.0)
+    loop = Loop()
+    with loop:
+        loop.call(time.sleep, 0.6)
+        (first,) = loop.watch.reports()
+        loop.call(time.sleep, 0.6)
+        loop.call(time.sleep, 0.6)
+        waiting, until = loop.watch.reports(), time.monotonic() + 60.0
+        while not waiting and time.monotonic() < until:
+            time.sleep(0.05)
+            waiting = loop.watch.reports()
+    (second,) = waiting
+    assert (first.times, second.times) == (1, 2)
+    assert second.seconds > 0.9

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from support.bus_cases import Do, Double, Happened
@@ -24,6 +25,7 @@ RECORDINGS = sorted(Path(__file__).with_name("recordings").glob("log-*.xz"))
 RELEASED = {
     1: "9f5de5e8de346dd4adfbdde63f3143f5313f63ba83f6ed3f0a06d3779825c45a",
     2: "e258b46d126ce9f2c0d3e828b492e8a437019400cb0d1ee358c0663448a311e6",
+    3: "cb18809db194015a6a3a2d7290dd9732f7216b395e07cf4ab41288f5c1807f56",
 }
 """Digests of the dictionaries of released versions."""
 BY_SUBJECT = {kind.subject: kind for kind in KINDS}
@@ -76,6 +78,19 @@ def deflated(one: Envelope) -> bytes:
 def test_events_that_an_earlier_version_deflated_are_read(path):
     for recorded in read_log(path):
         assert unpack(deflated(recorded), where="here") == recorded
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("number", sorted(RELEASED)[1:])
+def test_events_compressed_with_any_released_dictionary_are_read(path, number):
+    dictionary = zstandard.ZstdCompressionDict(read_dictionaries()[number])
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        5, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=True, write_dict_id=False
+    )
+    compressor = zstandard.ZstdCompressor(dict_data=dictionary, compression_params=parameters)
+    for recorded in read_log(path):
+        frame = compressor.compress(msgspec.msgpack.encode(recorded))
+        assert unpack(bytes([COMPRESSED, number]) + frame, where="here") == recorded
 
 
 def test_threads_compress_at_once():

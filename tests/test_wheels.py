@@ -46,4 +46,4 @@ def test_what_the_bus_shares_with_no_product_stays_with_the_product(wheels):
     assert not [entry for entry in names if entry.endswith(".bin")]
     code = "\n".join(wheels["areal_bus"].read(entry).decode() for entry in names if entry.endswith(".py"))
     assert "areal_actors" not in code
-    assert [entry for entry in wheels["areal_actors"].namelist() if entry.endswith("dictionary_2.bin")]
+    assert [entry for entry in wheels["areal_actors"].namelist() if entry.endswith("dictionary_3.bin")]

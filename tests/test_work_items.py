@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -31,8 +32,9 @@ class Lost:
         self.renewals = 0
         self.envelope = type("Envelope", (), {"id": "work-1"})
 
-    async def extend(self):
+    async def extend(self, seconds):
         self.renewals += 1
+        self.seconds = seconds
         if self.renewals <= self.failures:
             raise ServerUnavailable("the server is away")
 
@@ -67,6 +69,33 @@ async def test_the_leases_of_all_items_are_renewed_together_while_each_is_in_pro
     with tasks.keep_lease(second, 0.03):
         await asyncio.sleep(0.05)
     assert second.renewals > stopped
+
+
+async def test_a_lease_grows_with_the_time_that_its_item_takes_and_has_a_limit(monkeypatch):
+    loop, now = asyncio.get_running_loop(), 1000.0
+    tasks, old = WorkTasks(), Lost(failures=0)
+    pauses = []
+
+    async def sleep(seconds):
+        nonlocal now
+        now += seconds
+        pauses.append((now, old.renewals, getattr(old, "seconds", 0.0)))
+        if len(pauses) > 300:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(loop, "time", lambda: now)
+    monkeypatch.setattr("areal_actors.runtime.work_items.asyncio.sleep", sleep)
+    with tasks.keep_lease(old, 3.0):
+        renewing = tasks._renewing
+        while len(pauses) <= 300:
+            await asyncio.wait({renewing}, timeout=0.001)
+    leases = [(at - 1000.0, seconds) for at, _, seconds in pauses[1:]]
+    assert all(seconds == 3.0 for age, seconds in leases if age < 12.0)
+    assert all(seconds <= max(0.25 * age, 3.0) for age, seconds in leases)
+    assert leases[-1][1] == 18.0
+    renewed = [at for (at, count, _), (_, before, _) in zip(pauses[1:], pauses, strict=False) if count > before]
+    assert max(later - earlier for earlier, later in pairwise(renewed)) <= 18.0 / 2
+    assert old.renewals < 80, "300 with leases of the same duration"
 
 
 class Blocking(Actor):

@@ -39,7 +39,9 @@ class BusSettings(Config):
     lease_seconds: PositiveFloat = 5.0
     """Seconds after which a work item (an episode, a score) whose lease was not renewed is redelivered to another
     worker. The worker's event loop, on which no agent runs, renews the lease three times per period. Increase it if
-    processes or the network pause for seconds; the work items of a dead worker wait for this time."""
+    processes or the network pause for seconds. The work items of a dead worker wait for this time; one that had been in
+    progress for more than four times as long waits for a quarter of that time, at most for six times
+    `lease_seconds`."""
     sync: Literal["5s", "1s", "always"] = "5s"
     """Interval between syncs of the log to disk by the run's own server, which bounds the loss in a power failure.
     `always` syncs before every confirmation. A checkpoint is complete only once the log before it is on disk,

@@ -9,7 +9,7 @@ from areal_bus.product import Product, declare_product
 
 FOLDER: Final = Path(__file__).parents[1] / "messages" / "dictionaries"
 PRODUCT: Final = Product(
-    prefix="areal", dictionaries={number: FOLDER / f"dictionary_{number}.bin" for number in (1, 2)}
+    prefix="areal", dictionaries={number: FOLDER / f"dictionary_{number}.bin" for number in (1, 2, 3)}
 )
 
 declare_product(PRODUCT)

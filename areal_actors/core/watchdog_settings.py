@@ -6,6 +6,9 @@ from typing import Literal
 
 from areal_actors.core.config import Config, Fraction, PositiveFloat, PositiveInt
 
+QUIET_SECONDS, QUIET_PARTS = 3.0, 5.0
+"""Longest interval between two heartbeats without news, and how many of them `heartbeat_seconds` has at least."""
+
 
 class WatchdogSettings(Config):
     """`[watchdog]`: deadlines of starting, saving, loading and stopping, and of a run without progress.
@@ -53,3 +56,10 @@ class WatchdogSettings(Config):
     max_discarded_batches: PositiveInt = 16
     """Number of batches of complete groups, dropped as too old or incomplete since the last trained step and for at
     least `stall_seconds`, after which the run ends. `batcher.max_filtered_batches` is the limit for filtered groups."""
+
+    def quiet_seconds(self) -> float:
+        """Returns the interval between two heartbeats of an actor about which there is nothing new.
+
+        Several of them fit into `heartbeat_seconds`.
+        """
+        return max(float(min(QUIET_SECONDS, self.heartbeat_seconds / QUIET_PARTS) // 1), 1.0)

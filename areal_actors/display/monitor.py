@@ -115,7 +115,8 @@ async def _receive_telemetry(bus: Bus, view: RunView, console: Console | None) -
 def _is_throttled(message: Message, view: RunView) -> bool:
     """Returns True if a repeated event is not shown.
 
-    Of abandoned attempts, refused completions and blocks, only 1, 2, 4, 8 … are.
+    Of abandoned attempts, refused completions and blocks, only 1, 2, 4, 8 … are; a report of several blocks, if it
+    reaches one of these numbers.
     """
     if isinstance(message, CompletionRefused):
         count = view.state.refused[message.worker]
@@ -123,6 +124,7 @@ def _is_throttled(message: Message, view: RunView) -> bool:
         count = view.state.episodes.of_reason(message.reason)
     elif isinstance(message, EventLoopBlocked):
         count = view.state.blocked[message.line].times
+        return count.bit_length() == (count - message.times).bit_length()
     else:
         return False
     return count & (count - 1) != 0

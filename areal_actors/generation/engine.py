@@ -164,6 +164,10 @@ class EngineCounters(Value):
     kv_cache_usage: float = 0.0
     """Used share of the KV cache; 0 if the engine does not report it."""
 
+    def is_idle(self) -> bool:
+        """Returns True if the engine has done nothing since the last call, and has nothing to do."""
+        return not (self.tokens or self.busy_seconds or self.running or self.waiting)
+
     def plus(self, *, tokens: int = 0, prefilled: int = 0, cached: int = 0, seconds: float = 0.0) -> EngineCounters:
         """Returns the counters with more sampled, prefilled and cached tokens, and busy seconds."""
         return EngineCounters(

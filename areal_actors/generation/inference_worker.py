@@ -68,6 +68,8 @@ RETRY_SECONDS = (1.0, 5.0)
 """Waits between attempts to reach an inference server that is gone, or to start another."""
 SHOWN_SECONDS = 10.0
 """Time between two reports of a server that is starting."""
+RESTING_SECONDS = 1.0
+"""Time between two looks at an engine that has computed nothing since the last."""
 MAX_STARTS = 3
 """Consecutive starts of an inference server that may fail; some servers end themselves with SIGKILL when they cannot
 start."""
@@ -129,6 +131,7 @@ class InferenceWorker(Actor):
         self.asleep = False
         """True while the engine's memory is released, for an optimizer step on the same device."""
         self.last_tick = self.last_shown = 0.0
+        self.is_resting = False
         self.throughput = ThroughputReporter(name)
         self.starting_since = 0.0
         """Time at which the inference server was first seen to start."""
@@ -302,6 +305,10 @@ class InferenceWorker(Actor):
                 await self.pull_images(images, folder)
         return PromptImages(images, folder)
 
+    def next_tick_seconds(self) -> float:
+        """Look less often at an engine that has nothing to do."""
+        return RESTING_SECONDS if self.is_resting else self.tick_seconds
+
     @on
     def tick(self, _: Tick, context: Context) -> Iterator[Throughput | EngineStarting | EngineLoad | EngineLost]:
         since, self.last_tick = self.last_tick or context.now, context.now
@@ -318,6 +325,7 @@ class InferenceWorker(Actor):
             return
         self.starting_since = 0.0
         counters = self.engine.take_counters()
+        self.is_resting = counters.is_idle()
         if self.load_reporter is not None and (load := self.load_reporter.take_change(counters, context.now)):
             yield load
         if counters.tokens or counters.busy_seconds:

@@ -107,7 +107,8 @@ class EventLoopBlocked(Event):
 
     subject: ClassVar[str] = "loop.blocked"
     seconds: float
-    """Length of one block, or the sum of many short ones of one line within 5 seconds."""
+    """Length of one block, or the sum of many short ones of one line within 5 seconds; of a line that was reported
+    shortly before, the sum of all since then."""
     line: str = ""
     """Line of the agent's code in which the loop was sampled most often, such as `agent.py:7`; empty if unknown."""
     innermost: str = ""

@@ -218,7 +218,14 @@ async def _serve(
                 actor = builders[kind](BuildContext(recipe=recipe, folder=folder, instance=instance, process=process))
                 tape = Tape.record(folder.tape_of(instance)) if recipe.record_actor_io else None
                 identity = Identity(instance=instance, process=process, seed=recipe.seed)
-                runtime = Runtime(actor, bus, identity, tape=tape, snapshots=snapshots_of(folder, process))
+                runtime = Runtime(
+                    actor,
+                    bus,
+                    identity,
+                    tape=tape,
+                    quiet_seconds=recipe.watchdog.quiet_seconds(),
+                    snapshots=snapshots_of(folder, process),
+                )
                 served.append((runtime, tasks.create_task(runtime.serve())))
             instances, running = [runtime.identity.instance for runtime, _ in served], [task for _, task in served]
             reporting = tasks.create_task(report_reconnections(bus, process, [runtime for runtime, _ in served]))

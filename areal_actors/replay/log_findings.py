@@ -26,7 +26,7 @@ from areal_actors.reward_hacking.fold import HackFold
 from areal_actors.sequences.credit import Credit
 
 LISTENED_SECONDS = 10.0
-"""Longest wait for a heartbeat of every actor of a live run; each sends one a second."""
+"""Longest wait for a heartbeat of every actor of a live run."""
 _KINDS = {kind.subject: kind for kind in KINDS}
 
 

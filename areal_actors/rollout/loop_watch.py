@@ -21,6 +21,7 @@ import structlog
 from areal_actors.messages import EventLoopBlocked
 from areal_actors.rollout.blocked import format_blocked, merge_reports
 from areal_actors.rollout.blocked_interval import BlockedInterval
+from areal_actors.rollout.report_pace import ReportPace
 from areal_actors.rollout.short_blocks import ShortBlocks
 from areal_actors.rollout.stack import thread_location
 
@@ -77,7 +78,7 @@ class LoopWatch:
         """The thread's `processor_wait` when the loop answered last."""
         self._past: deque[BlockedInterval] = deque(maxlen=KEPT)
         self._unreported: deque[EventLoopBlocked] = deque(maxlen=KEPT)
-        self._short = self._begin_short()
+        self._short, self._pace = self._begin_short(), ReportPace()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="loop watch")
         self._thread.start()
 
@@ -125,6 +126,7 @@ class LoopWatch:
                 self._short.add_sample(thread_location(self._watched.ident), self._episode())
             if report := self._short.end_window(time.monotonic(), self._waited, POLL_SECONDS):
                 self._report(report)
+            self._pass_on_due()
             if busy_since is None and late < POLL_SECONDS:
                 continue
             began = time.monotonic() if busy_since is None else max(busy_since, wait.began)
@@ -174,8 +176,13 @@ class LoopWatch:
         return ShortBlocks(time.monotonic(), processor_wait(self._watched.native_id))
 
     def _report(self, report: EventLoopBlocked) -> None:
-        self._unreported.append(report)
-        logger.warning(format_blocked(report), episode=report.episode, line=report.line, innermost=report.innermost)
+        self._pace.add(report, time.monotonic())
+        self._pass_on_due()
+
+    def _pass_on_due(self) -> None:
+        for report in self._pace.take_due(time.monotonic()):
+            self._unreported.append(report)
+            logger.warning(format_blocked(report), episode=report.episode, line=report.line, innermost=report.innermost)
 
 
 def _is_long(interval: BlockedInterval) -> bool:

@@ -60,6 +60,7 @@ from areal_actors.supervision.run_session import Launch, access, on_interrupt
 from areal_bus.errors import BusError, LogUnavailable, NoReply, ServerUnavailable
 from areal_bus.message import Message
 from areal_bus.nats import NatsBus
+from areal_bus.shared_times import seconds_to_next
 
 SHOW_SECONDS = 2.0
 """Time for the display to catch up with the end of the run."""
@@ -382,7 +383,7 @@ class RunLoop(Launch):
         """Store the log's length outside of it, to detect a truncated log later, and check free disk space."""
         noted = 0
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(seconds_to_next(LOOK_SECONDS))
             if self.read_to != noted:
                 noted = self.read_to
                 note_log_end(self.folder, noted)

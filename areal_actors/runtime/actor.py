@@ -117,7 +117,7 @@ class Actor:
     state_version: ClassVar[int] = 1
     """Version of the state's format; increment it when older snapshots can no longer be restored."""
     tick_seconds: ClassVar[float] = 0.0
-    """Interval between `Tick` messages; 0 sends none."""
+    """Interval between `Tick` messages, sent at its multiples; 0 sends none."""
     concurrency: int = 1
     """Maximum number of requests, and of work items of each kind, in progress at once."""
     serial: ClassVar[bool] = True
@@ -160,6 +160,10 @@ class Actor:
 
     def restore(self, state: Any) -> None:
         """Restore the state of a snapshot; called before `start`, followed by the events after the snapshot only."""
+
+    def next_tick_seconds(self) -> float:
+        """Returns the interval up to the next `Tick`: longer than `tick_seconds` while nothing is to be watched."""
+        return self.tick_seconds
 
     def status(self) -> dict[str, float | str]:
         """Returns figures about the actor, included in its heartbeat and in stall reports."""

@@ -20,6 +20,7 @@ from areal_actors.core.snapshots import Snapshots
 from areal_actors.messages import ActorStarted, Heartbeat, Wait
 from areal_actors.runtime.actor import Actor, Tick
 from areal_actors.runtime.fold_keeper import FoldKeeper
+from areal_actors.runtime.heartbeats import HeartbeatPace
 from areal_actors.runtime.live_context import LiveContext
 from areal_actors.runtime.message_ids import message_id, with_new_id
 from areal_actors.runtime.pauses import OwnPauses
@@ -30,6 +31,7 @@ from areal_actors.runtime.work_items import SentWork, WorkTasks, take_slots
 from areal_bus.base import Bus, Delivery, Envelope, Stamp, Subscription, WorkQueue
 from areal_bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
 from areal_bus.recorded import EMITTED, RECEIVED, Tape
+from areal_bus.shared_times import seconds_to_next
 
 R = TypeVar("R", bound=Reply)
 SendReply = Callable[[Reply, Stamp], Awaitable[None]]
@@ -62,11 +64,18 @@ class Runtime:
         now: Callable[[], float] = time.time,
         tape: Tape | None = None,
         heartbeat_seconds: float = 1.0,
+        quiet_seconds: float = 0.0,
         snapshots: Snapshots | None = None,
     ) -> None:
+        """Create it.
+
+        `heartbeat_seconds` is the interval between two heartbeats, `quiet_seconds` that between two of an actor about
+        which there is nothing new; 0: the same.
+        """
         self.actor, self.bus, self.identity = actor, bus, identity
         self.instance, self.seed = identity.instance, identity.seed
         self.now, self.tape, self.heartbeat_seconds = now, tape, heartbeat_seconds
+        self.quiet_seconds = quiet_seconds or heartbeat_seconds
         self.recorder = TapeRecorder(tape, bus.run)
         self.waits: dict[object, Wait] = {}
         self.handling: Counter[str] = Counter()
@@ -300,25 +309,31 @@ class Runtime:
     async def _send_ticks(self) -> None:
         count = 0
         while True:
-            await asyncio.sleep(self.actor.tick_seconds)
+            seconds = self.actor.next_tick_seconds()
+            await asyncio.sleep(seconds_to_next(seconds, self.now()))
             count += 1
-            tick = Tick(paused=self.pauses.look(self.actor.tick_seconds))
+            tick = Tick(paused=self.pauses.look(seconds))
             stamp = Stamp(id=f"{self._incarnation}-tick-{count}", sender="clock", time=self.now())
             async with self._serialize():
                 await self._handle(self.recorder.local_envelope(tick, stamp), tick)
 
     async def _send_heartbeats(self) -> None:
         beats, instance = 0, self.identity.instance
+        pace = HeartbeatPace(self.heartbeat_seconds, self.quiet_seconds)
         while True:
-            beats += 1
-            beat = Heartbeat(
-                actor=instance,
-                process=self.identity.process,
-                handling={name: count for name, count in self.handling.items() if count},
-                waits=tuple(sorted(self.waits.values(), key=lambda wait: wait.since)[:LONGEST_WAITS]),
-                status=self.actor.status(),
-                **process_usage(),
-            )
-            stamp = Stamp(id=f"{instance}-{os.getpid()}-beat-{beats}", sender=instance, time=self.now())
-            await self.bus.publish(beat, stamp)
-            await asyncio.sleep(self.heartbeat_seconds)
+            handling = {name: count for name, count in self.handling.items() if count}
+            waits = tuple(sorted(self.waits.values(), key=lambda wait: wait.since)[:LONGEST_WAITS])
+            status = dict(self.actor.status())
+            if pace.is_due((handling, waits, status), self.now()):
+                beats += 1
+                beat = Heartbeat(
+                    actor=instance,
+                    process=self.identity.process,
+                    handling=handling,
+                    waits=waits,
+                    status=status,
+                    **process_usage(),
+                )
+                stamp = Stamp(id=f"{instance}-{os.getpid()}-beat-{beats}", sender=instance, time=self.now())
+                await self.bus.publish(beat, stamp)
+            await asyncio.sleep(seconds_to_next(self.heartbeat_seconds, self.now()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -19,8 +20,20 @@ SENT_TOGETHER = 32
 have their turn."""
 RENEWALS_PER_LEASE = 3
 """Renewals per lease, so that a late or lost one does not end the lease."""
+LEASE_SHARE, MAX_LEASES = 0.25, 6.0
+"""A lease lasts for this share of the time for which its item has been in progress, and at most for this multiple of
+the queue's own: the longer an item takes, the less it matters when another worker begins with it again."""
 
 logger = structlog.get_logger(__name__)
+
+
+@dataclass
+class _Renewal:
+    """Times of the renewals of a lease, by the event loop's clock."""
+
+    taken: float
+    due: float
+    """Time of the next renewal."""
 
 
 class WorkTasks:
@@ -29,7 +42,7 @@ class WorkTasks:
     def __init__(self) -> None:
         self.taking: list[asyncio.Task[None]] = []
         self._handling: set[asyncio.Task[None]] = set()
-        self._leased: set[Delivery] = set()
+        self._leased: dict[Delivery, _Renewal] = {}
         self._renewing: asyncio.Task[None] | None = None
 
     def add(self, handling: asyncio.Task[None]) -> None:
@@ -39,14 +52,15 @@ class WorkTasks:
 
     @contextmanager
     def keep_lease(self, delivery: Delivery, lease_seconds: float) -> Iterator[None]:
-        """Renew the lease of an item while the context lasts; those of all items have the same duration."""
-        self._leased.add(delivery)
+        """Renew the lease of an item while the context lasts; those of all new items have the same duration."""
+        now = asyncio.get_running_loop().time()
+        self._leased[delivery] = _Renewal(now, now)
         if self._renewing is None:
             self._renewing = asyncio.create_task(self._renew(lease_seconds))
         try:
             yield
         finally:
-            self._leased.discard(delivery)
+            self._leased.pop(delivery, None)
             if not self._leased and self._renewing is not None:
                 self._renewing.cancel()
                 self._renewing = None
@@ -56,11 +70,16 @@ class WorkTasks:
 
         A failed renewal is only logged, since the server may be restarting.
         """
+        loop, pause = asyncio.get_running_loop(), lease_seconds / RENEWALS_PER_LEASE
         while True:
-            await asyncio.sleep(lease_seconds / RENEWALS_PER_LEASE)
-            for delivery in tuple(self._leased):
+            await asyncio.sleep(pause)
+            for delivery, lease in tuple(self._leased.items()):
+                if (now := loop.time()) < lease.due:
+                    continue
+                seconds = min(max(LEASE_SHARE * (now - lease.taken), lease_seconds), MAX_LEASES * lease_seconds)
                 try:
-                    await delivery.extend()
+                    await delivery.extend(seconds)
+                    lease.due = now + seconds / RENEWALS_PER_LEASE - pause / 2
                 except BusError as error:
                     logger.warning("a lease was not renewed", work=delivery.envelope.id, error=str(error))
 

@@ -5,7 +5,7 @@ It is measured between the first and the last batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from areal_actors.core.gateways import without_mark
@@ -149,12 +149,15 @@ class LoadFold:
                 if not message.work.attempts_left:
                     self.running.discard(message.work.episode)
 
-    def tick(self, now: float, usage: MachineUsage | None = None) -> LoadMeasured | None:
+    def tick(
+        self, now: float, measure_machine: Callable[[], MachineUsage | None] = lambda: None
+    ) -> LoadMeasured | None:
         """Count the time since the last tick; returns the load once a window is over.
 
         Args:
             now: seconds of any clock.
-            usage: CPU time of the machine; None if it is unknown.
+            measure_machine: returns the CPU time of the machine, None if it is unknown; called at both ends of a
+                window.
         """
         last_is_formed = self._formed >= self.steps
         if not self._formed or (last_is_formed and self._until is None):
@@ -163,10 +166,11 @@ class LoadFold:
             self._clear()  # CPU time before the first batch is not of the window
         elif not last_is_formed:  # the end of the run, which waits for nothing, is not of the window
             self._count(now - self._until)
-        self._machine_before = self._machine_before or usage
+        self._machine_before = self._machine_before or measure_machine()
         self._until = None if last_is_formed else now
         if self._seconds < (LEAST_SECONDS if last_is_formed else self.window_seconds):
             return None
+        usage = measure_machine()
         measured = self._measure(usage)
         self._clear()
         self._machine_before = usage

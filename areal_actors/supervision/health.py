@@ -28,8 +28,9 @@ from areal_actors.supervision.watchdog import Watchdog
 from areal_bus.base import Bus, Stamp
 from areal_bus.errors import BusError
 from areal_bus.message import Event, Message
+from areal_bus.shared_times import seconds_to_next
 
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 1.0
 SERVER = "nats-server"
 
 logger = structlog.get_logger(__name__)
@@ -40,7 +41,7 @@ def _nothing(worker: str, reason: str) -> None:
 
 
 class HealthMonitor:
-    """Receives the messages of the run's processes, and checks them twice a second."""
+    """Receives the messages of the run's processes, and checks them once a second."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class HealthMonitor:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._probe())
             while True:
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(seconds_to_next(LOOK_SECONDS))
                 self.look(time.monotonic())
 
     async def _probe(self) -> None:
@@ -104,7 +105,7 @@ class HealthMonitor:
                 await self.bus.publish(
                     WatchProbe(number=number), Stamp(id=uuid.uuid4().hex, sender="supervisor", time=time.time())
                 )
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(seconds_to_next(LOOK_SECONDS))
 
     def look(self, monotonic: float) -> None:
         """Run all checks at this monotonic time."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from areal_actors.core.watchdog_settings import WatchdogSettings
+from areal_actors.core.watchdog_settings import QUIET_SECONDS, WatchdogSettings
 
 CPU_SECONDS = 0.1
 READ_BYTES = 65536
@@ -26,14 +26,14 @@ MAX_START_FACTOR = 10.0
 START_OVERDUE = "did not start"
 """Part of the reason of every process that is killed while it starts."""
 IS_STOPPED = "is stopped (SIGSTOP, or a debugger)"
-FRESH_SECONDS = 2.5
-"""If no process has sent a heartbeat for this many seconds, all count as silent together. Each sends one a second."""
+FRESH_SECONDS = QUIET_SECONDS + 1.5
+"""If no process has sent a heartbeat for this many seconds, all count as silent together."""
 ALL_SILENT_FACTOR = 3.0
 """Processes that are silent together get this multiple of `heartbeat_seconds`."""
 
-MAX_TICK_SECONDS = 1.0
+MAX_TICK_SECONDS = 2.0
 """Maximum seconds between two ticks; more is a pause of the watcher's own process."""
-LONG_GAP_SECONDS = 2.0
+LONG_GAP_SECONDS = 3.0
 """After a longer gap without answers, other processes may have lost their connections, too."""
 
 

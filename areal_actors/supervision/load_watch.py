@@ -16,6 +16,7 @@ from areal_actors.scaling.load import load_fold
 from areal_actors.supervision.machine_meter import MachineMeter
 from areal_bus.errors import BusError
 from areal_bus.message import Event, Message
+from areal_bus.shared_times import seconds_to_next
 
 TICK_SECONDS = 1.0
 """Heartbeats arrive as often."""
@@ -48,9 +49,8 @@ class LoadWatch:
         """Publish until cancelled; a load that the bus does not take is of no use later."""
         meter = MachineMeter()
         while self.fold is not None:
-            await asyncio.sleep(TICK_SECONDS)
-            usage = meter.measure()
-            decision, self.decision = (self.decision, self.fold.tick(time.monotonic(), usage)), None
+            await asyncio.sleep(seconds_to_next(TICK_SECONDS))
+            decision, self.decision = (self.decision, self.fold.tick(time.monotonic(), meter.measure)), None
             for event in decision:
                 try:
                     if event is not None:

@@ -9,22 +9,16 @@ import psutil
 
 from areal_actors.scaling.machine_usage import MachineUsage
 
-LOOKED_FOR_EVERY = 5
-"""Measurements after which descendants are looked for again."""
 IDLE = ("idle", "iowait", "guest", "guest_nice")
 """Times of a core in which it computes nothing, or that another one has, too."""
 
 
 class MachineMeter:
-    """Measures the machine; keeps the CPU time of descendants that have ended."""
+    """Measures the machine, and this process with its descendants, those that have ended included."""
 
     def __init__(self) -> None:
         self._own = psutil.Process()
-        self._processes = [self._own]
-        """This process and its descendants, when they were last looked for."""
-        self._measured = 0
-        self._seconds: dict[tuple[int, float], float] = {}
-        self._ended = 0.0
+        self._last = self._lost = 0.0
 
     def measure(self) -> MachineUsage | None:
         """Returns the CPU time so far; None where the system does not report it."""
@@ -38,14 +32,12 @@ class MachineMeter:
             return None
 
     def _measure_run(self) -> float:
-        if self._measured % LOOKED_FOR_EVERY == 0:  # a walk through all processes of the machine
-            self._processes = [self._own, *self._own.children(recursive=True)]
-        self._measured += 1
-        seconds: dict[tuple[int, float], float] = {}
-        for process in self._processes:
+        """Returns the CPU time of the run: that of an ended process is with the parent that has waited for it."""
+        seconds = 0.0
+        for process in [self._own, *self._own.children(recursive=True)]:  # a walk through all processes of the machine
             with suppress(psutil.Error):
                 spent = process.cpu_times()
-                seconds[process.pid, process.create_time()] = spent.user + spent.system
-        self._ended += sum(spent for key, spent in self._seconds.items() if key not in seconds)
-        self._seconds = seconds
-        return self._ended + sum(seconds.values())
+                seconds += spent.user + spent.system + spent.children_user + spent.children_system
+        self._lost += max(self._last - seconds, 0.0)  # of one that ended without a parent that waits
+        self._last = seconds
+        return self._lost + seconds

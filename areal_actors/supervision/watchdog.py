@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from areal_actors.core.command import COMMAND
 from areal_actors.core.gateways import GATEWAY, gateway_name
-from areal_actors.core.watchdog_settings import WatchdogSettings
+from areal_actors.core.watchdog_settings import QUIET_SECONDS, WatchdogSettings
 from areal_actors.messages import (
     ActorFailed,
     ActorStopped,
@@ -46,8 +46,8 @@ LOADING = "loading weight version"
 """Prefix of the name of the wait for weights to be loaded."""
 SLOW_LOAD_SECONDS = 2.0
 """Weights published longer ago and not loaded are mentioned."""
-SILENT_SECONDS = 3.0
-"""An actor without a heartbeat for longer is mentioned; each sends one a second."""
+SILENT_SECONDS = QUIET_SECONDS + 2.0
+"""An actor without a heartbeat for longer is mentioned."""
 WAITS_SHOWN = 2
 LIMITS = {
     "none": "no limit reached",

@@ -130,8 +130,8 @@ class Delivery(Protocol):
         """Remove the work item from the queue, or move the consumer's position past this event."""
         ...
 
-    async def extend(self) -> None:
-        """Renew the lease on a work item."""
+    async def extend(self, seconds: float = 0.0) -> None:
+        """Renew the lease on a work item, for `seconds` where they are more than the queue's."""
         ...
 
     async def release(self) -> None:

@@ -50,7 +50,7 @@ class Received:
     async def acknowledge(self) -> None:
         """Do nothing."""
 
-    async def extend(self) -> None:
+    async def extend(self, seconds: float = 0.0) -> None:
         """Do nothing."""
 
     async def release(self) -> None:

@@ -62,10 +62,10 @@ class LocalWorkQueue:
         self.renew(job)
         return job
 
-    def renew(self, job: Job) -> None:
-        """Renew the lease of a work item."""
+    def renew(self, job: Job, seconds: float = 0.0) -> None:
+        """Renew the lease of a work item, for `seconds` where they are more than `lease_seconds`."""
         loop = asyncio.get_running_loop()
-        job.expires = loop.time() + self.lease_seconds
+        job.expires = loop.time() + max(seconds, self.lease_seconds)
         if self._sweep is None:
             self._sweep = loop.call_at(job.expires, self._release_expired)
 
@@ -171,10 +171,10 @@ class MemoryWork(Received):
         self._holder.record_settled(self._job)
         self._queue.finish(self._job)
 
-    async def extend(self) -> None:
+    async def extend(self, seconds: float = 0.0) -> None:
         """Renew the lease, if it is still valid."""
         if self._has_lease():
-            self._queue.renew(self._job)
+            self._queue.renew(self._job, seconds)
 
     async def release(self) -> None:
         """Release the item, if its lease is still valid."""

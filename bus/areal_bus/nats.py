@@ -20,7 +20,7 @@ from nats.aio.msg import Msg
 
 from areal_bus.base import Envelope, History, LogSpan, Stamp, Subscription, WorkQueue
 from areal_bus.claims import INLINE_LIMIT, Blobs, check_in, check_out
-from areal_bus.delivery import TELEMETRY_BACKLOG, Deliveries, Kinds, OpenRequests, Received, by_subject, open_live
+from areal_bus.delivery import Deliveries, Kinds, OpenRequests, Received, by_subject, open_live
 from areal_bus.errors import BusError, CorruptMessage, LogUnavailable
 from areal_bus.message import Event, Message, Reply, Request, Telemetry, Work
 from areal_bus.nats_connection import Connection
@@ -30,6 +30,7 @@ from areal_bus.nats_position import stored_position
 from areal_bus.nats_requests import MORE, PART, Requester
 from areal_bus.nats_streams import RETRY_SECONDS, Streams
 from areal_bus.nats_subscriptions import subscribe
+from areal_bus.nats_telemetry import SharedTelemetry
 from areal_bus.nats_trimming import check_beginning, gap_error, marked_first, span_of, trim
 from areal_bus.nats_work import NatsWorkQueue
 from areal_bus.payload import pack, unpack
@@ -67,6 +68,7 @@ class NatsBus:
         self._lease_seconds = lease_seconds
         self._retry_for_seconds = retry_for_seconds
         self._monitors = monitors
+        self._telemetry = SharedTelemetry(connection, self._prefix, self._open_live)
         self._requester = Requester(connection, self._prefix, blobs, self._pack)
         self._parts: dict[str, int] = {}
         """Number of parts sent of each unfinished reply, by reply subject."""
@@ -244,13 +246,9 @@ class NatsBus:
         async with subscribe(self._connection, groups, queue, cancel):
             yield Deliveries(queue.get, lambda message: open_requests.add(self._open_live(message, opened, keep=False)))
 
-    @asynccontextmanager
-    async def telemetry(self, *kinds: type[Telemetry]) -> AsyncIterator[Subscription]:
+    def telemetry(self, *kinds: type[Telemetry]) -> AbstractAsyncContextManager[Subscription]:
         """Subscribe to telemetry from now on."""
-        opened = by_subject(*kinds)
-        queue: asyncio.Queue[Msg] = asyncio.Queue(TELEMETRY_BACKLOG)
-        async with subscribe(self._connection, {self._prefix + subject: "" for subject in opened}, queue):
-            yield Deliveries(queue.get, lambda message: self._open_live(message, opened))
+        return self._telemetry.subscribe(*kinds)
 
     def _open_live(self, message: Msg, kinds: Kinds, *, keep: bool = True) -> Received | None:
         try:

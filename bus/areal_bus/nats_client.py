@@ -19,6 +19,7 @@ from nats.aio.subscription import Subscription
 from nats.protocol import command
 
 from areal_bus.nats_parser import HEADER_LINE, DirectParser, Receive, read_headers
+from areal_bus.shared_times import seconds_to_next
 
 _CLOSE_SECONDS: Final = 1.0
 """Time in which the connection of an earlier attempt closes; the next attempt does not need it."""
@@ -72,6 +73,21 @@ class DirectClient(Client):
         subscription = await self.subscribe(subject, queue=group, cb=receive_queued)
         self._receivers[subscription._id] = receive  # noqa: SLF001 - the library has no public name for it
         return subscription
+
+    async def _ping_interval(self) -> None:
+        """Ping the server as the library does, at the same times as other clients."""
+        while True:
+            await asyncio.sleep(seconds_to_next(self.options["ping_interval"]))
+            if not self.is_connected:
+                continue
+            try:
+                self._pings_outstanding += 1
+                if self._pings_outstanding > self.options["max_outstanding_pings"]:
+                    await self._process_op_err(nats_errors.StaleConnectionError())
+                    return
+                await self._send_ping()
+            except (asyncio.CancelledError, RuntimeError, AttributeError):
+                break
 
     async def _read_loop(self) -> None:
         """Read the socket; messages of direct subscriptions need no turn of this task."""

@@ -31,7 +31,7 @@ _BATCH: Final = 64
 _BATCH_BYTES: Final = 4 << 20
 """Bytes per fetch request: the server drops a connection with 64 MB pending, and a process may have many readers on
 one."""
-_FETCH_SECONDS: Final = 10.0
+_FETCH_SECONDS: Final = 30.0
 """Seconds that one fetch request waits at the server for events."""
 _CLUSTER_FETCH_SECONDS: Final = 3.0
 """The same in a cluster, where a consumer may end unnoticed with another server than the connected one."""
@@ -40,7 +40,7 @@ _COMPLETED: Final = "Batch Completed"
 _GRACE_SECONDS: Final = 2.0
 _MISSING_SECONDS: Final = 1.0
 """Seconds without an expected event after which the reader checks if the server has it."""
-_INACTIVE_SECONDS: Final = 30
+_INACTIVE_SECONDS: Final = 60
 """Seconds without a fetch after which the server removes a consumer, so that those of killed processes do not stay. A
 reader that was only slow or paused creates another, which continues after the last event received."""
 

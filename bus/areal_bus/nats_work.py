@@ -29,8 +29,10 @@ from areal_bus.nats_streams import Json, Streams
 from areal_bus.payload import unpack
 from areal_bus.subjects import work_consumer
 
-_WAIT_SECONDS: Final = 5.0
+_WAIT_SECONDS: Final = 30.0
 """Seconds that one request waits at the server for work."""
+_CLUSTER_WAIT_SECONDS: Final = 5.0
+"""The same in a cluster, where a consumer may end unnoticed with another server than the connected one."""
 _GRACE_SECONDS: Final = 1.0
 _ACKNOWLEDGED_LIMIT: Final = 4096
 """Number of acknowledged items kept, so that a redelivery that crossed its acknowledgement is acknowledged again and
@@ -43,7 +45,7 @@ class NatsWorkQueue:
     def __init__(self, streams: Streams, kind: type[Work], lease_seconds: float) -> None:
         self.lease_seconds = lease_seconds
         self._streams = streams
-        self._connection = streams.connection
+        self.connection = streams.connection
         self._kind = kind
         self._consumer = work_consumer(kind.subject)
         self._next_address = f"$JS.API.CONSUMER.MSG.NEXT.{streams.queue}.{self._consumer}"
@@ -69,8 +71,8 @@ class NatsWorkQueue:
         Raises:
             LogUnavailable: the run has no work queue.
         """
-        self._address = self._connection.new_address()
-        self._subscription = await self._connection.subscribe(self._address + ".*", self._on_message)
+        self._address = self.connection.new_address()
+        self._subscription = await self.connection.subscribe(self._address + ".*", self._on_message)
         await self._ensure_consumer()
 
     async def _ensure_consumer(self) -> None:
@@ -98,7 +100,7 @@ class NatsWorkQueue:
         async with self._taking:
             self._is_taking = True
             try:
-                with self._connection.on_reconnect(self._forget_request):
+                with self.connection.on_reconnect(self._forget_request):
                     await self._wait_for_one()
                     more_available = DeliveryInfo(self._received[-1].reply).pending > 0
                     if more_available and len(self._received) < limit:
@@ -108,15 +110,15 @@ class NatsWorkQueue:
         return [self._open(self._received.popleft()) for _ in range(min(limit, len(self._received)))]
 
     async def _wait_for_one(self) -> None:
-        refused = 0
+        refused, seconds = 0, _CLUSTER_WAIT_SECONDS if self.connection.in_cluster else _WAIT_SECONDS
         while not self._received:
-            if self._connection.lost:
-                raise ServerUnavailable(self._connection.lost)
+            if self.connection.lost:
+                raise ServerUnavailable(self.connection.lost)
             self._changed.clear()
             if not self._open_request:
-                self._open_request = await self._request({"batch": 1, "expires": int(_WAIT_SECONDS * 1_000_000_000)})
+                self._open_request = await self._request({"batch": 1, "expires": int(seconds * 1_000_000_000)})
             try:
-                async with asyncio.timeout(_WAIT_SECONDS + _GRACE_SECONDS):
+                async with asyncio.timeout(seconds + _GRACE_SECONDS):
                     await self._changed.wait()
             except TimeoutError:
                 self._open_request = ""
@@ -148,7 +150,7 @@ class NatsWorkQueue:
         self._requests += 1
         address = f"{self._address}.{self._requests}"
         with suppress(ServerUnavailable):
-            await self._connection.publish(self._next_address, msgspec.json.encode(options), reply=address)
+            await self.connection.publish(self._next_address, msgspec.json.encode(options), reply=address)
         return address
 
     def _forget_request(self) -> None:
@@ -163,13 +165,13 @@ class NatsWorkQueue:
         elif verdict := self._leased.verdict_of_redelivery(message.reply):
             self._repeated += 1
             self._open_request = ""
-            await settle(self._connection, message.reply, verdict)
+            await settle(self.connection, message.reply, verdict)
         elif self._is_taking:
             self._received.append(message)
             self._open_request = ""
         else:
             self._open_request = ""
-            await settle(self._connection, message.reply, b"-NAK")
+            await settle(self.connection, message.reply, b"-NAK")
         self._changed.set()
 
     def _open(self, message: Msg) -> Delivery:
@@ -177,15 +179,15 @@ class NatsWorkQueue:
         envelope = check_out(unpack(message.data, where=f"work on {message.subject}"), self._streams.blobs)
         work = envelope.open(self._kind)
         self._leased.add(info.sequence, message.reply)
-        return NatsWork(envelope, work, info.deliveries, info.sequence, self._connection, self._leased)
+        return NatsWork(self, self._leased, envelope, work, info)
 
     async def close(self) -> None:
         """Leave the queue and release all leased items at once."""
         if self._subscription is not None:
-            await self._connection.unsubscribe(self._subscription)
+            await self.connection.unsubscribe(self._subscription)
         with suppress(BusError):
             for address in [*self._leased.reply_subjects.values(), *(message.reply for message in self._received)]:
-                await settle(self._connection, address, b"-NAK")
+                await settle(self.connection, address, b"-NAK")
 
 
 class LeasedItems:
@@ -226,29 +228,28 @@ class LeasedItems:
 class NatsWork(Received):
     """A work item leased by a worker."""
 
-    __slots__ = ("_connection", "_leased", "_sequence")
+    __slots__ = ("_leased", "_queue", "_sequence")
 
     def __init__(
-        self,
-        envelope: Envelope,
-        message: Message,
-        deliveries: int,
-        sequence: int,
-        connection: Connection,
-        leased: LeasedItems,
+        self, queue: NatsWorkQueue, leased: LeasedItems, envelope: Envelope, message: Message, info: DeliveryInfo
     ) -> None:
-        super().__init__(envelope, message, deliveries=deliveries)
-        self._sequence = sequence
-        self._connection = connection
+        super().__init__(envelope, message, deliveries=info.deliveries)
+        self._sequence = info.sequence
+        self._queue = queue
         self._leased = leased
 
     async def acknowledge(self) -> None:
         """Remove the item from the queue; if the acknowledgement is lost, the item is delivered once more."""
         await self._settle(self._leased.acknowledge(self._sequence), b"+ACK")
 
-    async def extend(self) -> None:
-        """Renew the lease."""
-        await self._settle(self._leased.reply_subjects.get(self._sequence, ""), b"+WPI")
+    async def extend(self, seconds: float = 0.0) -> None:
+        """Renew the lease.
+
+        The server's renewal is for the queue's time; for a longer one, the item is to be delivered again only then.
+        """
+        longer = seconds > self._queue.lease_seconds
+        verdict = b'-NAK {"delay":%d}' % int(seconds * 1_000_000_000) if longer else b"+WPI"
+        await self._settle(self._leased.reply_subjects.get(self._sequence, ""), verdict)
 
     async def release(self) -> None:
         """Release the item."""
@@ -256,7 +257,7 @@ class NatsWork(Received):
 
     async def _settle(self, address: str, verdict: bytes) -> None:
         if address:
-            await settle(self._connection, address, verdict)
+            await settle(self._queue.connection, address, verdict)
 
 
 async def settle(connection: Connection, address: str, verdict: bytes) -> None:

@@ -24,10 +24,13 @@ from areal_bus.errors import ServerKilled, ServerUnavailable
 from areal_bus.message import FrozenMeta
 from areal_bus.server import EmbeddedServer
 from areal_bus.server_config import LOOPBACK, Ports
+from areal_bus.shared_times import seconds_to_next
 from areal_bus.tls import Certificate
 from areal_bus.users import BusUsers
 
 PROBE_SECONDS: Final = 1.0
+_CALM_FACTOR: Final = 3
+"""Multiple of it after which a server that has answered is probed again; its end is noticed at once."""
 _PROBE_TIMEOUT: Final = 3.0
 _PORT_SECONDS: Final = 20.0
 """A reconnecting client may occupy the server's port for a moment."""
@@ -238,7 +241,7 @@ class ServerKeeper:
         unanswered = 0
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PROBE_TIMEOUT)) as session:
             while unanswered < _MIN_PROBES or time.monotonic() - self._answered < self.settings.answer_seconds:
-                await asyncio.sleep(PROBE_SECONDS)
+                await asyncio.sleep(seconds_to_next(PROBE_SECONDS * (1 if unanswered else _CALM_FACTOR)))
                 answer = await _health(session, self.server.monitoring_url)
                 if answer is not None and "write error" in answer:
                     return _after_write_error(self.server, answer)

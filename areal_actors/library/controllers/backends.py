@@ -20,6 +20,7 @@ import structlog
 from areal_actors.core.actor_settings import processes_of
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
+from areal_actors.core.watchdog_settings import QUIET_SECONDS
 from areal_actors.folder.process_logs import log_to_file
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import KINDS, DescribeGateway, Heartbeat, RunStarted
@@ -39,7 +40,7 @@ from areal_bus.users import without_credentials
 
 LEASE_SECONDS = 3600.0
 """Lease in a single process, where no worker can die alone; a busy trainer may delay renewals."""
-LISTEN_SECONDS = 2.5
+LISTEN_SECONDS = QUIET_SECONDS + 1.5
 """Longer than the interval between two heartbeats of an actor."""
 GATEWAY_SECONDS = 30.0
 """Time for the gateway of a joined server to answer."""
