@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
 
 from areal_actors.core.module_command import module_command
 from areal_actors.supervision.child_processes import ProcessStart, ProcessStarter, can_adopt, environment_of
@@ -95,7 +96,9 @@ def fork_servers(folder):
     return [
         child
         for child in psutil.Process().children()
-        if "areal_actors.processes.fork_server" in (words := child.cmdline()) and str(folder) in words
+        if child.status() != psutil.STATUS_ZOMBIE
+        and "areal_actors.processes.fork_server" in (words := child.cmdline())
+        and str(folder) in words
     ]
 
 
@@ -136,6 +139,32 @@ async def test_a_killed_fork_server_takes_no_process_with_it_and_is_replaced(sta
     assert process.returncode is None
     os.kill(process.pid, signal.SIGTERM)
     assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_the_end_of_a_fork_server_is_noticed_at_once_in_either_event_loop(tmp_path, factory):
+    """Where something forked held the other end of the connection, a request waited for its deadline."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = environment_of(os.environ, {"PYTHONPATH": modules_with(tmp_path), "MARK": ""})
+    spec = ProcessStart("program", (str(tmp_path), "stays"), environment)
+
+    async def kill_between():
+        starter, output = ProcessStarter(tmp_path, 3600.0, cuda=False), tmp_path / "out"
+        for _ in range(2):
+            starter.expect(spec)
+        first = await starter.start(spec, output, b"address\n")
+        (server,) = fork_servers(tmp_path)
+        server.kill()
+        second = await asyncio.wait_for(starter.start(spec, output, b"address\n"), 120)
+        (replacement,) = [left for left in fork_servers(tmp_path) if left.pid != server.pid]
+        for process in (first, second):
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+        await starter.close()
+        return replacement
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        assert runner.run(kill_between())
 
 
 async def test_a_process_that_is_one_of_its_kind_is_started_by_itself(started, tmp_path):
