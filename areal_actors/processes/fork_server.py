@@ -29,7 +29,7 @@ READY = b"ready"
 REQUEST_BYTES = 65_536
 SENT = 2
 """Descriptors that are sent with a request: standard input, and the file of output and errors."""
-SPARE = "-" * 96
+SPARE = "-" * 8
 """An argument that is room for those of what is forked, which are written over it."""
 FORK_SERVER = "fork_server"
 """Last argument, as the name of a process of a run is."""
