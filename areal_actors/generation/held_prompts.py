@@ -14,7 +14,7 @@ from areal_actors.messages import Generate
 from areal_actors.messages.generation import PrefixProblem
 
 HELD_MB = 256
-"""Size of all of them without a recipe, as `generation.held_prompts_mb`."""
+"""Memory of an inference worker for them: 60 million tokens. What is not held is sent whole."""
 ENDS = 16
 """Ends of a conversation by which it can be continued: of its first prompt, and of its last prompts and answers."""
 END_BYTES = 1024

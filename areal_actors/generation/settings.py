@@ -84,9 +84,6 @@ class GenerationSettings(Config):
     """Longest prompt plus completion, in tokens. Unstated, at least twice a stated `sampling.max_tokens`."""
     threads: PositiveInt = 1
     """CPU threads of the engine's process."""
-    held_prompts_mb: PositiveInt = 256
-    """Memory of an inference worker for the token ids of the prompts and answers that it has served last, from which
-    the next calls of their sessions go on: a call sends the new tokens only. What is not held is sent whole."""
     start_check: StartCheck = "refuse"
     """The embedded engine compares its decoding with the model's plain forward when it starts. `refuse`: a difference
     that rounding does not explain is reported, and one that only wrong arithmetic explains ends the run; `warn`: any

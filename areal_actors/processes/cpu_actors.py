@@ -212,7 +212,6 @@ def _inference_worker(context: BuildContext) -> Actor:
         reports_load=place.watches_usage,
         locate=locate,
         pull_images=pull_images,
-        held_mb=recipe.generation.held_prompts_mb,
     )
 
 
