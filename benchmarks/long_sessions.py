@@ -5,7 +5,8 @@
 The gateway, the bus and the scripted engine of `gateway.py`; conversations grow by 250 tokens with each turn, 64 of
 them sampled, and their client sends all messages again with each call, as the SDKs do. The CPU time of each process is
 read before and after each call; a figure is the median of the turns around it. With `--beside`, the packages of another
-checkout have their turns in alternation with these, each in processes of their own.
+checkout have their turns in alternation with these, each in processes of their own; it must know all settings of this
+one, since both read the same recipe.
 """
 
 from __future__ import annotations
