@@ -38,6 +38,8 @@ SPECIAL_TOKENS = 3
 class DelayedEngine(ScriptedEngine):
     """Waits, then yields its next text: complete, or token by token at the speed of a real engine."""
 
+    takes_arrays = True
+
     def __init__(self, folder: Path, delay_seconds: float, corpus: Path | None) -> None:
         super().__init__(vocabulary_size=VOCABULARY + SPECIAL_TOKENS)
         self._delay_seconds = delay_seconds

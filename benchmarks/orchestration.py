@@ -1,13 +1,13 @@
 """Orchestration overhead: episodes per second and CPU time of every process, without model and gradient cost.
 
-    python benchmarks/orchestration.py [--concurrency 8 64] [--calls 0 1 10] [--steps 30] [--repeats 3]
+    python benchmarks/orchestration.py [--concurrency 8 64] [--calls 0 1 10] [--clients sdk light] [--steps 30]
 
-The system is real (NATS server, gateway, actors, an agent with the OpenAI client, reward processes), except for an
-engine that answers immediately and a trainer without a gradient. An episode has this number of model calls in one
-conversation; one without any has no trajectory, so that it is abandoned. The floor (baseline) alternates with the
-system in the same run: the same agent and client at the same concurrency, calling an aiohttp server that answers
-immediately. Compare the ratios. With all cores busy in the system, episodes per second follow from the sum of CPU; the
-floor is limited by its single agent process.
+The system is real (NATS server, gateway, actors, an agent with the OpenAI client or the light one, reward processes),
+except for an engine that answers immediately and a trainer without a gradient. An episode has this number of model
+calls in one conversation; one without any has no trajectory, so that it is abandoned. The floor (baseline) alternates
+with the system in the same run: the agent with the OpenAI client at the same concurrency, calling an aiohttp server
+that answers immediately. Compare the ratios. With all cores busy in the system, episodes per second follow from the sum
+of CPU; the floor is limited by its single agent process.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WARM_UP_STEPS = 4
 """Steps before the measurement; the floor warms up with as many episodes."""
 LONGEST_SECONDS = 300.0
 SERVER = "nats-server"
-QUICK = {"concurrency": [8], "calls": [0, 1], "steps": 2, "repeats": 1}
+QUICK = {"concurrency": [8], "calls": [0, 1], "clients": ["light"], "steps": 2, "repeats": 1}
 POLL_SECONDS = 0.1
 
 
@@ -76,7 +76,7 @@ class Measured:
         return 1000 * (self.cpu[process] if process else sum(self.cpu.values())) / self.episodes
 
 
-def recipe(concurrency: int, steps: int, folder: Path, agent_options: Mapping[str, int], **tables: Any) -> Recipe:
+def recipe(concurrency: int, steps: int, folder: Path, agent_options: Mapping[str, Any], **tables: Any) -> Recipe:
     """Return a recipe in which the concurrency is the only limit reached; `tables` are further tables of it."""
     return msgspec.convert(
         {
@@ -151,9 +151,9 @@ async def begin(bus: NatsBus, plan: Recipe, folder: Path) -> None:
     await bus.publish(started, Stamp(id="started", sender="benchmark", time=time.time()))
 
 
-async def measure_system(concurrency: int, calls: int, steps: int, folder: Path) -> Measured:
+async def measure_system(concurrency: int, calls: int, client: str, steps: int, folder: Path) -> Measured:
     """Measure the system between two steps, or two numbers of ended episodes if these have no trajectory."""
-    plan = recipe(concurrency, steps, folder, {"calls": calls})
+    plan = recipe(concurrency, steps, folder, {"calls": calls, "light": client == "light"})
     async with system(plan, RunFolder(folder / RUN)) as (bus, running):
         await begin(bus, plan, folder)
         ended = TrajectoryExported if calls else EpisodeAbandoned
@@ -215,18 +215,19 @@ def median(runs: list[Measured]) -> Measured:
     return sorted(runs, key=lambda run: run.rate)[len(runs) // 2]
 
 
-async def compare(concurrency: int, calls: int, steps: int, repeats: int) -> dict[str, Any]:
+async def compare(concurrency: int, calls: int, client: str, steps: int, repeats: int) -> dict[str, Any]:
     """Alternate floor and system; returns medians of the ratios of adjacent runs."""
     floors, systems = [], []
     for _ in range(repeats):
         floors.append(await asyncio.to_thread(measure_floor, concurrency, calls, steps * EPISODES_A_STEP))
         with tempfile.TemporaryDirectory() as temporary:
-            systems.append(await measure_system(concurrency, calls, steps, Path(temporary)))
+            systems.append(await measure_system(concurrency, calls, client, steps, Path(temporary)))
     pairs = list(zip(floors, systems, strict=True))
     floor, whole = median(floors), median(systems)
     return {
         "concurrency": concurrency,
         "calls": calls,
+        "client": client,
         "floor_rate": round(floor.rate, 1),
         "system_rate": round(whole.rate, 1),
         "rate_ratio": round(statistics.median(system.rate / floor.rate for floor, system in pairs), 3),
@@ -254,18 +255,23 @@ def main() -> None:
         "--calls", type=int, nargs="+", default=[0, 1, 10], metavar="CALLS", help="model calls of an episode"
     )
     parser.add_argument(
+        "--clients", choices=["sdk", "light"], nargs="+", default=["sdk", "light"], help="of the agent (default: both)"
+    )
+    parser.add_argument(
         "--steps", type=int, default=30, help=f"of {EPISODES_A_STEP} episodes, measured after {WARM_UP_STEPS} more"
     )
     parser.add_argument("--repeats", type=int, default=3, help="number of alternations of floor and system")
     arguments = parse_arguments(parser, QUICK)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         cases = [
-            runner.run(compare(concurrency, calls, arguments.steps, arguments.repeats))
+            runner.run(compare(concurrency, calls, client, arguments.steps, arguments.repeats))
             for calls in arguments.calls
+            for client in arguments.clients[: None if calls else 1]  # without a call there is no client
             for concurrency in arguments.concurrency
         ]
     header = [
         "calls",
+        "client",
         "episodes at once",
         "floor eps/s",
         "system eps/s",
@@ -277,6 +283,7 @@ def main() -> None:
     ]
     keys = [
         "calls",
+        "client",
         "concurrency",
         "floor_rate",
         "system_rate",
@@ -290,7 +297,13 @@ def main() -> None:
     print()
     rows = [[process, *(case["cpu_ms"][process] for case in cases)] for process in cases[0]["cpu_ms"]]
     print(
-        table(["CPU ms an episode", *(f"{case['calls']} calls, {case['concurrency']} at once" for case in cases)], rows)
+        table(
+            [
+                "CPU ms an episode",
+                *(f"{case['calls']} calls, {case['client']}, {case['concurrency']} at once" for case in cases),
+            ],
+            rows,
+        )
     )
     if not arguments.no_history:
         append("orchestration", {"cases": cases})

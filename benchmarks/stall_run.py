@@ -21,6 +21,7 @@ import psutil
 
 from areal_actors.display.sentences import plain_line
 from areal_actors.messages import KINDS
+from areal_actors.processes.fork_server import FORK_SERVER
 from areal_actors.tasks.arithmetic import rows
 from areal_bus.nats import NatsBus
 from areal_bus.server import EmbeddedServer
@@ -120,7 +121,7 @@ class StallRun:
 
     def workers(self) -> list[str]:
         """Names of the run's own processes."""
-        return [name for name in self.pids() if name not in ("launcher", "nats-server")]
+        return [name for name in self.pids() if name not in ("launcher", "nats-server", FORK_SERVER)]
 
     def send(self, process: str, number: signal.Signals) -> None:
         """Send a signal to a process and record the time of the fault."""

@@ -3,11 +3,11 @@
 The first time, and again.
     python benchmarks/startup.py [--repeat 5] [--seed 0] [--trackers PYTHON] [--before FOLDER] [SETTING ...]
 
-The main recipe runs twice in one new folder: the first run makes the embedded model, the second finds it kept. CPU
-seconds are of all processes together. With `--trackers`, an interpreter with the libraries of all trackers, the second
-run is repeated with none, one and all of them, in turn: CPU seconds of the run's own processes must not differ, those
-of the trackers are their own. With `--before`, the folder of another checkout, its runs alternate with those of this
-one, and the second run is made `--pairs` times.
+The main recipe runs twice in one new folder: with another seed than 0, whose embedded model is part of the package, the
+first run makes the model, and the second finds it kept. CPU seconds are of all processes together. With `--trackers`,
+an interpreter with the libraries of all trackers, the second run is repeated with none, one and all of them, in turn:
+CPU seconds of the run's own processes must not differ, those of the trackers are their own. With `--before`, the folder
+of another checkout, its runs alternate with those of this one, and the second run is made `--pairs` times.
 """
 
 from __future__ import annotations

@@ -70,8 +70,7 @@ def tables() -> Iterator[str]:
         yield from row("key", "default", "meaning")
         yield from row(*["---"] * 3)
         for field in msgspec.structs.fields(part):
-            default = "required" if field.required else shown(field.default)
-            yield from row(f"`{field.name}`", default, meanings(part).get(field.name, ""))
+            yield from row(f"`{field.name}`", default_of(field), meanings(part).get(field.name, ""))
 
 
 def row(*cells: str) -> Iterator[str]:
@@ -101,7 +100,7 @@ def knobs(kind: type[Algorithm]) -> Iterator[str]:
     """Settings and their defaults, without nested tables."""
     for field in msgspec.structs.fields(kind):
         if field.name not in PARTS and field.name not in {"group_size", "minibatches"}:
-            yield f"`{field.name}` {'required' if field.required else shown(field.default)}"
+            yield f"`{field.name}` {default_of(field)}"
 
 
 def parts(kind: type[Algorithm]) -> Iterator[str]:
@@ -119,11 +118,20 @@ def differing(default: Any, part: type[Config]) -> str:
     other = [
         f"{name} {shown(value)}" for name, value in msgspec.structs.asdict(default).items() if value != usual[name]
     ]
-    return f" ({', '.join(other)})"
+    return f" ({', '.join(other)})" if other else ""
+
+
+def default_of(field: msgspec.structs.FieldInfo) -> str:
+    """Default of a setting."""
+    if field.required:
+        return "required"
+    return shown(field.default if field.default is not msgspec.NODEFAULT else field.default_factory())
 
 
 def shown(value: object) -> str:
     """Format a value in TOML."""
+    if isinstance(value, msgspec.Struct):
+        return ", ".join(f"`{name}` {shown(inner)}" for name, inner in msgspec.structs.asdict(value).items())
     return "not set" if value is None else f"`{toml_value(value)}`"
 
 

@@ -3,7 +3,7 @@
 #
 #   PYTHON        the interpreter to build .venv from (default: the newest python3 that is 3.11 or later)
 #   PIP_INDEX_URL and the rest of pip's own settings hold as usual
-# With uv on the PATH its cache and speed are used, from the same indexes.
+# With uv on the PATH its cache and speed are used, from the same indexes; without it, pip installs uv first where a wheel of it can be had.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -68,6 +68,11 @@ if ! usable; then
 fi
 rm -f "$stamp"
 : >"$log"
+if ! find_uv >/dev/null; then
+    progress "set-up: uv, to install the rest"
+    install_uv scripts/locks/dev.txt || echo "uv cannot be installed here; pip installs all" >>"$log"
+    progress_end
+fi
 install_torch set-up
 progress "set-up: the other packages"
 install_locked scripts/locks/dev.txt "$(torch_kind)" || install_failed scripts/locks/dev.txt

@@ -1,4 +1,5 @@
-# Installs packages into the environment of $venv_python, with uv where it is on the PATH, else with pip; sourced, and needs $log and fail.
+# Installs packages into the environment of $venv_python, with uv where it is on the PATH or in that environment, else with pip; sourced, and
+# needs $log and fail.
 # `progress NAME` shows the seconds of what runs next, and the last line of $log, until `progress_end`.
 
 # The interpreter for the requirements $1: $python, or another one if they have a line like `# python: 3.12` and $python is older.
@@ -44,13 +45,27 @@ install_locked() {
     install_packages --no-deps --require-hashes --requirement "$requirements"
 }
 
+# The program uv: of the PATH, or of the environment.
+find_uv() {
+    command -v uv || { [ -x "$(dirname "$venv_python")/uv" ] && printf '%s' "$(dirname "$venv_python")/uv"; }
+}
+
+# The locked uv, as a wheel: with pip it takes seconds, and installs the rest in a part of pip's time.
+install_uv() {
+    local requirements
+    requirements=$(dirname "$venv_python")/../areal-locked.txt
+    scripts/locked.sh uv "$1" >"$requirements"
+    install_packages --no-deps --require-hashes --only-binary :all: --requirement "$requirements"
+}
+
 # What uv cannot install, pip may: it knows more kinds of indexes and proxies. uv looks on the first index of pip's settings and in its folders
 # of wheels; further indexes are for pip, and for a lock its hashes decide.
 install_packages() {
-    if command -v uv >/dev/null; then
+    local uv
+    if uv=$(find_uv); then
         local option options=()
         while read -r option; do options+=("$option"); done < <(pip_settings)
-        if uv pip install --python "$venv_python" "${options[@]}" "$@" >>"$log" 2>&1; then
+        if "$uv" pip install --python "$venv_python" "${options[@]}" "$@" >>"$log" 2>&1; then
             return
         fi
         echo "uv did not install $*; trying pip" >>"$log"

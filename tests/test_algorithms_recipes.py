@@ -112,4 +112,4 @@ def test_the_plan_names_the_models_beside_the_trained_one():
     )
     assert "reference   the initial model, frozen" in plan_text
     assert "critic      from the initial model, trained beside it" in plan_text
-    assert "model       created locally: a small model, warmed up by 1100 supervised steps" in plan_text
+    assert "model       part of the package: a small model, warmed up by 1100 supervised steps" in plan_text

@@ -153,10 +153,7 @@ def test_the_embedded_model_is_refused_with_both_extras(project):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (
-            ("what-if", "run", "seed=1"),
-            "this needs torch, which this installation lacks: pip install 'areal-actors[train]'",
-        ),
+        (("what-if", "run", "task.turn_discount=0.9", "--train"), "--train needs torch, "),
         (("serve", "tinker", "--port", "0"), "tinker needs torch, "),
         (("audit", "run", "--recompute"), "--recompute needs torch, "),
         (

@@ -30,9 +30,7 @@ def choice(chat, *, stream, tools=TOOLS, **options):
     sampling = SamplingParams(
         stop=options.pop("stop", ()), top_logprobs=options.pop("top", 0), max_tokens=options.pop("most", 500)
     )
-    prompt = Prompt(
-        token_ids=pack_ids([1, 2]), suffix_ids=pack_ids([1, 2]), opens_reasoning=options.pop("in_reasoning", False)
-    )
+    prompt = Prompt(suffix_ids=pack_ids([1, 2]), opens_reasoning=options.pop("in_reasoning", False))
     return Choice(
         "s-1",
         0,

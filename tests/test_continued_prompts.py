@@ -13,6 +13,7 @@ from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import prompt_for, with_history
+from areal_actors.gateway.conversations.session_turns import SessionTurns
 from areal_actors.gateway.conversations.turns import messages_of, path_to, record_turn, token_ids_of
 from areal_actors.messages import Generated, ModelRequest
 from areal_actors.tokenization.literal_marks import join_marks
@@ -31,7 +32,7 @@ class Session:
         request = ModelRequest(
             session="s", messages=(*self.messages, *new), tools=self.tools, template_kwargs=self.kwargs, **fields
         )
-        return prompt_for(self.turns, request, self.continuations)
+        return prompt_for(SessionTurns(self.turns.values()), request, self.continuations)
 
     def complete(self, completion, *new, reason="stop", **fields):
         """A call answered with this text (or ids); gives its prompt."""
@@ -202,7 +203,7 @@ def test_what_changes_the_beginning_extends_no_tokens(messages, fields, parent, 
     talk = session()
     talk.complete("one<|im_end|>", user("a"))
     request = {"session": "s", "messages": (*messages, *talk.messages, user("b")), "tools": TOOLS, **fields}
-    prompt = prompt_for(talk.turns, ModelRequest(**request), talk.continuations)
+    prompt = prompt_for(SessionTurns(talk.turns.values()), ModelRequest(**request), talk.continuations)
     assert (prompt.parent, prompt.prefix) == (parent, "")
     assert reason in prompt.prefix_break_reason
 

@@ -8,6 +8,7 @@ from areal_actors.core.errors import RequestError
 from areal_actors.core.values import pack_ids, unpack_ids
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import prompt_for, with_history
+from areal_actors.gateway.conversations.session_turns import SessionTurns
 from areal_actors.gateway.conversations.template_window import renders_names
 from areal_actors.gateway.conversations.turns import path_to, record_turn, token_ids_of
 from areal_actors.messages import ModelRequest
@@ -35,7 +36,7 @@ class Talk:
 
     def prompt(self, messages, **fields):
         request = with_history(self.turns, asked(messages, **fields))
-        return prompt_for(self.turns, request, self.continuations)
+        return prompt_for(SessionTurns(self.turns.values()), request, self.continuations)
 
     def call(self, messages, answer, *, version=0, sampled=None, finish_reason="stop", **fields):
         """One more completed call; its completion ends with the end of the message."""

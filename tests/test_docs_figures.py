@@ -39,6 +39,14 @@ def test_the_named_lines_hold_the_figures(table):
     assert [figure for figure in table.figures() if not is_among(figure, numbers)] == []
 
 
+def test_of_each_benchmark_that_is_named_the_newest_line_is():
+    """A page with older figures alone would show what is no longer so."""
+    named = {name for table in MARKED if not table.mark.startswith("none, ") for name in table.mark.split()}
+    newest = {line["benchmark"]: name for name, line in history().items()}
+    benchmarks = {history()[name]["benchmark"] for name in named}
+    assert {newest[benchmark] for benchmark in benchmarks} - named == set()
+
+
 @pytest.mark.parametrize(
     ("figure", "is_there"),
     [

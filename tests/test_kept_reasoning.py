@@ -10,6 +10,7 @@ from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import prompt_for
+from areal_actors.gateway.conversations.session_turns import SessionTurns
 from areal_actors.gateway.settings import KEEP_REASONING, GatewaySettings
 from areal_actors.gateway.template_settings import apply_template_settings
 from areal_actors.messages import Generated, ModelRequest
@@ -70,7 +71,9 @@ class Session:
     def call(self, messages, text, tools=(), stop="<|im_end|>"):
         """The prompt, and the messages with the answer, as a client sends them back without reasoning."""
         prompt = prompt_for(
-            self.turns, ModelRequest(session="s", messages=tuple(messages), tools=tools), self.continuations
+            SessionTurns(self.turns.values()),
+            ModelRequest(session="s", messages=tuple(messages), tools=tools),
+            self.continuations,
         )
         name = f"call-{len(self.turns)}"
         choice = Choice(

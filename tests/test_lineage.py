@@ -8,6 +8,7 @@ from support.samples import LETTERS_TEMPLATE, columns, letters
 from areal_actors.core.values import unpack_ids
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import prompt_for
+from areal_actors.gateway.conversations.session_turns import SessionTurns
 from areal_actors.gateway.conversations.turns import CANCELLED, record_turn
 from areal_actors.messages import ModelRequest
 
@@ -40,7 +41,11 @@ class Session:
         self.turns = {}
 
     def prompt(self, *messages, **fields):
-        return prompt_for(self.turns, ModelRequest(session="s", messages=messages, **fields), self.continuations)
+        return prompt_for(
+            SessionTurns(self.turns.values()),
+            ModelRequest(session="s", messages=messages, **fields),
+            self.continuations,
+        )
 
     def call(self, *messages, answer, sampled="x", finish_reason="stop", streamed=False, **fields):
         prompt = self.prompt(*messages, **fields)

@@ -67,6 +67,28 @@ def test_a_machine_without_a_gpu_gets_all_but_torch_and_the_libraries_of_cuda(ki
     assert bool(missing) == (kind == "cpu")
 
 
+@pytest.mark.parametrize("name", ["torch", "uv"])
+def test_one_package_of_a_lock_can_be_installed_first(name):
+    command = ["bash", "scripts/locked.sh", name, "scripts/locks/dev.txt"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [found.partition("==")[0] for found, _ in packages(printed)] == [name]
+    assert "--hash=sha256:" in printed
+
+
+def test_an_environment_with_uv_is_filled_by_it(tmp_path):
+    programs = tmp_path / "venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "python").symlink_to(sys.executable)
+    (programs / "uv").write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/called\n')
+    (programs / "uv").chmod(0o755)
+    (tmp_path / "lock.txt").write_text("areal-sample==1.0\n")
+    command = ["bash", "-c", INSTALL, "install", str(tmp_path / "venv"), str(tmp_path / "lock.txt")]
+    subprocess.run(command, cwd=ROOT, env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}, check=True)
+    called = (tmp_path / "called").read_text()
+    assert called.startswith(f"pip install --python {programs / 'python'} ")
+    assert "--require-hashes" in called
+
+
 def wheel(folder, content):
     """A wheel of one module."""
     path = folder / "areal_sample-1.0-py3-none-any.whl"

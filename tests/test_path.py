@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "scripts"))
 import path as sample_path  # noqa: E402 - a script, beside the package
 
-FILES, LINES, BODY_LINES = 118, 6800, 4600
+FILES, LINES, BODY_LINES = 124, 7000, 4760
 """Upper bounds of the path."""
 COMMON = 0.95
 """Share of the documented functions that each run meets; a few depend on the order of events."""

@@ -340,7 +340,7 @@ def test_an_episode_is_shown_with_all_its_attempts_and_tokens(tmp_path):
     log = exported_log(tmp_path / "a.log", [STARTED, published(0), given_up("4.0", 1), exported("4.0", 1)])
     text = printed(show, str(log), "4.0", folder=tmp_path, tokens=True)
     assert "abandoned: agent: ValueError" in text
-    assert "waiting" in text
+    assert "rewarded, not trained" in text
     assert "3 sampled · weight version 1 · stop · mean log p -0.583" in text
     assert "-0.2500" in text
     with pytest.raises(SetupError, match=r"no ended episode '9.9'; the latest of its 1: 4.0"):

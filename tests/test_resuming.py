@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,7 +12,13 @@ from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.recipe.load import load, serving_recipe
-from areal_actors.recovery.resume import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
+from areal_actors.recovery.resume import (
+    checkpoint_to_resume,
+    in_working_folder,
+    recipe_to_resume,
+    run_to_resume,
+    set_later_aside,
+)
 
 
 @pytest.fixture
@@ -38,6 +46,29 @@ def test_existing_runs_are_listed_when_there_is_no_such_run(tmp_path, begun):
         run_to_resume("other", tmp_path)
     with pytest.raises(SetupError, match="there is no run; see --folder"):
         run_to_resume("", tmp_path / "elsewhere")
+
+
+def test_a_run_goes_on_in_the_folder_in_which_it_was_started(tmp_path, monkeypatch, recipe, capsys):
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    for folder in (project, elsewhere):
+        folder.mkdir()
+    monkeypatch.chdir(project)
+    inside, outside = RunFolder(project / "runs" / "inside"), RunFolder(elsewhere / "outside")
+    for run in (inside, outside):
+        run.create(recipe)
+    with in_working_folder(inside):
+        assert (Path.cwd(), capsys.readouterr().err) == (project, "")
+    monkeypatch.chdir(elsewhere)
+    for run in (inside, outside):
+        with in_working_folder(run):
+            assert Path.cwd() == project
+        assert f"was started in {project}: relative paths are meant from there" in capsys.readouterr().err
+        assert Path.cwd() == elsewhere
+    copied = tmp_path / "copied"
+    shutil.copytree(project, copied)
+    assert RunFolder(copied / "runs" / "inside").working_folder() == copied
+    project.rename(tmp_path / "gone")
+    assert outside.working_folder() == elsewhere
 
 
 def test_a_live_run_is_left_alone(tmp_path, begun):

@@ -34,9 +34,7 @@ def routes(start: int, end: int) -> bytes:
 
 
 def choice(prompt_ids, prefix: int = 0, **more) -> Choice:
-    prompt = Prompt(
-        token_ids=pack_ids(prompt_ids), suffix_ids=pack_ids(prompt_ids[prefix:]), prefix="s-0" if prefix else ""
-    )
+    prompt = Prompt(suffix_ids=pack_ids(prompt_ids[prefix:]), prefix="s-0" if prefix else "", cached_tokens=prefix)
     options = {"routes": ROUTES, "logprobs": False, "published": PublishedVersions(1), **more}
     return Choice("s-1", 0, prompt, SamplingParams(max_tokens=9), letters(), (), stream=True, **options)
 

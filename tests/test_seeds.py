@@ -6,8 +6,9 @@ import msgspec
 import pytest
 from test_session_manager import Manager, work
 
+from areal_actors.core.token_digest import TokenDigest
 from areal_actors.core.values import SamplingParams
-from areal_actors.gateway.sessions.calls import SEED_BYTES, call_digest, sampling_seed, seed_label
+from areal_actors.gateway.sessions.calls import SEED_BYTES, encode_sampling, sampling_seed, seed_label
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.messages import OpenSession
 
@@ -101,7 +102,7 @@ def test_a_session_of_an_agent_outside_is_its_task_and_number_in_any_group():
 
 
 def test_seeds_are_whole_numbers_that_json_keeps_exactly_and_choices_count_on_from():
-    what = call_digest(b"abc", HOW)
+    what = TokenDigest(encode_sampling(HOW) + b"abc").value()
     seeds = {sampling_seed(run, session().count_call(what), what) for run in range(500)}
     assert len(seeds) == 500
     assert all(0 <= seed < 256**SEED_BYTES < 2**53 for seed in seeds)
@@ -111,4 +112,4 @@ def test_the_order_of_a_bias_s_entries_does_not_matter():
     one, other = (
         msgspec.structs.replace(HOW, logit_bias=dict(order)) for order in ([(1, 2.0), (3, 4.0)], [(3, 4.0), (1, 2.0)])
     )
-    assert call_digest(b"", one) == call_digest(b"", other) != call_digest(b"", HOW)
+    assert encode_sampling(one) == encode_sampling(other) != encode_sampling(HOW)

@@ -15,9 +15,7 @@ def session(name="s", episode="0.0", *, attempt=1, attempts_left=0, key="", expi
 
 
 def turn(identifier):
-    return ConversationTurn(
-        interaction=interaction(identifier, "x"), answer={}, prompt=Prompt(token_ids=b"", suffix_ids=b"")
-    )
+    return ConversationTurn(interaction=interaction(identifier, "x"), answer={}, prompt=Prompt(suffix_ids=b""))
 
 
 ACTIONS = sorted({action for row in TRANSITIONS.values() for action in row})

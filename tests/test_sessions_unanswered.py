@@ -36,7 +36,7 @@ def test_an_unused_session_is_lost_or_was_left_because_of_the_engine(failure, re
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])
 def test_an_episode_with_an_unanswered_call_is_abandoned_even_with_a_reward(purpose):
-    turn = ConversationTurn(interaction=interaction("a", "x"), answer={}, prompt=Prompt(token_ids=b"", suffix_ids=b""))
+    turn = ConversationTurn(interaction=interaction("a", "x"), answer={}, prompt=Prompt(suffix_ids=b""))
     session = msgspec.structs.replace(SESSION, work=work(purpose=purpose), turns=(turn,))
     end = outcome(session.engine_failed(b"one", "worker-0: nan"), SCORED)
     assert isinstance(end, EpisodeAbandoned)

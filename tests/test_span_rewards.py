@@ -182,8 +182,7 @@ def test_a_closed_gate_closes_the_spans_of_its_reward():
 
 def session(*calls):
     turns = tuple(
-        ConversationTurn(interaction=one, answer={"content": ""}, prompt=Prompt(token_ids=b"", suffix_ids=b""))
-        for one in calls
+        ConversationTurn(interaction=one, answer={"content": ""}, prompt=Prompt(suffix_ids=b"")) for one in calls
     )
     return Session(id="s", api_key="k", work=work(), lease_seconds=9.0, expires=9.0, state="scored", turns=turns)
 

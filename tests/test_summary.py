@@ -99,6 +99,21 @@ def test_a_run_that_ended_early_has_a_reason_and_no_invented_numbers():
     assert "overlap" not in text
 
 
+async def test_a_summary_of_a_state_that_was_folded_meanwhile_is_that_of_the_whole_log(tmp_path):
+    bus, events = MemoryBus("gsm8k-grpo"), story.whole_run()
+    for envelope in events:
+        stamp = Stamp(id=envelope.id, sender="s", time=envelope.time)
+        await bus.publish(envelope.open(BY_SUBJECT[envelope.subject]), stamp)
+    log = [envelope async for envelope in bus.log()]
+    whole = printed(await write_summary(bus, tmp_path))
+    for folded in (len(log) // 2, len(log)):
+        state = RunState()
+        for envelope in log[:folded]:
+            state.receive(envelope)
+        assert printed(await write_summary(bus, tmp_path, folded=(state, log[folded - 1].sequence))) == whole
+    await bus.close()
+
+
 async def test_a_summary_is_read_from_the_log_and_left_in_the_folder(tmp_path):
     bus = MemoryBus("gsm8k-grpo")
     for envelope in story.whole_run():

@@ -8,6 +8,7 @@ import pytest
 
 from areal_actors.core.errors import EngineError
 from areal_actors.gateway import worker_pool
+from areal_actors.gateway.held_prefixes import MAX_HELD, HeldPrefixes, SentPrompt
 from areal_actors.gateway.worker_pool import (
     MARGIN_CALLS,
     MARGIN_SHARE,
@@ -277,3 +278,32 @@ def test_calls_of_a_session_that_wait_together_for_a_first_token_count_once():
         third.add_tokens(1, 104.0)
     assert calls.queued_seconds("s", 200.0) == 14.0
     assert calls.queued_seconds("t", 200.0) == 0.0
+
+
+def test_what_a_worker_holds_is_forgotten_with_it_and_with_what_another_was_sent_later():
+    pool = WorkerPool()
+    for worker in ("a", "b"):
+        pool.record_load(worker, 0)
+    held, digests = pool.held, [bytes([number]) * 16 for number in range(3)]
+    held.note(digests[0], "a")
+    held.note(digests[1], "a")
+    held.note(digests[1], "b")
+    assert [held.is_held(digest, "a") for digest in digests] == [True, False, False]
+    pool.record_load("a", 1)
+    assert held.is_held(digests[0], "a"), "new weights change no tokens"
+    pool.remove_lost("a")
+    assert not held.is_held(digests[0], "a")
+    pool.record_load("a", 1)
+    assert not held.is_held(digests[0], "a"), "it has started again, with nothing"
+    assert held.is_held(digests[1], "b")
+    held.drop(SentPrompt(b"", digests[1], 1, digests[2]), "missing")
+    assert not held.is_held(digests[1], "b")
+    assert held.problems == {"missing": 1}
+
+
+def test_the_prompts_that_workers_hold_are_remembered_up_to_a_limit():
+    held = HeldPrefixes()
+    for number in range(MAX_HELD + 1):
+        held.note(number.to_bytes(16, "big"), "a")
+    assert not held.is_held((0).to_bytes(16, "big"), "a")
+    assert held.is_held((1).to_bytes(16, "big"), "a")

@@ -13,6 +13,7 @@ import structlog
 from areal_actors.canary.version_routing import SHADOW
 from areal_actors.core.errors import ArealError
 from areal_actors.gateway.completion import ModelCall, complete
+from areal_actors.gateway.conversations.session_turns import SessionTurns
 from areal_actors.gateway.model_calls import ModelCalls
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.gateway.worker_pool import InFlightCall, QueuedTime
@@ -73,7 +74,9 @@ class ShadowCalls:
             return ShadowEnded(error="the session has ended")
         seconds = self.calls.config.completion_seconds
         try:
-            call = ModelCall(shadowed.session, shadowed.request, served, InFlightCall(context.now, QueuedTime()))
+            earlier = SessionTurns(shadowed.session.turns)
+            in_flight = InFlightCall(context.now, QueuedTime())
+            call = ModelCall(shadowed.session, earlier, shadowed.request, served, in_flight)
             async for _ in complete(call, self.calls.pool, context, seconds, context.random.getrandbits(31)):
                 pass
             turn = call.choices[0].finish(last=True, trained=False)[1]

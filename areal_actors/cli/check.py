@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Generator, Sequence
 
-from areal_actors.cli.check_static import describe_recipe, resolve, stages_of
+from areal_actors.cli.check_static import describe_recipe, measure_machine, resolve, stages_of
 from areal_actors.cli.command import Options
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.foreign_text import show_controls
@@ -25,7 +25,7 @@ def check(options: Options) -> int:
     """Print the resolved recipe and the plan, check all parts, and play a task."""
     if stages := stages_of(options):
         return check_stages(*stages)
-    resolved = resolve(options, measures=True)
+    resolved = resolve(options, measure=measure_machine)
     print(describe_recipe(resolved, options), flush=True)
     log_to_terminal()
     if lacking := extras_problem(resolved.recipe):

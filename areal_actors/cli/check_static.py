@@ -11,7 +11,7 @@ from areal_actors.core.devices import CudaDevices, detect_cuda
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.extras import TRAIN, require_extra
 from areal_actors.recipe import plan
-from areal_actors.recipe.load import Resolved, load
+from areal_actors.recipe.load import Measure, Resolved, load
 from areal_actors.recipe.measured import measurements
 from areal_actors.recipe.paths import find_recipe, is_file
 from areal_actors.recipe.recipe import Recipe
@@ -44,15 +44,15 @@ def stages_of(options: Options) -> tuple[StageFile, Path] | None:
 
 
 def resolve(
-    options: Options, *, serving: bool = False, cuda: CudaDevices | None = None, measures: bool = False
+    options: Options, *, serving: bool = False, cuda: CudaDevices | None = None, measure: Measure | None = None
 ) -> Resolved:
-    """Returns the recipe of the words: files, and settings over them; `measures` this machine for a pretrained model.
+    """Returns the recipe of the words: files, and settings over them; `measure` measures this machine for a model.
 
     Raises:
         RecipeError: no file is named, or the recipe is invalid.
     """
     files, overrides = files_and_overrides(options)
-    return load(files, overrides, cuda or detect_cuda(), serving=serving, measure=measure_machine if measures else None)
+    return load(files, overrides, cuda or detect_cuda(), serving=serving, measure=measure)
 
 
 def measure_machine(recipe: Recipe, cuda: CudaDevices) -> Calibration | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from areal_actors.cli.arguments import parse_command_line
-from areal_actors.cli.check_static import resolve
+from areal_actors.cli.check_static import measure_machine, resolve
 from areal_actors.cli.command import Options
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.lazy import LazyModule
@@ -45,14 +45,15 @@ def learn(options: Options) -> int:
     names = [str(run_folder(run, options.folder).path) for run in runs]
     plan = plan_learning(names, choices, options.folder)
     words = ["run", str(plan.recipe), *settings]
-    resolved = resolve(parse_command_line(words), measures=True)
+    resolved = resolve(parse_command_line(words), measure=measure_machine)
     for line in plan.lines:
         _print(line)
     recipe = resolved.recipe
     steps = _check_log(plan, recipe, options.least_effective, seconds)
     if steps < recipe.steps:
         limit_steps(plan, steps)
-        resolved = resolve(parse_command_line([*words, f"steps={steps}"]), measures=True)
+        measured = resolved.calibration
+        resolved = resolve(parse_command_line([*words, f"steps={steps}"]), measure=lambda *_: measured)
     _print(f"the same rows again, with other settings: `{shown_command(plan)} KEY=VALUE`")
     if options.dry_run:
         return 0

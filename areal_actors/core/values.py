@@ -207,7 +207,7 @@ class Interaction(Value):
     prefix: str = ""
     """Id of the interaction whose prompt and completion tokens this prompt begins with; empty if there is none."""
     follows: tuple[str, ...] = ()
-    """Ids of the interactions that it continues for credit (`conversations/credit_links.py`); empty for its parent."""
+    """Interactions that it continues for credit (`gateway/conversations/credit_links.py`); empty for its parent."""
     role: str = ""
     """Role of the model: a name given with a reward, that of the conversation, or a digest of its system prompt."""
     prompt_suffix: bytes

@@ -57,17 +57,20 @@ async def write_summary(
     folder: Path,
     following: Callable[[RunState], Sequence[tuple[str, str]]] | None = None,
     audit_command: str = "",
+    folded: tuple[RunState, int] | None = None,
 ) -> RenderableType:
     """Read the run's log and its `metrics.jsonl`, write `summary.txt` and `reward.png` or `loss.png` there.
 
     Returns what to print.
     `following` returns label and text of rows at the end of what is printed, once the files are written.
-    `audit_command` is named beside faults, unless it is empty.
+    `audit_command` is named beside faults, unless it is empty. `folded` is the state of the run after an event, of
+    which the rest is folded into it; without one, all events are. The audit is of the log as it is stored.
     """
-    state, auditor, store = RunState(), AuditFold(), SnapshotStore(folder / "snapshots")
+    state, auditor, store = folded[0] if folded else RunState(), AuditFold(), SnapshotStore(folder / "snapshots")
     missing = ""
     try:
-        shown, audited = await restore_fold(bus, store, state), await restore_fold(bus, store, auditor, AUDIT)
+        shown = folded[1] if folded else await restore_fold(bus, store, state)
+        audited = await restore_fold(bus, store, auditor, AUDIT)
         async for envelope in bus.log(after=min(shown, audited)):
             if envelope.sequence > shown:
                 state.receive(envelope)

@@ -1,6 +1,7 @@
-"""Finished embedded models, each in a folder named by a digest of everything that determines its weights.
+"""Finished embedded models: the one that the package has, and others in folders named by what determines their weights.
 
-A warm start takes from seconds to minutes and always has the same result, so it runs once for a seed and its skills.
+A warm start takes from seconds to minutes and always has the same result, so it runs once for a seed and its skills,
+and never on this machine for the seed and the settings that most runs have.
 """
 
 from __future__ import annotations
@@ -20,31 +21,37 @@ import areal_actors
 from areal_actors.core.errors import CheckpointError, SetupError
 from areal_actors.core.private_folders import make_private
 from areal_actors.embedded.embedded_model import make_embedded_model
-from areal_actors.embedded.settings import WarmStart
+from areal_actors.embedded.settings import WarmStart, is_shipped
 from areal_actors.embedded.warm_start import Progress
 from areal_actors.weights.manifest import MANIFEST, verify, write_manifest
 
 SOURCES = ("core", "embedded", "sequences", "supervised", "tasks", "tokenization", "training")
 """Folders of the package whose code determines the weights: with a changed line, the model is made again."""
+SHIPPED = Path(__file__).parent / "shipped_model"
+"""The embedded model of the default warm start; `scripts/shipped_model.py` makes it."""
 ABANDONED_SECONDS = 86_400.0
 """Unfinished folders of this age were left by killed processes."""
 
 
 def kept_model(models: Path, warm_start: WarmStart, seed: int, threads: int, progress: Progress) -> str:
-    """Returns the Hugging Face folder of an embedded model in `models`; it is made if it is missing or damaged.
+    """Returns the Hugging Face folder of an embedded model, made in `models` if it is missing or damaged.
 
-    Processes that make the same model at once do not disturb each other: the first finished one is kept.
+    That of the default `[warm_start]` and seed is in the package: it is the same with any version of torch, and any
+    number of threads. Processes that make the same model at once do not disturb each other: the first finished one is
+    kept.
 
     Args:
         models: the folder of all kept models.
         warm_start: the recipe's table.
         seed: seeds the initial weights and the demonstrations.
         threads: torch's CPU threads; sums depend on them.
-        progress: called after every supervised step; never if the model is there.
+        progress: called after every supervised step; never if there is no step to take.
 
     Raises:
         SetupError: the folder cannot be written.
     """
+    if is_shipped(warm_start, seed) and _is_intact(SHIPPED):
+        return str(SHIPPED)
     folder = models / f"embedded-{_digest(warm_start, seed, threads)}"
     if _is_intact(folder):
         return str(folder)

@@ -15,6 +15,8 @@ EMBEDDED = "embedded"
 """Value of `model` for the model that is made here in minutes."""
 CONTEXT = 8192
 """Positions of the embedded model; demonstrations use up to about 2000."""
+SHIPPED_SEED = 0
+"""Seed of the embedded model in the package."""
 Skill = Literal["answer", "boxed", "instructed", "tools", "functions", "retry", "repository"]
 """A kind of demonstration; the function of this name in `embedded/demonstrations.py`."""
 
@@ -41,3 +43,8 @@ class WarmStart(Config):
     """Learning rate of the tail steps."""
     tail_shortcut_fraction: Fraction = 0.85
     """Share of the tail's demonstrations that take the shortcut."""
+
+
+def is_shipped(warm_start: WarmStart, seed: int) -> bool:
+    """Returns True if the package has the model of this seed, with which no warm start is needed."""
+    return (warm_start, seed) == (WarmStart(), SHIPPED_SEED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -65,8 +66,9 @@ DEFAULT_FOLDER = "runs"
 class RunFolder:
     """`runs/<run>/`: files and folders, which only the run's user can enter.
 
-    Files: recipe.json, bus.json, monitor.json, join.json, admin_key, secret, served.json, metrics.jsonl, usage.json,
-    phases.json, reward.png; and history.sqlite with history.lock, which commands that read the run write.
+    Files: recipe.json, working_folder, bus.json, monitor.json, join.json, admin_key, secret, served.json,
+    metrics.jsonl, usage.json, phases.json, reward.png; and history.sqlite with history.lock, which commands that read
+    the run write.
     Folders: checkpoints, logs, tapes, model, nats, blobs, snapshots and tasks (of an environment).
     """
 
@@ -125,6 +127,7 @@ class RunFolder:
             self._inside.close()
             self._hold_inside()
         self.keep(recipe)
+        self._private("working_folder", os.fsencode(self._from_here(Path.cwd())))
         self._private("secret", secrets.token_bytes(32))
         self._private("admin_key", self.admin_key(recipe).encode())
         self._private("feedback_key", feedback_key(self.secret()).encode())
@@ -222,6 +225,22 @@ class RunFolder:
     def recipe(self) -> Recipe:
         """Returns the resolved recipe."""
         return msgspec.json.decode((self.path / "recipe.json").read_bytes(), type=Recipe)
+
+    def working_folder(self) -> Path:
+        """Returns the folder in which the run was started, from which relative paths of its recipe are meant.
+
+        It is the current folder for a run of another version, or if that folder is gone.
+        """
+        try:
+            started = (self.path / os.fsdecode((self.path / "working_folder").read_bytes())).resolve()
+        except FileNotFoundError:
+            return Path.cwd()
+        return started if started.is_dir() else Path.cwd()
+
+    def _from_here(self, folder: Path) -> str:
+        """Returns a folder relative to the run's if that lies in it, as they move together, else absolute."""
+        run = self.path.absolute()
+        return os.path.relpath(folder, run) if run.is_relative_to(folder) else str(folder)
 
     def secret(self) -> bytes:
         """Returns the secret from which session keys are derived."""

@@ -23,7 +23,7 @@ from areal_actors.hosts.portable_recipe import code_digest
 from areal_actors.proof.proof import read_proof
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recovery.log_recovery import read_positions
-from areal_actors.recovery.resume import list_kept_steps, read_kept_recipe, run_to_resume
+from areal_actors.recovery.resume import in_working_folder, list_kept_steps, read_kept_recipe, run_to_resume
 from areal_actors.stages.run_stages import start_command
 from areal_actors.supervision.disk_watch import refuse_full_disk
 from areal_actors.training.checkpoint_store import CheckpointStore
@@ -83,16 +83,17 @@ def fork(
         RecipeError: a setting is invalid or cannot change in a fork; nothing was written.
         BusError: the log of the run cannot be read.
     """
-    parent = run_to_resume(run, folder)
+    folder, parent = folder.absolute(), run_to_resume(run, folder)
     with ExitStack() as stack:
         stack.enter_context(parent.hold())
+        stack.enter_context(in_working_folder(parent))
         recipe = read_kept_recipe(parent)
         _refuse_other_server(recipe)
         step = _step_of(parent, checkpoint, other_code=other_code)
         forked = [fork_recipe(recipe, arm.settings, arm.name, str(parent.checkpoints / f"step-{step}")) for arm in arms]
         _refuse_last_step(forked, step)
         refuse_full_disk(recipe.disk, folder)
-        forks = [] if dry_run else [RunFolder(folder.absolute() / each.recipe.run) for each in forked]
+        forks = [] if dry_run else [RunFolder(folder / each.recipe.run) for each in forked]
         for made in forks:
             stack.enter_context(made.hold())
         asyncio.run(_write_forks(parent, recipe, step, forked, forks))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import chain
 from typing import Any
 
@@ -46,7 +46,7 @@ class Choice:
         logprobs: bool,
         parallel_tool_calls: bool = True,
         withheld: frozenset[str] = frozenset(),
-        issued_ids: frozenset[str] = frozenset(),
+        issued_ids: Container[str] = (),
         published: PublishedVersions,
         vocabulary: int = 0,
         temperature: float | None = None,
@@ -69,6 +69,10 @@ class Choice:
         self.parts: list[Generated] = []
         self.workers: set[str] = set()
         """Inference workers that sampled the parts."""
+        self.is_sent_whole = False
+        """True once a worker did not hold the prefix that it was sent."""
+        self.last_worker = ""
+        """The one that sampled the last of them."""
         self.sampled = 0
         self.finish_reason = ""
         self.whole = ModelResponsePart()
@@ -94,6 +98,7 @@ class Choice:
         self.check.validate(part, self.sampled)
         self.parts.append(part)
         self.workers.add(worker)
+        self.last_worker = worker
         self.sampled += len(part.columns)
         self.finish_reason = part.finish_reason
 
@@ -114,7 +119,7 @@ class Choice:
 
         A worker may have died before it sent them.
         """
-        if self.routes_from() != len(self.prompt.token_ids) // 4 + self.sampled - 1:
+        if self.routes_from() != self.prompt.token_count + self.sampled - 1:
             return b""
         return b"".join([part.routes for part in self.parts])
 
@@ -149,7 +154,7 @@ class Choice:
             answered.append(ModelResponsePart(interaction=self.identifier, choice=self.number, logprobs=logprobs))
         if answered and not self._has_emitted:
             self._has_emitted = True
-            counts = {"prompt_tokens": len(self.prompt.token_ids) // 4, "cached_tokens": self.prompt.cached_tokens}
+            counts = {"prompt_tokens": self.prompt.token_count, "cached_tokens": self.prompt.cached_tokens}
             answered[0] = msgspec.structs.replace(answered[0], **counts, ignored=self.ignored)
         return answered
 
@@ -212,7 +217,7 @@ class Choice:
             logprobs=self._all_logprobs() if self.logprobs else (),
             finish_reason=finish_reason,
             stop_sequence=stop,
-            prompt_tokens=len(self.prompt.token_ids) // 4,
+            prompt_tokens=self.prompt.token_count,
             cached_tokens=self.prompt.cached_tokens,
             completion_tokens=len(columns),
             reasoning_tokens=len(self.chat.encode(answer.reasoning)) if answer.reasoning else 0,

@@ -24,7 +24,10 @@ from areal_actors.gateway.constraint import constraint_of
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import PromptLimit, prompt_for, with_history, with_references
 from areal_actors.gateway.conversations.credit_links import find_credit_links
+from areal_actors.gateway.conversations.prompt_digests import PromptDigest
+from areal_actors.gateway.conversations.session_turns import SessionTurns
 from areal_actors.gateway.conversations.turns import Prompt
+from areal_actors.gateway.held_prefixes import LEAST_TOKENS, HeldPrefixes, SentPrompt
 from areal_actors.gateway.image_intake import ImageIntake
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.gateway.settings import TemperaturePolicy
@@ -69,18 +72,17 @@ class ServedModel:
 class ModelCall:
     """A model call in flight."""
 
-    def __init__(self, session: Session, request: ModelRequest, served: ServedModel, in_flight: InFlightCall) -> None:
-        """Make the prompt; `in_flight` records what the call waits for.
+    def __init__(
+        self, session: Session, turns: SessionTurns, request: ModelRequest, served: ServedModel, in_flight: InFlightCall
+    ) -> None:
+        """Make the prompt; `turns` are the session's, `in_flight` records what the call waits for.
 
         Raises:
             RequestError: a field is invalid or not supported.
         """
         self.identifier = f"{session.label}-{session.calls}"
         self.request, self.served, self.in_flight = request, served, in_flight
-        turns = {turn.interaction.id: turn for turn in session.turns}
-        self._issued_ids = frozenset(
-            call["id"] for turn in session.turns for call in turn.answer.get("tool_calls") or ()
-        )
+        self._issued_ids = turns.issued.keys()
         request = with_history(turns, with_references(turns, request))
         tools = callable_tools(request)
         self._withheld = withheld_tools(request)
@@ -89,6 +91,8 @@ class ModelCall:
         field = "messages" if request.messages else "prompt"
         room = None if request.count_only else PromptLimit(served.max_model_len, field)
         self.prompt: Prompt = prompt_for(turns, request, served.continuations, room)
+        self.digest: PromptDigest | None = None
+        """Digests of the prompt; None if workers need not hold it."""
         self.links = find_credit_links(turns, self.prompt, request.client_session, request.messages)
         self._routes = served.routes if session.work.purpose == "train" else None
         default = session.work.sampling
@@ -127,7 +131,7 @@ class ModelCall:
     @property
     def prompt_tokens(self) -> int:
         """Length of the prompt."""
-        return len(self.prompt.token_ids) // 4
+        return self.prompt.token_count
 
     def _choice(self, number: int, tools: Sequence[ToolDefinition]) -> Choice:
         identifier = f"{self.identifier}.{number}" if number else self.identifier
@@ -150,7 +154,26 @@ class ModelCall:
             routes=self._routes,
         )
 
-    def next_request(self, choice: Choice, seed: int) -> Generate:
+    def is_held(self) -> bool:
+        """True if workers hold the prompt, so that later calls leave it out."""
+        return self.digest is not None and self.prompt.token_count >= LEAST_TOKENS
+
+    def sent_prompt(self, choice: Choice, held: HeldPrefixes, worker: str) -> SentPrompt:
+        """The prompt and what is sampled of a choice, as they are sent to a worker that holds these prefixes."""
+        prompt, sampled = self.prompt, choice.token_ids() if choice.sampled else b""
+        if self.digest is None or not self.is_held():
+            return SentPrompt(prompt.token_ids + sampled)
+        digest = self.digest.tokens.extended(sampled).value() if sampled else self.digest.tokens.value()
+        if not choice.is_sent_whole:
+            if held.is_held(digest, worker):
+                return SentPrompt(b"", digest, prompt.token_count + choice.sampled, digest)
+            if held.is_held(self.digest.prefix, worker):
+                return SentPrompt(prompt.suffix_ids + sampled, self.digest.prefix, prompt.cached_tokens, digest)
+        if not prompt.prefix:
+            held.note(digest, worker)  # siblings send the same prompt
+        return SentPrompt(prompt.token_ids + sampled, digest=digest)
+
+    def next_request(self, choice: Choice, seed: int, sent: SentPrompt) -> Generate:
         """The request for the rest of a choice."""
         stated = self.stated_seed
         rest = msgspec.structs.replace(
@@ -158,14 +181,16 @@ class ModelCall:
             max_tokens=self.sampling.max_tokens - choice.sampled,
             seed=seed if stated is None else stated + choice.number,
         )
-        prompt = self.prompt.token_ids
         return Generate(
-            prompt_ids=prompt + choice.token_ids() if choice.sampled else prompt,
+            prompt_ids=sent.prompt_ids,
             resumed_tokens=choice.sampled,
             sampling=rest,
             stream=self.request.stream,
             routes_from=choice.routes_from(),
             images=self.prompt.images,
+            prefix=sent.prefix,
+            prefix_tokens=sent.prefix_tokens,
+            digest=sent.digest,
         )
 
 
@@ -256,7 +281,11 @@ async def with_images_stored(request: ModelRequest, images: ImageIntake, served:
         RequestError: the model has no vision, or an image is refused.
         EngineError: an image cannot be written.
     """
-    if served is None or not any(isinstance(message.get("content"), list) for message in request.messages):
+    if (
+        served is None
+        or request.plain_text
+        or list not in [type(message.get("content")) for message in request.messages]
+    ):
         return request
     return await images.store(request, served.continuations.vision)
 
@@ -304,11 +333,16 @@ async def _sample(
             worker = await pool.choose(patience_seconds, session)
         choice.check.reset_version()
         call.in_flight.assign(worker)
+        sent = call.sent_prompt(choice, pool.held, worker)
         try:
             with pool.count_call(worker, session) as gone, WaitForParts(gone, worker) as wait:
-                answers = context.stream(call.next_request(choice, seed), timeout=deadline, to=worker)
+                answers = context.stream(call.next_request(choice, seed, sent), timeout=deadline, to=worker)
                 async with aclosing(answers):
                     while (part := await wait.next_of(answers)) is not None:
+                        if part.prefix_problem and sent.prefix:
+                            pool.held.drop(sent, part.prefix_problem)
+                            choice.is_sent_whole = True
+                            break
                         await choice.check.until_published(part, context)
                         choice.add_tokens(part, worker)
                         call.in_flight.add_tokens(len(part.columns), context.now)

@@ -23,11 +23,12 @@ def describe_gateway(external: ExternalSessions, now: float) -> GatewayDescribed
 
 
 def gateway_status(external: ExternalSessions) -> dict[str, float | str]:
-    """Returns open sessions, completions in flight and refused by inference worker, and bytes of kept conversations."""
+    """Returns open sessions, completions by worker, prefixes that workers did not hold, bytes of kept conversations."""
     in_flight = {f"in flight of {worker}": count for worker, count in external.calls.pool.in_flight.items()}
     refused = {f"refused of {worker}": count for worker, count in external.calls.refused.items()}
+    prefixes = {f"prefixes, {problem}": count for problem, count in external.calls.pool.held.problems.items()}
     kept = external.ends.conversations
     conversations = {"conversations kept, bytes": float(kept.size())} if kept.settings.keep else {}
     waits = external.slots.describe_waits() if external.share.number == 0 else ""
     groups = {"groups": waits} if waits else {}
-    return {"sessions": len(external.registry), **in_flight, **refused, **conversations, **groups}
+    return {"sessions": len(external.registry), **in_flight, **refused, **prefixes, **conversations, **groups}

@@ -11,21 +11,24 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 
 from areal_actors.core.errors import ArealError, EngineError, RequestError, SessionError, SetupError
+from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion import ModelCall, ServedModel, complete, with_images_stored
 from areal_actors.gateway.completion_check import CompletionFault
+from areal_actors.gateway.conversations.prompt_digests import PromptDigests
+from areal_actors.gateway.conversations.session_turns import SessionTurns
 from areal_actors.gateway.conversations.turns import ConversationTurn
 from areal_actors.gateway.image_intake import ImageIntake
 from areal_actors.gateway.server import LongWork
 from areal_actors.gateway.sessions.calls import (
-    call_digest,
     completion_refused,
     digest_of,
+    encode_sampling,
     interaction_recorded,
     name_of,
     sampling_seed,
 )
 from areal_actors.gateway.sessions.episode_end import UnreportedCalls
-from areal_actors.gateway.sessions.registry import SessionRegistry
+from areal_actors.gateway.sessions.registry import Recent, SessionRegistry
 from areal_actors.gateway.sessions.running_call import keep_overflow, running_call
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.gateway.settings import GatewaySettings
@@ -34,6 +37,8 @@ from areal_actors.messages import CompletionRefused, ModelRequest, ModelResponse
 from areal_actors.runtime.actor import Context
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
+REMEMBERED_TURNS = 256
+"""Number of sessions whose calls are kept as `SessionTurns`; for others they are read again."""
 SearchCall = Callable[[Session, ConversationTurn, ChatTokenizer], Session]
 """Returns the session of a completed call with what was found in that call."""
 
@@ -46,6 +51,9 @@ class ModelCalls:
         self.pool = WorkerPool()
         self.open_calls = InFlightCalls()
         self.unreported = UnreportedCalls()
+        self.digests = PromptDigests()
+        self._turns: Recent[str, SessionTurns] = Recent(REMEMBERED_TURNS)
+        """Completed calls by session, of the sessions that called last."""
         self.in_progress = NamedCalls()
         self.refused: Counter[str] = Counter()
         """Completions refused since this gateway started, by worker."""
@@ -123,12 +131,21 @@ class ModelCalls:
         """Make the prompt, beside the event loop if it is long."""
         if self.served is None:
             raise EngineError("the gateway has no tokenizer yet: no weights have been published")
-        return await self.long_work.run(request.body_bytes, ModelCall, session, request, self.served, in_flight)
+        turns = SessionTurns.of(session.turns, self._turns.get(session.id))
+        self._turns[session.id] = turns
+        return await self.long_work.run(request.body_bytes, ModelCall, session, turns, request, self.served, in_flight)
+
+    def forget_ended(self) -> None:
+        """Forget the calls of sessions that have ended: their tokens take memory."""
+        for session in [session for session in self._turns if self.registry.find(session) is None]:
+            del self._turns[session]
 
     def _sample(self, call: ModelCall, context: Context) -> AsyncGenerator[ModelResponsePart, None]:
         """Count the call, and sample its choices."""
-        digest = call_digest(call.prompt.token_ids, call.sampling)
-        session = self.registry.update(self.registry.get(call.request.session).count_call(digest))
+        session_id = call.request.session
+        call.digest = self.digests.of_prompt(session_id, call.prompt, encode_sampling(call.sampling))
+        digest = call.digest.call.value()
+        session = self.registry.update(self.registry.get(session_id).count_call(digest))
         seed = sampling_seed(self.seed, session, digest)
         return complete(call, self.pool, context, session.lease_seconds, seed)
 
@@ -148,9 +165,18 @@ class ModelCalls:
             session = session.engine_answered(digest_of(call.request))
         self.registry.update(session.with_answer(name, [choice.whole for choice in call.choices]) if name else session)
         for choice, (_, done) in zip(call.choices, ended, strict=True):
+            self._remember_end(session_id, call, choice)
             self.unreported.add(interaction_recorded(session, choice, done, context, call))
         for parts, _ in ended:
             yield from parts
+
+    def _remember_end(self, session_id: str, call: ModelCall, choice: Choice) -> None:
+        """Remember the digests of a completed choice, and the worker that holds its tokens."""
+        if call.digest is not None:
+            end = call.digest.extended(choice.token_ids())
+            self.digests.record(session_id, choice.identifier, call.prompt, end)
+            if call.is_held():
+                self.pool.held.note(end.tokens.value(), choice.last_worker)
 
     def _record(self, session: Session, call: ModelCall, done: ConversationTurn, now: float) -> Session:
         """Returns the session with a call, and with the matches in it of rules that forbid to keep it."""

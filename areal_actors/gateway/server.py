@@ -17,6 +17,7 @@ from aiohttp import hdrs, web
 import areal_actors
 from areal_actors.core.errors import RequestError, SetupError
 from areal_actors.core.http_connections import HttpListener, answer_in_place, most_connections
+from areal_actors.gateway.conversations.message_digests import LONG_HISTORY_BYTES
 from areal_actors.gateway.event_stream import LiveStream
 from areal_actors.gateway.http_answers import (
     BODY_SECONDS,
@@ -29,6 +30,7 @@ from areal_actors.gateway.http_answers import (
     with_request_id,
 )
 from areal_actors.gateway.listening import encryption
+from areal_actors.gateway.parsed_histories import ParsedHistories
 from areal_actors.gateway.protocols import DIALECTS
 from areal_actors.gateway.protocols.base import AnswerWriter, Dialect
 from areal_actors.gateway.protocols.lenient import accept
@@ -66,6 +68,9 @@ MAX_IGNORED = 1000
 
 LONG_BYTES: Final = 128 << 10
 """Size from which a request is long: tokenizing it takes a sixth of a second, which would block all other calls."""
+PARSED_IN_PLACE: Final = 8
+"""Times that size up to which a request is parsed in place: it takes 5 ms, for which a thread would hold the
+interpreter, too."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -108,6 +113,7 @@ class Gateway:
         self.endpoints = [*GATEWAY_ENDPOINTS, *ENDPOINTS]
         """Endpoints of the OpenAPI description; what adds routes adds theirs."""
         self.long_work = long_work
+        self.histories = ParsedHistories()
         self._runner: web.AppRunner | None = None
         self._listener: HttpListener | None = None
 
@@ -179,7 +185,13 @@ class Gateway:
             session = self.session_of(request)
             body = await body_of(request)
             asked, question, ignored = await self.long_work.run(
-                len(body), _parse_request, dialect, body, session, self.config.unknown_fields
+                len(body) // PARSED_IN_PLACE,
+                _parse_request,
+                dialect,
+                body,
+                session,
+                self.config.unknown_fields,
+                self.histories,
             )
             ignored = _shorten_names([*ignored, *[name for name in dialect.ignored_headers if name in request.headers]])
             trace, invalid = read_trace(request.headers, self.config.recorded_baggage)
@@ -226,9 +238,12 @@ class Gateway:
 
 
 def _parse_request(
-    dialect: Dialect[Any], body: bytes, session: str, unknown: UnknownFields
+    dialect: Dialect[Any], body: bytes, session: str, unknown: UnknownFields, histories: ParsedHistories
 ) -> tuple[Any, ModelRequest, Sequence[str]]:
     """A body as parsed by its dialect, as a `ModelRequest`, and what it has that is ignored."""
+    if len(body) >= LONG_HISTORY_BYTES and (parsed := histories.parse(dialect, body, session)) is not None:
+        asked, call, ignored = parsed
+        return asked, msgspec.structs.replace(call, body_bytes=len(body)), ignored
     if unknown == "list":
         asked, call, left_out = accept(dialect, body, session)
     else:

@@ -311,6 +311,7 @@ class SessionManager(Actor):
     @on
     async def tick(self, tick: Tick, context: Context) -> Emits[EndingEvent | ConversationEvent]:
         self.calls.open_calls.timestamp_left(context.now)
+        self.calls.forget_ended()
         for recorded in self.calls.unreported.all():
             yield recorded
         async for ending in self.external.end_expired(context, tick.paused):

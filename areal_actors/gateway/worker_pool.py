@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal, Self, TypeVar
 
 from areal_actors.core.errors import EngineError
+from areal_actors.gateway.held_prefixes import HeldPrefixes
 from areal_actors.gateway.sessions.registry import Recent
 from areal_actors.messages import OpenCall
 from areal_actors.runtime.actor import Context
@@ -111,6 +112,7 @@ class WorkerPool:
 
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}
+        self.held = HeldPrefixes()
         self.newest_version = -1
         """Newest version that a worker has loaded; -1 before the first."""
         self.in_flight: dict[str, int] = {}
@@ -137,6 +139,7 @@ class WorkerPool:
         if worker in self.versions:
             del self.versions[worker], self.in_flight[worker]
             self._gone.pop(worker).set()
+            self.held.drop_worker(worker)
 
     def interrupt_all(self) -> None:
         """Have all in-flight calls continue on any worker."""

@@ -277,6 +277,8 @@ class GenerationEngine(Protocol):
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield a completion, in one chunk or (`stream`) as it is sampled; closing the iterator aborts it.
 
+        `prompt_ids` is a list; an `array("I")` for an engine whose attribute `takes_arrays` is true.
+
         The last `resumed_tokens` of the prompt's ids belong to the completion: another worker sampled them before it
         died. They are not yielded again and do not count towards max_tokens; penalties, stop strings, constraint and
         seed continue from them.

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from areal_actors.core.values import WeightsLocation
-from areal_actors.generation.engine import Arrival, GenerationEngine
-from areal_actors.messages import WeightsLoaded, WeightTransferRefused
+from areal_actors.generation.engine import Arrival, GenerationEngine, TokenChunk
+from areal_actors.messages import Generated, WeightsLoaded, WeightTransferRefused
 
 LoadReport = WeightsLoaded | WeightTransferRefused
 ROUTES_LIMIT = 1 << 18
@@ -53,3 +53,17 @@ def end_of_shared_server(engine: GenerationEngine) -> str:
     """Returns how the server of an engine has ended, if other policies use it; empty while it runs, and elsewhere."""
     describe: Callable[[], str] = getattr(engine, "describe_end", str)
     return describe()
+
+
+def parts_of(chunk: TokenChunk) -> Iterator[Generated]:
+    """Yield a chunk as parts of the answer: the experts of many positions take several."""
+    *more, rest = split_routes(chunk.routes)
+    for piece in more:
+        yield Generated(routes=piece)
+    yield Generated(
+        columns=chunk.columns,
+        routes=rest,
+        top_ids=chunk.top_ids,
+        top_logprobs=chunk.top_logprobs,
+        finish_reason=chunk.finish_reason,
+    )

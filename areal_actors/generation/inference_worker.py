@@ -19,7 +19,7 @@ from areal_actors.core.errors import (
     SetupError,
     WeightsSuperseded,
 )
-from areal_actors.core.values import ImageRef, WeightsLocation, unpack_ids
+from areal_actors.core.values import ImageRef, WeightsLocation
 from areal_actors.generation.abilities import ROUTES
 from areal_actors.generation.engine import (
     NO_SLEEP,
@@ -32,10 +32,11 @@ from areal_actors.generation.engine_load import LoadReporter, ThroughputReporter
 from areal_actors.generation.engine_reports import (
     LoadReport,
     end_of_shared_server,
+    parts_of,
     report_loaded,
-    split_routes,
     starting_phase,
 )
+from areal_actors.generation.held_prompts import HELD_MB, HeldPrompts, PrefixLost
 from areal_actors.generation.stream_pace import pace_chunks
 from areal_actors.messages import (
     EngineInexact,
@@ -98,13 +99,16 @@ class InferenceWorker(Actor):
         reports_load: bool = False,
         locate: Locate | None = None,
         pull_images: PullImages | None = None,
+        held_mb: int = HELD_MB,
     ) -> None:
         """Loading weights, creation of the engine included, may take `load_seconds`; then the worker fails.
 
         An engine that is a server has `start_seconds` more to start. Paths in events are relative to `run_folder`.
         With `reports_load` the worker publishes an `EngineLoad` for each change of its engine's load. `locate` and
         `pull_images` bring published weights and images of prompts to a host that does not share the run's folders.
+        The tokens of the last conversations are held, `held_mb` of them.
         """
+        self.held = HeldPrompts(held_mb << 20)
         self.locate, self.pull_images = locate, pull_images
         self.run_folder = run_folder
         self.make_engine = make_engine
@@ -264,14 +268,18 @@ class InferenceWorker(Actor):
         self, engine: GenerationEngine, request: Generate, context: Context
     ) -> AsyncGenerator[Generated, None]:
         refuse_unable(engine, request.sampling, request.images)
-        prompt = unpack_ids(request.prompt_ids)
+        try:
+            prompt, sampled = self.held.take_prompt(request), list[bytes]()
+        except PrefixLost as error:
+            yield Generated(prefix_problem=error.problem)
+            return
         asked = request.routes_from if ROUTES in engine.abilities else None
         options: dict[str, Any] = {} if asked is None else {"routes_from": asked}
         if request.images:
             options["images"] = await self._load_images(request.images, context)
         chunks = engine.generate(
             context.cause,
-            prompt,
+            prompt if getattr(engine, "takes_arrays", False) else prompt.tolist(),
             request.sampling,
             stream=request.stream,
             resumed_tokens=request.resumed_tokens,
@@ -279,19 +287,13 @@ class InferenceWorker(Actor):
         )
         async with aclosing(chunks):
             async for chunk in pace_chunks(chunks) if request.stream else chunks:
-                *more, rest = split_routes(chunk.routes)
-                for piece in more:
-                    yield Generated(routes=piece)
-                part = Generated(
-                    columns=chunk.columns,
-                    routes=rest,
-                    top_ids=chunk.top_ids,
-                    top_logprobs=chunk.top_logprobs,
-                    finish_reason=chunk.finish_reason,
-                )
-                yield part
-                if part.is_last():
+                sampled.append(chunk.columns.token_ids)
+                if chunk.finish_reason:
                     self.failures = 0
+                    self.held.add_completion(request.digest, b"".join(sampled))
+                for part in parts_of(chunk):
+                    yield part
+                if chunk.finish_reason:
                     return
         raise EngineError("the engine ended the completion without a chunk that has a finish reason")
 
@@ -389,10 +391,11 @@ class InferenceWorker(Actor):
                 return
 
     def status(self) -> dict[str, float | str]:
-        """Current weight version, and whether the engine is asleep or what its server does while it starts."""
+        """Current weight version, held prompts, and if the engine is asleep or what its server does while it starts."""
         starting = starting_phase(self.engine)
         engine = "asleep" if self.asleep else starting
-        return {"weight_version": self.weight_version, **({"engine": engine} if engine else {})}
+        state: dict[str, float | str] = {"engine": engine} if engine else {}
+        return {"weight_version": self.weight_version, **self.held.counts(), **state}
 
     async def stop(self) -> None:
         """Free the model."""

@@ -44,6 +44,7 @@ from areal_actors.messages.feedback import (
     GiveFeedback,
     SessionsErased,
 )
+from areal_actors.messages.generation import Generate, Generated
 from areal_actors.messages.joining import (
     GatewayKeys,
     JoinAnswer,
@@ -75,8 +76,6 @@ from areal_actors.messages.rollout import (
     ConcurrencyChanged,
     Continues,
     EvaluateEpisode,
-    Generate,
-    Generated,
     InteractionRecorded,
     InteractionsRecorded,
     ModelRequest,

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-import msgspec
-
-from areal_actors.core.byte_stream_split import IdStreams, join_streams, set_fields, split_streams, streams_needed
 from areal_actors.core.span_rewards import SpanReward
-from areal_actors.core.values import Constraint, ImageRef, SamplingParams, Task, TokenColumns, Value
+from areal_actors.core.values import Constraint, SamplingParams, Task, Value
 from areal_actors.messages.client_traces import ClientTrace
 from areal_bus.message import Event, MonitorEvent, Reply, Request, Work
 
@@ -228,6 +225,8 @@ class ModelRequest(Request[ModelResponsePart]):
     """Fields, tools and headers of the client's request that are accepted without effect."""
     trace: ClientTrace | None = None
     """Span of the client's application in which the call was made, from its header `traceparent`."""
+    plain_text: bool = False
+    """True if the content of every message is a string, and no message of the model has a name; False if unknown."""
 
 
 class RewardSet(Reply):
@@ -250,59 +249,6 @@ class SetReward(Request[RewardSet]):
     """Name of the role in which the model answered; empty keeps the call's own."""
     spans: tuple[SpanReward, ...] = ()
     """Rewards of parts of the interaction's completion."""
-
-
-class Generated(Reply):
-    """Next tokens of a completion; the last part has a finish reason or an error."""
-
-    subject: ClassVar[str] = "tokens.generated"
-    columns: TokenColumns = TokenColumns()
-    top_ids: bytes = b""
-    """u32 [tokens, sampling.top_logprobs]: most likely tokens beside each sampled one, in descending order."""
-    top_logprobs: bytes = b""
-    """f32, same shape."""
-    routes: bytes = b""
-    """Experts of the next positions from `Generate.routes_from` on (`core/routes.py`); a part may have routes only."""
-    finish_reason: str = ""
-    error: str = ""
-    error_field: str = ""
-    """Name of the invalid field of the request; empty if the engine failed."""
-
-    def is_last(self) -> bool:
-        """Returns True for the part with a finish reason or an error."""
-        return bool(self.finish_reason or self.error)
-
-
-class Generate(Request[Generated]):
-    """Continue these tokens."""
-
-    subject: ClassVar[str] = "tokens.generate"
-    reply: ClassVar[type[Reply]] = Generated
-    prompt_ids: bytes
-    """Token ids (u32) to continue."""
-    sampling: SamplingParams
-    stream: bool = False
-    resumed_tokens: int = 0
-    """Number of prompt ids, at the end, that were already sampled, by a worker that died."""
-    routes_from: int | None = None
-    """First position whose experts are to be reported; None if none are."""
-    images: tuple[ImageRef, ...] = ()
-    """Images in the prompt, by position."""
-    id_planes: IdStreams = 0
-    """As sent, the number of byte streams (`core/byte_stream_split.py`) of `prompt_ids`; 0 once decoded."""
-
-    def __post_init__(self) -> None:
-        """Decode ids that were sent as byte streams."""
-        if self.id_planes:
-            set_fields(self, prompt_ids=join_streams(self.prompt_ids, self.id_planes), id_planes=0)
-
-    def pack(self) -> Generate:
-        """Returns the request with its ids as byte streams."""
-        if not (streams := streams_needed(self.prompt_ids)):
-            return self
-        packed = msgspec.structs.replace(self)
-        set_fields(packed, prompt_ids=split_streams(self.prompt_ids, streams), id_planes=streams)
-        return packed
 
 
 class CompletionRefused(Event):

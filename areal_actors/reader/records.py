@@ -103,7 +103,7 @@ class EndedEpisode(msgspec.Struct, frozen=True):
     def describe(self) -> str:
         """Returns what became of it, as text.
 
-        It is `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `waiting` or another.
+        It is `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `rewarded, not trained` or another.
         """
         return describe_outcome(self.outcome, self.reason, self.step)
 
@@ -138,8 +138,9 @@ class RecordedBatch(msgspec.Struct, frozen=True):
 def describe_outcome(outcome: str, reason: str, step: int | None) -> str:
     """Returns what became of an ended attempt, as text.
 
-    It is `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `unrewarded`, `waiting` or another. `reason` is
-    that of an abandoned attempt, or of a dropped trajectory; `step` has trained it.
+    It is `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `unrewarded` or another; `rewarded, not trained`
+    if it waits for a batch, the run ended before one, or the model was only served. `reason` is that of an abandoned
+    attempt, or of a dropped trajectory; `step` has trained it.
     """
     if outcome == "abandoned":
         return f"abandoned: {reason}"
@@ -149,7 +150,7 @@ def describe_outcome(outcome: str, reason: str, step: int | None) -> str:
         return outcome
     if step:
         return f"trained in step {step}"
-    return SURPLUS if reason == SURPLUS else f"dropped: {reason}" if reason else "waiting"
+    return SURPLUS if reason == SURPLUS else f"dropped: {reason}" if reason else "rewarded, not trained"
 
 
 @dataclass(eq=False)

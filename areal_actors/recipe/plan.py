@@ -16,7 +16,7 @@ from areal_actors.core.model_names import is_local_model
 from areal_actors.core.policy_settings import PolicySettings
 from areal_actors.core.problems import toml_key, toml_value
 from areal_actors.core.proxies import describe_proxies
-from areal_actors.embedded.settings import EMBEDDED
+from areal_actors.embedded.settings import EMBEDDED, is_shipped
 from areal_actors.recipe.changed_settings import describe_changes
 from areal_actors.recipe.device_map import describe_devices
 from areal_actors.recipe.limits import lowest_limit
@@ -163,10 +163,9 @@ def _name_model(model: str) -> str:
 def _model(recipe: Recipe) -> str:
     if recipe.model == EMBEDDED:
         steps = recipe.warm_start.steps + recipe.warm_start.tail_steps
-        return (
-            f"created locally: a small model, {f'warmed up by {steps} supervised steps' if steps else 'untrained'};"
-            " nothing is downloaded"
-        )
+        origin = "part of the package" if is_shipped(recipe.warm_start, recipe.seed) else "created locally"
+        trained = f"warmed up by {steps} supervised steps" if steps else "untrained"
+        return f"{origin}: a small model, {trained}; nothing is downloaded"
     if is_local_model(recipe.model):
         return f"read from {recipe.model}"
     if "/" not in recipe.model:

@@ -21,7 +21,7 @@ class LogSettings(Config):
     checkpoint."""
     compress: bool = False
     """Compress complete blocks (8 MB) of a new log. If such a block is damaged and the server's index is lost, too, the
-    server finds no log at all, where otherwise the events before the damage are used; see docs/durability.md."""
+    server finds no log at all, where otherwise the events before the damage are used; see docs/recovery.md."""
     encrypt: bool = False
     """Have the run's own server encrypt the log, the work queue and the values, with the key in the variable
     `AREAL_STORE_KEY`, or in the file that `AREAL_STORE_KEY_FILE` names. Every command that reads the log needs it. See

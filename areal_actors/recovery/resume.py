@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,18 @@ def run_to_resume(name: str, folder: Path) -> RunFolder:
     if process := run_path.live_supervisor():
         raise SetupError(f"run '{run_path.path.name}' is running ({process}); stop it first")
     return run_path
+
+
+@contextmanager
+def in_working_folder(folder: RunFolder) -> Iterator[None]:
+    """Be in the folder in which a run was started, since its recipe names files from there."""
+    working = folder.working_folder()
+    if working == Path.cwd():
+        yield
+        return
+    sys.stderr.write(f"run '{folder.path.name}' was started in {working}: relative paths are meant from there\n")
+    with chdir(working):
+        yield
 
 
 def recipe_to_resume(folder: RunFolder, overrides: Sequence[str]) -> tuple[Recipe, str]:

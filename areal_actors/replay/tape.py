@@ -107,9 +107,9 @@ class _Player:
         return TapeDifference(entry=number, taped=_format(taped), now=_format(emitted))
 
     def _are_equal(self, emitted: Envelope, taped: Envelope) -> bool:
-        """True if two messages of one kind are equal, whatever format each is in."""
+        """True if two messages of one kind do the same, whatever format each is in."""
         kind = self.kinds[taped.subject]
-        return emitted.body == taped.body or emitted.open(kind) == taped.open(kind)
+        return emitted.body == taped.body or emitted.open(kind).is_equivalent(taped.open(kind))
 
     async def end(self) -> None:
         """Cancel handlers that wait for a reply which is not on the tape, as after a kill, and stop the actor."""

@@ -63,7 +63,7 @@ def trained_columns(batch: RecordedBatch, trajectories: Mapping[int, Trajectory]
     unknown = without_advantages(algorithm)
     if not unknown:
         try:
-            step = _step_of(algorithm, [sequence for _, _, sequence in rows], batch.event.step)
+            step = known_columns(algorithm, [sequence for _, _, sequence in rows], batch.event.step)
             refuse_unused_spans(algorithm, step)
             advantages = algorithm.advantages(step)
         except UntrainableBatch:
@@ -81,10 +81,11 @@ def trained_columns(batch: RecordedBatch, trajectories: Mapping[int, Trajectory]
     return TrainedColumns(_by_call(rows, masks, values), unknown)
 
 
-def _step_of(algorithm: Algorithm, sequences: list[TrainingSequence], weight_version: int) -> StepTokens:
-    """Returns the columns of a step.
+def known_columns(algorithm: Algorithm, sequences: list[TrainingSequence], weight_version: int) -> StepTokens:
+    """Returns the columns of a step that a log has, for an algorithm.
 
-    Tensors for the algorithm of another distribution or file, which may call any function of torch.
+    Arrays with the methods of tensors, so that torch is not needed; tensors for the algorithm of another distribution
+    or file, which may call any function of torch.
     """
     if type(algorithm).__module__.startswith(f"{algorithms.__name__}."):
         return step_columns(sequences, weight_version, ArrayColumn.of)

@@ -19,6 +19,7 @@ import msgspec
 from areal_actors.core.command import COMMAND
 from areal_actors.core.decoding import decode
 from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.core.extras import TRAIN, require_extra
 from areal_actors.core.layers import Key, Layer
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import RunResumed, RunStarted
@@ -210,6 +211,8 @@ def what_if(run: str, settings: Sequence[str], *, folder: Path, train: bool = Fa
         sys.stdout.write(f"{msgspec.json.encode(draws).decode() if as_json else draws.to_text()}\n")
         return 0
     _refuse_unanswerable(over)
+    if train:
+        require_extra(TRAIN, "--train")
     comparison = asyncio.run(_compare_runs(run, list(settings), over, folder, train=train))
     sys.stdout.write(f"{msgspec.json.encode(comparison.to_builtins()).decode() if as_json else comparison.to_text()}\n")
     return 0

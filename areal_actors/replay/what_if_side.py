@@ -11,10 +11,10 @@ import numpy as np
 from areal_actors.core.errors import EngineError, UntrainableBatch
 from areal_actors.core.values import TrainingSequence
 from areal_actors.replay.recorded_batches import RecordedBatches
-from areal_actors.replay.trained_columns import without_advantages
+from areal_actors.replay.trained_columns import known_columns, without_advantages
 from areal_actors.sequences.step_metrics import batch_metrics
 from areal_actors.training.algorithms.base import Advantages, StepTokens, refuse_unused_spans
-from areal_actors.training.step_data import reward_metrics, step_tokens
+from areal_actors.training.step_columns import reward_metrics
 
 
 class Side(msgspec.Struct):
@@ -53,7 +53,7 @@ def side_of(recorded: RecordedBatches) -> tuple[Side, dict[str, float]]:
         metrics = batch_metrics(sequences, event)
         if not side.without_advantages:
             try:
-                tokens = step_tokens(sequences, event.step)
+                tokens = known_columns(algorithm, sequences, event.step)
                 refuse_unused_spans(algorithm, tokens)
                 advantages = algorithm.advantages(tokens)
                 metrics |= reward_metrics(sequences, tokens, advantages)
@@ -74,7 +74,7 @@ def episode_advantages(
     sequences: Sequence[TrainingSequence], tokens: StepTokens, advantages: Advantages
 ) -> dict[str, float]:
     """Returns the mean advantage of the trained tokens of each episode, by name."""
-    owners, values = tokens.sequences.numpy(), advantages.tokens.double().numpy()
+    owners, values = np.asarray(tokens.sequences), np.asarray(advantages.tokens, np.float64)
     totals = np.bincount(owners, weights=values, minlength=len(sequences))
     counts = np.bincount(owners, minlength=len(sequences))
     by_episode: dict[str, list[float]] = {}

@@ -23,12 +23,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from areal_actors.core.config import Config, PositiveFloat, PositiveInt
 from areal_actors.core.errors import RewardError, SetupError
+from areal_actors.core.lazy import LazyModule
 from areal_actors.rewards.checks import task_name
-from areal_actors.rewards.math_reading import Reference, library, read_reference, states
+
+if TYPE_CHECKING:
+    from areal_actors.rewards import math_reading
+else:
+    math_reading = LazyModule("areal_actors.rewards.math_reading")  # its patterns are compiled when a rule is used
 
 ALARM_AGAIN = 0.05
 """CPU seconds until the alarm is repeated if it fired in a finalizer, where Python drops exceptions."""
@@ -57,8 +62,8 @@ class MathEquivalence(Config):
             RecipeError: it is not installed.
             SetupError: it does not work, for example without its grammar.
         """
-        library()
-        if not states(read_reference(r"\frac{1}{2}"), "$0.5$"):
+        math_reading.library()
+        if not math_reading.states(math_reading.read_reference(r"\frac{1}{2}"), "$0.5$"):
             raise SetupError(
                 "task.reward: math-verify does not find that 1/2 is 0.5; reinstall it: pip install"
                 " 'areal-actors[rewards]'"
@@ -73,13 +78,13 @@ class MathEquivalence(Config):
         reference = self.read_reference(task)
         try:
             with bounds(self.seconds):
-                return float(states(reference, output[-self.characters :]))
+                return float(math_reading.states(reference, output[-self.characters :]))
         except RewardError:
             raise
         except (OutOfTimeError, Exception):  # noqa: BLE001 - an exception is caused by the text of the model
             return 0.0
 
-    def read_reference(self, task: Mapping[str, Any]) -> Reference:
+    def read_reference(self, task: Mapping[str, Any]) -> math_reading.Reference:
         """Returns the result of a task.
 
         Raises:
@@ -89,7 +94,7 @@ class MathEquivalence(Config):
         solution = reference_text(task.get(self.field))
         try:
             with bounds(self.seconds):
-                reference = read_reference(solution) if solution is not None else None
+                reference = math_reading.read_reference(solution) if solution is not None else None
                 readable = reference is not None and reference.is_readable
         except RewardError:
             raise

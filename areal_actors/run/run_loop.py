@@ -170,7 +170,8 @@ class RunLoop(Launch):
             keep_times(self.recipe, self.folder.path, self.view.phases.seconds)
         if self.steps and self.bus_answers():
             audit = run_command("audit", self.folder.path.name, self.recipe.folder)
-            console.print(await write_summary(self.bus, self.folder.path, self._following, audit), crop=False)
+            folded = (self.state, self.read_to) if self.read_to else None
+            console.print(await write_summary(self.bus, self.folder.path, self._following, audit, folded), crop=False)
         if error:
             for line in self.lint.conclude():
                 sys.stderr.write(f"{line}\n")

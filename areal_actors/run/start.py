@@ -23,7 +23,13 @@ from areal_actors.recipe.mixture import source_recipes
 from areal_actors.recipe.needed_extras import check_extras
 from areal_actors.recipe.recipe import Recipe, redact_recipe
 from areal_actors.recovery.log_recovery import recover_log
-from areal_actors.recovery.resume import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
+from areal_actors.recovery.resume import (
+    checkpoint_to_resume,
+    in_working_folder,
+    recipe_to_resume,
+    run_to_resume,
+    set_later_aside,
+)
 from areal_actors.run.policies import policy_runs
 from areal_actors.run.preflight import check_parts, fresh_folder, holding_weights, report_clean_up
 from areal_actors.run.run_loop import FAILED, RunLoop
@@ -76,7 +82,9 @@ def resume(name: str, overrides: Sequence[str], *, folder: Path, checkpoint: str
     log_to_terminal()
     report_clean_up(folder)
     run = run_to_resume(name, folder)
-    with run.hold():
+    if run.working_folder() != Path.cwd():
+        folder = folder.absolute()
+    with run.hold(), in_working_folder(run):
         recipe, changed = recipe_to_resume(run, overrides)
         recipe = msgspec.structs.replace(_prepare_recipe(recipe), folder=str(folder))
         refuse_full_disk(recipe.disk, run.path)

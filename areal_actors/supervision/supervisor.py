@@ -23,7 +23,6 @@ import structlog
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.durable_files import FULL_BYTES, explain_os_error, write_refusal
 from areal_actors.core.host_settings import JOIN_TOKEN
-from areal_actors.core.module_command import module_command
 from areal_actors.core.proxies import proxy_exceptions
 from areal_actors.folder.run_folder import BusAddresses, RunFolder
 from areal_actors.messages import ActorFailed
@@ -39,6 +38,7 @@ from areal_actors.processes.process import (
 from areal_actors.recipe.device_map import device_variables
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import gateways_of_others
+from areal_actors.supervision.child_processes import ChildProcess, ProcessStart, ProcessStarter, environment_of
 from areal_actors.supervision.left_processes import end_left_processes, make_mark
 from areal_actors.supervision.liveness import START_OVERDUE
 from areal_actors.supervision.restarts import Restarts
@@ -70,7 +70,7 @@ class Child:
     """One process and the task that waits for its end."""
 
     name: str
-    process: asyncio.subprocess.Process
+    process: ChildProcess
     watcher: asyncio.Task[None] | None = None
     ending: bool = False
     """True once it was asked to end."""
@@ -97,6 +97,10 @@ class Supervisor:
         """Kind of each actor by name, for every process of the run, in the order of the tree."""
         self.left = frozenset(gateways_of_others(recipe).values())
         """Processes that are not started with the others: gateways, until they are taken over from other hosts."""
+        self.starts = {name: self._start_of(name) for name in self.placed}
+        self.starter = ProcessStarter(folder.path, recipe.watchdog.start_seconds, cuda=self.cuda.count > 0)
+        for start in self.starts.values():
+            self.starter.expect(start)
         self.children: dict[str, Child] = {}
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolved with the reason when the run cannot go on."""
@@ -106,9 +110,14 @@ class Supervisor:
         self._deaths = asyncio.Lock()
 
     async def start(self, names: Sequence[str]) -> None:
-        """Start these processes."""
-        for name in names:
-            await self._spawn(name)
+        """Start these processes; those with torch last longer and do not delay others."""
+        starting = [asyncio.create_task(self._spawn(name)) for name in names]
+        try:
+            await asyncio.gather(*starting)
+        finally:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
 
     def startable(self, kind: str = "") -> list[str]:
         """Returns the processes not yet started, with an actor of this kind (empty: any), in the order of the tree."""
@@ -133,6 +142,7 @@ class Supervisor:
             await self._end_all(
                 child for child in self._running() if not kind or kind in self.placed[child.name].values()
             )
+        await self.starter.close()
         await self._end_left_processes()
 
     async def kill_all(self) -> None:
@@ -142,6 +152,7 @@ class Supervisor:
         for child in running:
             child.send(signal.SIGKILL)
         await asyncio.gather(*(child.process.wait() for child in running))
+        await self.starter.close()
         await self._end_left_processes()
 
     async def _end_left_processes(self) -> None:
@@ -165,29 +176,22 @@ class Supervisor:
 
     async def _spawn(self, name: str) -> None:
         self.folder.failure_of(name).unlink(missing_ok=True)
-        with self.folder.output_of(name).open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *self.command(name),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env={
-                    **child_environment(self.recipe, self.placed[name].values()),
-                    **device_variables(self.recipe, name, self.cuda),
-                    **make_mark(self.folder.path),
-                },
-            )
-        assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(self.addresses.of(name)) + b"\n")
+        address = msgspec.json.encode(self.addresses.of(name)) + b"\n"
+        process = await self.starter.start(self.starts[name], self.folder.output_of(name), address)
         child = Child(name, process)
         self.children[name] = child
         child.watcher = asyncio.create_task(self._watch(child))
 
-    def command(self, name: str) -> list[str]:
-        """Returns the command that starts a process."""
-        module = "tensor_process" if has_tensors(self.recipe, name) else "process"
-        return module_command(f"areal_actors.processes.{module}", str(self.folder.path), name)
+    def _start_of(self, name: str) -> ProcessStart:
+        return ProcessStart(
+            f"areal_actors.processes.{'tensor_process' if has_tensors(self.recipe, name) else 'process'}",
+            (str(self.folder.path), name),
+            environment_of(
+                child_environment(self.recipe, self.placed[name].values()),
+                device_variables(self.recipe, name, self.cuda),
+                make_mark(self.folder.path),
+            ),
+        )
 
     async def _watch(self, child: Child) -> None:
         """Wait for a child's end and restart it by the tree."""

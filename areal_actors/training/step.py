@@ -1,8 +1,7 @@
 """A training step: columns → packed → scored → losses → update, five values and the functions from each to the next.
 
 An update computes its micro-batches one after another, each with its forward and its backward pass, so that only the
-activations of one are in memory. What a step proves and reports is not here: `TorchTrainer` compares log-probabilities
-before the columns, observes the losses, counts replayed routes and steps, and merges the metrics.
+activations of one are in memory. `TorchTrainer` has the proofs and the counts around it, and merges the metrics.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ from areal_actors.training.packing.scoring import TokenScorer, ValueScorer
 from areal_actors.training.packing.tensors import MicroBatch, Sharing, make_micro_batches
 from areal_actors.training.ranks import Ranks, TokenColumn
 from areal_actors.training.references import FrozenModel, Role
-from areal_actors.training.step_data import cut_sequences, drop_masked_tokens, reward_metrics
+from areal_actors.training.step_columns import reward_metrics
+from areal_actors.training.step_data import cut_sequences, drop_masked_tokens
 
 Columns = TypeVar("Columns", StepTokens, Advantages)
 Arguments = ParamSpec("Arguments")

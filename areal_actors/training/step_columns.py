@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from areal_actors.core.errors import EngineError, UntrainableBatch
 from areal_actors.core.values import PROMPT_VERSION, SequenceCall, TrainingSequence
-from areal_actors.sequences.episodes import calls_of, episode_key
-from areal_actors.training.algorithms.base import NamedColumn, StepTokens
+from areal_actors.sequences.episodes import calls_of, episode_key, sequences_by_episode
+from areal_actors.training.algorithms.base import Advantages, NamedColumn, StepTokens
 from areal_actors.training.span_columns import span_columns
 
 
@@ -185,3 +185,26 @@ def _calls_of_trained(sequences: Sequence[TrainingSequence], index: int) -> NDAr
 
 def _sampled_count(sequence: TrainingSequence, call: SequenceCall) -> int:
     return int(np.count_nonzero(sequence.versions[call.start : call.end] != PROMPT_VERSION))
+
+
+def reward_metrics(
+    sequences: Sequence[TrainingSequence], tokens: StepTokens, advantages: Advantages
+) -> dict[str, float]:
+    """Means and deviations of rewards over episodes, and of advantages (means of their tokens) over samples."""
+    rewards = np.array([episode[0].reward for episode in sequences_by_episode(sequences)], np.float64)
+    groups, samples = np.asarray(tokens.groups), np.asarray(tokens.samples[tokens.calls])
+    values = np.asarray(advantages.tokens, np.float64)
+    counts = np.bincount(samples)
+    by_sample = np.bincount(samples, weights=values)[counts > 0] / counts[counts > 0]
+    present, with_signal = np.unique(groups), np.unique(groups[samples[values != 0]])
+    return {
+        "reward_mean": float(rewards.mean()),
+        "reward_std": float(rewards.std()),
+        "advantage_mean": float(by_sample.mean()),
+        "advantage_std": float(by_sample.std()),
+        "advantage_max": float(by_sample.max()),
+        "advantage_min": float(by_sample.min()),
+        "groups": float(len(present)),
+        "groups_without_signal": float(len(present) - len(with_signal)),
+        **advantages.metrics,
+    }

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from areal_actors.core.errors import UntrainableBatch
 from areal_actors.core.values import PROMPT_VERSION, TrainingSequence
-from areal_actors.sequences.episodes import own_tokens, sequences_by_episode
+from areal_actors.sequences.episodes import own_tokens
 from areal_actors.training.algorithms.base import Advantages, StepTokens
-from areal_actors.training.algorithms.groups import last_by, mean_by
+from areal_actors.training.algorithms.groups import last_by
 from areal_actors.training.step_columns import step_columns
 
 
@@ -66,30 +66,6 @@ def cut_sequences(
             )
         )
     return cut_numbers, ended
-
-
-def reward_metrics(
-    sequences: Sequence[TrainingSequence], tokens: StepTokens, advantages: Advantages
-) -> dict[str, float]:
-    """Means and deviations of rewards over episodes, and of advantages (means of their tokens) over samples."""
-    rewards, groups = (
-        torch.tensor([episode[0].reward for episode in sequences_by_episode(sequences)], dtype=torch.float64),
-        tokens.groups,
-    )
-    samples = tokens.samples[tokens.calls]
-    by_sample = mean_by(advantages.tokens.double(), samples, len(groups))[torch.unique(samples)]
-    present, with_signal = torch.unique(groups), torch.unique(groups[samples[advantages.tokens != 0]])
-    return {
-        "reward_mean": float(rewards.mean()),
-        "reward_std": float(rewards.std(correction=0)),
-        "advantage_mean": float(by_sample.mean()),
-        "advantage_std": float(by_sample.std(correction=0)),
-        "advantage_max": float(by_sample.max()),
-        "advantage_min": float(by_sample.min()),
-        "groups": float(len(present)),
-        "groups_without_signal": float(len(present) - len(with_signal)),
-        **advantages.metrics,
-    }
 
 
 def drop_masked_tokens(

@@ -34,6 +34,10 @@ class Message(msgspec.Struct, metaclass=FrozenMeta):
         """Returns the message as it is encoded, if that takes fewer bytes; decoding it gives the message itself."""
         return self
 
+    def is_equivalent(self, other: Message) -> bool:
+        """True if a replay that emits the other message in place of this one does the same."""
+        return self == other
+
 
 class Event(Message):
     """A fact, logged and delivered to every subscriber, now or later."""

@@ -23,6 +23,7 @@ from areal_actors.gateway.completion import callable_tools
 from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import prompt_for
+from areal_actors.gateway.conversations.session_turns import SessionTurns
 from areal_actors.gateway.conversations.template_window import SENTINEL
 from areal_actors.gateway.conversations.turns import path_to, token_ids_of
 from areal_actors.gateway.settings import KEEP_REASONING, GatewaySettings
@@ -98,7 +99,7 @@ class Talk:
     def call(self, messages: list[dict]) -> str | None:
         request = ModelRequest(session="s", messages=tuple(messages), tools=self.tools)
         try:
-            prompt = prompt_for(self.turns, request, self.continuations)
+            prompt = prompt_for(SessionTurns(self.turns.values()), request, self.continuations)
         except RequestError:
             self.became["refused by the template"] += 1
             return None

@@ -118,9 +118,7 @@ class SessionsHarness:
         registry = self.manager.registry
         for identifier, text, parent in calls:
             made = interaction(identifier, text, parent=parent)
-            turn = ConversationTurn(
-                interaction=made, answer={}, prompt=Prompt(token_ids=b"", suffix_ids=made.prompt_suffix)
-            )
+            turn = ConversationTurn(interaction=made, answer={}, prompt=Prompt(suffix_ids=made.prompt_suffix))
             registry.update(registry.get(session).begin_call(self.now).record(turn, self.now).end_call(self.now))
 
     def log(self, kind):

@@ -70,7 +70,7 @@ class FirstPrompts:
 
     def put(self, digest: bytes, prompt: Prompt) -> None:
         """Keep a prompt without prefix and images, unless it is long."""
-        if self._keeps and len(prompt.token_ids) + len(prompt.messages) + len(prompt.tools) < LONGEST_KEPT_BYTES:
+        if self._keeps and len(prompt.suffix_ids) + len(prompt.messages) + len(prompt.tools) < LONGEST_KEPT_BYTES:
             self._kept[digest] = prompt
             if len(self._kept) > KEPT_PROMPTS:
                 self._kept.popitem(last=False)
@@ -95,8 +95,10 @@ class Continuations:
 
         Some clients add one to each answer.
         """
+        if self._renders_names or request.plain_text:
+            return request
         named = [message for message in request.messages if "name" in message]
-        if self._renders_names or not any(message["role"] == "assistant" for message in named):
+        if not any(message["role"] == "assistant" for message in named):
             return request
         messages = [
             (

@@ -18,10 +18,13 @@ from areal_actors.core.errors import PromptTooLong, RequestError
 from areal_actors.core.values import pack_ids
 from areal_actors.gateway.conversations.continuation import AnsweredConversation, Continuations
 from areal_actors.gateway.conversations.lineage import find_parent
+from areal_actors.gateway.conversations.message_digests import LONG_HISTORY_BYTES, MessageDigests
 from areal_actors.gateway.conversations.message_equality import digest, value_digests
 from areal_actors.gateway.conversations.prompt_images import IMAGES, has_images, images_in, with_images
+from areal_actors.gateway.conversations.session_turns import SessionTurns
 from areal_actors.gateway.conversations.template_window import features_of
 from areal_actors.gateway.conversations.turns import (
+    EMPTY,
     ConversationTurn,
     Prompt,
     completion_text,
@@ -51,7 +54,7 @@ class PromptLimit(NamedTuple):
 
 
 def prompt_for(
-    turns: dict[str, ConversationTurn],
+    turns: SessionTurns,
     request: ModelRequest,
     continuations: Continuations,
     limit: PromptLimit | None = None,
@@ -66,8 +69,11 @@ def prompt_for(
         return _raw_prompt(turns, raw, chat, limit, chat.leading_ids if request.adds_bos else ())
     request = continuations.without_unseen_names(request)
     settings = digest((request.tools, request.template_kwargs))
-    request_digest = digest(request.messages)
-    parent, prefix_break_reason, by_id = find_parent(turns, request)
+    history = MessageDigests(request.messages, turns.last_digests)
+    if request.body_bytes >= LONG_HISTORY_BYTES:
+        turns.last_digests = history
+    parent, prefix_break_reason, by_id = find_parent(turns, request, history)
+    request_digest = history.exact(len(request.messages))
     is_first = parent is None and not prefix_break_reason
     if is_first and (kept := continuations.first_prompts.get(request_digest + settings)) is not None:
         return kept
@@ -79,30 +85,26 @@ def prompt_for(
             prefix_break_reason = CHANGED_SETTINGS
     if parent is None or text is None:
         text = chat.render(request.messages, request.tools, **request.template_kwargs)
-        parent_ids, prefix, earlier, sent, new = b"", "", b"", request.messages, request.messages
+        cached, prefix, earlier, sent, new = 0, "", b"", request.messages, request.messages
         features = features_of(request.messages) | ({"tools"} if request.tools else set())
     else:
-        parent_ids, prefix, earlier = (
-            token_ids_of(path_to(parent.interaction.id, turns)),
-            parent.interaction.id,
-            parent.prompt.value_digest,
-        )
+        cached, prefix, earlier = parent.token_count, parent.interaction.id, parent.prompt.value_digest
         sent = request.messages[parent.prompt.message_count :]
         new = sent[1:]
         features = parent.prompt.features | features_of([parent.answer]) | (features_of(new) - {"system"})
         if features == parent.prompt.features:
             features = parent.prompt.features  # shared by all turns: a set takes 200 bytes
-    ids = encode_within(chat, text, limit, after=len(parent_ids) // 4)
+    ids = encode_within(chat, text, limit, after=cached)
     images = () if parent is None or not prefix else parent.prompt.images
     pictured = continuations.vision is not None and bool(images or has_images(new))
     if continuations.vision is not None and pictured:
+        parent_ids = token_ids_of(path_to(prefix, turns)) if prefix else b""
         ids, images = with_images(parent_ids, ids, images, images_in(new), continuations.vision.placeholder)
         features |= IMAGES
     prompt = Prompt(
         parent="" if parent is None else parent.interaction.id,
         parent_by_id=by_id,
         prefix=prefix,
-        token_ids=parent_ids + ids,
         suffix_ids=ids,
         suffix_text="" if not pictured and chat.is_lossless(text) else text,
         messages=msgspec.json.encode(new),
@@ -114,7 +116,8 @@ def prompt_for(
         features=features,
         checked=checked,
         opens_reasoning=chat.format.opens_reasoning(text),
-        cached_tokens=len(parent_ids) // 4,
+        cached_tokens=cached,
+        earlier=turns if prefix else EMPTY,
         images=images,
         prefix_break_reason=prefix_break_reason,
     )
@@ -142,7 +145,7 @@ def encode_within(
 
 def _text_after(
     parent: ConversationTurn,
-    turns: dict[str, ConversationTurn],
+    turns: SessionTurns,
     request: ModelRequest,
     continuations: Continuations,
     *,
@@ -248,7 +251,7 @@ def _reasoning_count(text: str, chat: ChatTokenizer) -> int:
     return sum(len(re.findall(rf"{opening}\s*(?=\S)(?!{closing})", text)) for opening, closing in pairs)
 
 
-def with_history(turns: dict[str, ConversationTurn], request: ModelRequest) -> ModelRequest:
+def with_history(turns: SessionTurns, request: ModelRequest) -> ModelRequest:
     """Returns the request with the earlier messages that `continues` refers to.
 
     Raises:
@@ -276,7 +279,7 @@ def with_history(turns: dict[str, ConversationTurn], request: ModelRequest) -> M
     return msgspec.structs.replace(request, messages=(*instructions, *past, *new))
 
 
-def with_references(turns: dict[str, ConversationTurn], request: ModelRequest) -> ModelRequest:
+def with_references(turns: SessionTurns, request: ModelRequest) -> ModelRequest:
     """Returns the request with the parts of earlier answers that its messages refer to.
 
     Raises:
@@ -312,7 +315,7 @@ def with_references(turns: dict[str, ConversationTurn], request: ModelRequest) -
 
 
 def _raw_prompt(
-    turns: dict[str, ConversationTurn],
+    turns: SessionTurns,
     prompt: str | bytes,
     chat: ChatTokenizer,
     limit: PromptLimit | None,
@@ -325,17 +328,17 @@ def _raw_prompt(
     parent_ids, parent, text = b"", "", prompt if isinstance(prompt, str) else ""
     opening = chat.decode(leading, skip_special=False)
     added = opening if isinstance(prompt, str) and opening and not prompt.startswith(opening) else ""
-    for turn in reversed(turns.values()):
-        path = path_to(turn.interaction.id, turns) if turn.prompt.message_count == 0 else []
+    of_texts = [turn for turn in reversed(turns.values()) if turn.prompt.message_count == 0]
+    for turn in sorted(of_texts, key=lambda turn: -turn.token_count):  # the longest first, of equal ones the last
+        path = path_to(turn.interaction.id, turns)
         ids = token_ids_of(path)
-        if len(ids) <= len(parent_ids):
-            continue
         if isinstance(prompt, bytes):
             begins = prompt.startswith(ids)
-        elif begins := bool(path) and prompt.startswith(earlier := text_of(path, chat).removeprefix(added)):
+        elif begins := prompt.startswith(earlier := text_of(path, chat).removeprefix(added)):
             text = prompt[len(earlier) :]
         if begins:
             parent_ids, parent = ids, turn.interaction.id
+            break
     if isinstance(prompt, bytes):
         suffix = prompt[len(parent_ids) :]
     else:
@@ -344,8 +347,8 @@ def _raw_prompt(
     return Prompt(
         parent=parent,
         prefix=parent,
-        token_ids=parent_ids + suffix,
         suffix_ids=suffix,
         suffix_text="" if chat.is_lossless(text) else text,
         cached_tokens=len(parent_ids) // 4,
+        earlier=turns if parent else EMPTY,
     )

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from areal_actors.gateway.conversations.turns import ConversationTurn, Prompt
+from areal_actors.gateway.conversations.session_turns import SessionTurns
+from areal_actors.gateway.conversations.turns import Prompt
 from areal_actors.messages import Continues
-from areal_actors.sequences.credit_links import links_of
 
 ROLE_BYTES = 4
 """Bytes of the digest of a system prompt."""
@@ -47,7 +47,7 @@ NO_LINKS = CreditLinks()
 
 
 def find_credit_links(
-    turns: Mapping[str, ConversationTurn], prompt: Prompt, client_session: str, messages: Sequence[Mapping[str, Any]]
+    turns: SessionTurns, prompt: Prompt, client_session: str, messages: Sequence[Mapping[str, Any]]
 ) -> CreditLinks:
     """Find the calls that a call continues.
 
@@ -57,21 +57,14 @@ def find_credit_links(
         client_session: name of its conversation at the client; empty if the client sends none.
         messages: those of its request.
     """
-    continued: set[str] = set()
-    by_messages: set[str] = set()
-    for turn in turns.values():
-        links = links_of(turn.interaction)
-        continued.update(links)
-        by_messages.update(link for link in links if link == turn.interaction.parent)
     parent = prompt.parent
     new = messages[turns[parent].prompt.message_count :] if parent else messages
     followed = {
         identifier
-        for identifier, turn in turns.items()
-        if identifier not in continued
-        and (turn.client_session == client_session or _has_text(new, turn.answer.get("content")))
+        for identifier, turn in turns.ends.items()
+        if turn.client_session == client_session or _has_text(new, turn.answer.get("content"))
     }
-    if parent and (parent not in by_messages or not followed):
+    if parent and (parent not in turns.continued_by_messages or not followed):
         followed.add(parent)
     if parent in followed:
         continues: Continues = "id" if prompt.parent_by_id else "value"

@@ -7,17 +7,17 @@ Changes that the client made since are reported, because the parent's tokens can
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from areal_actors.gateway.conversations.message_digests import MessageDigests
 from areal_actors.gateway.conversations.message_equality import (
     MessageDict,
-    digest,
     first_difference,
     is_answer_prefix,
     same_answer,
-    value_digests,
 )
+from areal_actors.gateway.conversations.session_turns import SessionTurns, tool_call_ids
 from areal_actors.gateway.conversations.turns import ConversationTurn, messages_of, path_to
 from areal_actors.messages import ModelRequest
 
@@ -35,8 +35,8 @@ class Lineage(NamedTuple):
     """True if the client named the call, or the id of a tool call of its."""
 
 
-def find_parent(turns: dict[str, ConversationTurn], request: ModelRequest) -> Lineage:
-    """Find the call that these messages continue.
+def find_parent(turns: SessionTurns, request: ModelRequest, history: MessageDigests) -> Lineage:
+    """Find the call that these messages, with their digests in `history`, continue.
 
     It is the one that the client names, or the deepest match by ids or values.
     """
@@ -46,7 +46,6 @@ def find_parent(turns: dict[str, ConversationTurn], request: ModelRequest) -> Li
         parent_messages = messages_of(path_to(request.continues, turns))
         place = first_difference(parent_messages, messages)
         return Lineage(turn, "" if place == len(parent_messages) else _describe_change(place, messages), by_id=True)
-    history = _History(messages)
     by_id, by_value = _by_id(turns, messages), _by_value(turns, history)
     if by_id is not None and (by_value is None or by_id[1] > by_value[0].prompt.message_count):
         turn, place = by_id
@@ -54,7 +53,7 @@ def find_parent(turns: dict[str, ConversationTurn], request: ModelRequest) -> Li
     return Lineage(None, _missing_parent_reason(turns, messages)) if by_value is None else Lineage(*by_value)
 
 
-def _missing_parent_reason(turns: dict[str, ConversationTurn], messages: Sequence[MessageDict]) -> str:
+def _missing_parent_reason(turns: SessionTurns, messages: Sequence[MessageDict]) -> str:
     if not turns or not any(message.get("role") == "assistant" for message in messages):
         return ""
     last = turns[next(reversed(turns))]
@@ -68,61 +67,29 @@ def _missing_parent_reason(turns: dict[str, ConversationTurn], messages: Sequenc
     )
 
 
-class _History:
-    """Digests of the prefixes of a message list, each computed once."""
-
-    def __init__(self, messages: Sequence[MessageDict]) -> None:
-        self.messages = messages
-        self._exact: dict[int, bytes] = {}
-        self._values: list[bytes] = []
-
-    def is_request_of(self, turn: ConversationTurn) -> bool:
-        """True if the messages begin with the request's of this call, as sent or by value."""
-        count = turn.prompt.message_count
-        if count not in self._exact:
-            self._exact[count] = digest(self.messages[:count])
-        if self._exact[count] == turn.prompt.request_digest:
-            return True
-        self._values = self._values or value_digests(b"", self.messages)
-        return self._values[count - 1] == turn.prompt.value_digest
-
-
-def _by_id(turns: dict[str, ConversationTurn], messages: Sequence[MessageDict]) -> tuple[ConversationTurn, int] | None:
+def _by_id(turns: SessionTurns, messages: Sequence[MessageDict]) -> tuple[ConversationTurn, int] | None:
     """The call that issued the last known tool call id in the messages, and the index of that message."""
-    issued: dict[str, ConversationTurn] | None = None
-    for place in range(len(messages) - 1, -1, -1):
-        for identifier in _ids(messages[place]):
-            if issued is None:
-                issued = {given: turn for turn in turns.values() for given in _ids(turn.answer)}
-            if (turn := issued.get(identifier)) is not None:
+    for place in range(len(messages) - 1, -1, -1) if turns.issued else ():
+        for identifier in tool_call_ids(messages[place]):
+            if (turn := turns.issued.get(identifier)) is not None:
                 return turn, place
     return None
 
 
-def _ids(message: MessageDict) -> Iterator[str]:
-    """Ids of the tool calls in a message."""
-    if message.get("role") == "assistant":
-        yield from (call["id"] for call in message.get("tool_calls") or () if call.get("id"))
-
-
-def _by_value(turns: dict[str, ConversationTurn], history: _History) -> tuple[ConversationTurn, str] | None:
+def _by_value(turns: SessionTurns, history: MessageDigests) -> tuple[ConversationTurn, str] | None:
     """The longest call that the messages continue, the latest of several, and the difference of its answer.
 
     The difference is between the answer as sampled and as sent back.
     """
-    longest: tuple[ConversationTurn, str] | None = None
-    for turn in reversed(turns.values()):
-        count = turn.prompt.message_count
-        if not (0 if longest is None else longest[0].prompt.message_count) < count < len(history.messages):
-            continue
-        sent = history.messages[count]
+    for turn in turns.shorter_than(len(history.messages)):
+        sent = history.messages[turn.prompt.message_count]
         partial = turn.streamed and is_answer_prefix(turn.answer, sent)
         if ((same := same_answer(turn.answer, sent)) or partial) and history.is_request_of(turn):
-            longest = turn, "" if same else PARTIAL
-    return longest
+            return turn, "" if same else PARTIAL
+    return None
 
 
-def _difference(turn: ConversationTurn, place: int, history: _History) -> str:
+def _difference(turn: ConversationTurn, place: int, history: MessageDigests) -> str:
     """Difference of the messages from the conversation of a call whose tool call id occurs at this index."""
     if place != turn.prompt.message_count or not history.is_request_of(turn):
         return "the messages before an answer, which its tool call's id names, are not what they were"

@@ -17,9 +17,14 @@ _ENCODER = msgspec.json.Encoder()
 _SORTED = msgspec.json.Encoder(order="deterministic")
 
 
+def encode(value: Any) -> bytes:
+    """JSON of a value exactly as sent."""
+    return _ENCODER.encode(value)
+
+
 def digest(value: Any) -> bytes:
     """16-byte hash of a JSON value exactly as sent."""
-    return xxhash.xxh3_128_digest(_ENCODER.encode(value))
+    return xxhash.xxh3_128_digest(encode(value))
 
 
 def value_digests(before: bytes, messages: Iterable[MessageDict]) -> list[bytes]:
@@ -120,6 +125,10 @@ def first_difference(messages: Sequence[MessageDict], sent: Sequence[MessageDict
     """Index of the first message that differs by value; the shorter length if none does."""
     pairs = zip(messages, sent, strict=False)
     return next(
-        (index for index, (message, sent_message) in enumerate(pairs) if by_value(message) != by_value(sent_message)),
+        (
+            index
+            for index, (message, sent_message) in enumerate(pairs)
+            if message != sent_message and by_value(message) != by_value(sent_message)
+        ),
         min(len(messages), len(sent)),
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -15,13 +16,12 @@ from areal_bus.message import FrozenMeta
 
 CANCELLED = "cancelled"
 """Finish reason of a call whose client left while it was streamed."""
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 class Prompt(msgspec.Struct, metaclass=FrozenMeta):
     """Prompt tokens, and the data to recognise a call that continues them."""
 
-    token_ids: bytes
-    """u32, all of them."""
     suffix_ids: bytes
     """u32, the tokens after the prefix; all of them without a prefix."""
     parent: str = ""
@@ -50,17 +50,29 @@ class Prompt(msgspec.Struct, metaclass=FrozenMeta):
     """True if the prompt opens the model's reasoning."""
     cached_tokens: int = 0
     """Number of tokens of the prefix."""
+    earlier: Mapping[str, ConversationTurn] = EMPTY
+    """Calls of the session, by id, from which the tokens of the prefix are read; none without a prefix."""
     images: tuple[ImageRef, ...] = ()
     """Images in the whole prompt, by position."""
     prefix_break_reason: str = ""
     """Reason for which the prompt does not begin with the parent's tokens, or for which a later call has no parent."""
+
+    @property
+    def token_ids(self) -> bytes:
+        """All tokens, u32; read from the calls before, which takes time with the length of the conversation."""
+        return token_ids_of(path_to(self.prefix, self.earlier)) + self.suffix_ids if self.prefix else self.suffix_ids
+
+    @property
+    def token_count(self) -> int:
+        """Number of all tokens."""
+        return self.cached_tokens + len(self.suffix_ids) // 4
 
     def first_position(self) -> int:
         """First position that a call with this prompt computes.
 
         It is that of the last token of its prefix, which was sampled but not fed.
         """
-        return max((len(self.token_ids) - len(self.suffix_ids)) // 4 - 1, 0)
+        return max(self.cached_tokens - 1, 0)
 
 
 class ConversationTurn(msgspec.Struct, metaclass=FrozenMeta):
@@ -70,11 +82,16 @@ class ConversationTurn(msgspec.Struct, metaclass=FrozenMeta):
     answer: dict[str, Any]
     """The model's answer as a message."""
     prompt: Prompt
-    """Without `token_ids`: the path to this turn has them."""
+    """Without the calls before: the path to this turn has them."""
     streamed: bool = False
     """True if the answer was streamed: its client may have received only a prefix of it."""
     client_session: str = ""
     """Name of the conversation at the client, if the client sends one."""
+
+    @property
+    def token_count(self) -> int:
+        """Number of tokens of prompt and completion."""
+        return self.prompt.token_count + len(self.interaction.completion)
 
 
 def record_turn(
@@ -109,11 +126,11 @@ def record_turn(
         images=prompt.images and suffix_images(prompt.images, prompt.cached_tokens),
     )
     return ConversationTurn(
-        interaction=interaction, answer=answer, prompt=msgspec.structs.replace(prompt, token_ids=b""), streamed=streamed
+        interaction=interaction, answer=answer, prompt=msgspec.structs.replace(prompt, earlier=EMPTY), streamed=streamed
     )
 
 
-def path_to(identifier: str, turns: dict[str, ConversationTurn]) -> list[ConversationTurn]:
+def path_to(identifier: str, turns: Mapping[str, ConversationTurn]) -> list[ConversationTurn]:
     """Turns on the token path from the root to this one."""
     path = [turns[identifier]]
     while path[-1].interaction.prefix:

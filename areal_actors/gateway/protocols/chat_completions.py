@@ -157,11 +157,20 @@ def _input_delta(index: int, arguments: str) -> dict[str, Any]:
     return {"index": index, "custom": {"input": custom_input(arguments)}}
 
 
-def _call(request: ChatRequest, session: str) -> ModelRequest:
+def chat_call(request: ChatRequest, session: str, builder: MessageBuilder | None = None) -> ModelRequest:
+    """Convert a request to a model call; `builder` has its messages, if they are converted already.
+
+    Raises:
+        RequestError: a field is not supported.
+    """
+    if builder is None:
+        builder = MessageBuilder()
+        builder.add_all(request.messages, "messages")
     choice, allowed = choice_fields(request.tool_choice)
     return ModelRequest(
         session=session,
-        messages=MessageBuilder().add_all(request.messages, "messages"),
+        messages=tuple(builder.messages),
+        plain_text=builder.is_plain,
         **tool_fields(chat_definitions(request.tools or ()), choice, allowed=allowed),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         constraint=_constraint(request),
@@ -194,12 +203,12 @@ def _sampling(request: ChatRequest) -> dict[str, Any]:
     return sampling(request, max_tokens=max_tokens, stop=request.stop, top_logprobs=request.top_logprobs or None)
 
 
-def _ignored_names(request: ChatRequest) -> list[str]:
+def chat_ignored(request: ChatRequest, *, plain_text: bool = False) -> list[str]:
+    """Return what the client sent and is accepted without effect; `plain_text` if all contents are strings."""
     names = [*ignored_fields(request), *ignored_fields(request.stream_options, "stream_options")]
     tools = request.tools or ()
-    mixed = [
-        message.content for message in request.messages if message.content and not isinstance(message.content, str)
-    ]
+    messages = () if plain_text else request.messages
+    mixed = [message.content for message in messages if message.content and not isinstance(message.content, str)]
     if (tools or mixed) and any(getattr(one, "cache_control", None) for one in chain(tools, *mixed)):
         names.append("cache_control")
     if any(tool.function and tool.function.strict for tool in tools):
@@ -216,9 +225,9 @@ CHAT = Dialect(
     path="chat/completions",
     summary="OpenAI chat completions",
     request_type=ChatRequest,
-    call=_call,
+    call=chat_call,
     answer=ChatAnswer,
     error=openai.error,
-    ignored=_ignored_names,
+    ignored=chat_ignored,
     element_types={"tools": chat_tool_type},
 )

@@ -80,6 +80,7 @@ class NamedMessage(RequestStruct):
         message = self.add_unnamed(builder, where)
         if self.name:
             message["name"] = self.name
+            builder.is_plain = builder.is_plain and message["role"] != "assistant"
         return message
 
     def add_unnamed(self, builder: MessageBuilder, where: str) -> dict[str, Any]:  # noqa: ARG002

@@ -81,6 +81,8 @@ class MessageBuilder:
     def __init__(self, system: Content | None = None, *, continued: bool = False) -> None:
         self.messages: list[dict[str, Any]] = []
         self.has_references = False
+        self.is_plain = True
+        """True while every content is a string, and no message of the model has a name."""
         self._open: set[str] = set()
         self._continued = continued
         if system:
@@ -89,6 +91,8 @@ class MessageBuilder:
     def add(self, role: str, text: Content) -> dict[str, Any]:
         """Add a message and return it."""
         message: dict[str, Any] = {"role": role, "content": text}
+        if not isinstance(text, str):
+            self.is_plain = False
         self.messages.append(message)
         return message
 
@@ -135,8 +139,15 @@ class MessageBuilder:
         message["tool_call_id"] = identifier
         return message
 
-    def add_all(self, turns: Iterable[Turn], field: str) -> tuple[dict[str, Any], ...]:
-        """Add the turns of the conversation, an array at this field, and return all messages."""
-        for index, turn in enumerate(turns):
+    def copy(self) -> MessageBuilder:
+        """Return a builder with the same messages, to which others are added."""
+        other = MessageBuilder(continued=self._continued)
+        other.messages, other._open = [*self.messages], {*self._open}
+        other.has_references, other.is_plain = self.has_references, self.is_plain
+        return other
+
+    def add_all(self, turns: Iterable[Turn], field: str, *, start: int = 0) -> tuple[dict[str, Any], ...]:
+        """Add the turns of the conversation, an array at this field from `start` on, and return all messages."""
+        for index, turn in enumerate(turns, start):
             turn.add_to(self, f"{field}[{index}]")
         return tuple(self.messages)

@@ -38,15 +38,15 @@ def digest_of(request: ModelRequest) -> bytes:
     return digest(msgspec.structs.replace(request, stream=False, request_id="", body_bytes=0, ignored=(), trace=None))
 
 
-def call_digest(prompt_ids: bytes, sampling: SamplingParams) -> bytes:
-    """A digest of 16 bytes of a call's prompt and sampling parameters."""
+def encode_sampling(sampling: SamplingParams) -> bytes:
+    """The sampling parameters in the digest of a call, before its prompt (`PromptDigest.call`)."""
     if sampling.logit_bias:
         sampling = msgspec.structs.replace(sampling, logit_bias=dict(sorted(sampling.logit_bias.items())))
-    return blake2b(msgspec.json.encode(sampling) + prompt_ids, digest_size=16).digest()
+    return msgspec.json.encode(sampling)
 
 
 def sampling_seed(run_seed: int, session: Session, digest: bytes) -> int:
-    """The seed of the session's latest call with this `call_digest`."""
+    """The seed of the session's latest call with this digest."""
     parts = f"{run_seed}|{seed_label(session)}|{session.call_counts[digest]}|".encode() + digest
     return int.from_bytes(blake2b(parts, digest_size=SEED_BYTES).digest(), "big")
 
@@ -90,7 +90,7 @@ def interaction_recorded(
         parent=interaction.parent,
         prefix=interaction.prefix,
         prefix_break_reason=choice.prompt.prefix_break_reason,
-        prompt_tokens=len(choice.prompt.token_ids) // 4,
+        prompt_tokens=choice.prompt.token_count,
         completion_tokens=len(interaction.completion),
         finish_reason=interaction.finish_reason,
         weight_version=interaction.completion.versions[-1].weight_version,

@@ -71,7 +71,7 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     calls: int = 0
     """Number of calls begun, completed or not."""
     call_counts: dict[bytes, int] = {}
-    """Number of calls by `call_digest`, for seeds."""
+    """Number of calls by `PromptDigest.call`, for seeds."""
     running: int = 0
     """Number of calls in flight; the session does not expire while there are any."""
     returned: bool = False
@@ -143,11 +143,9 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         It replaces a cancelled call that it retries, in the credit links too.
         """
         turn = msgspec.structs.replace(turn, client_session=client_session) if client_session else turn
-        continued = {link for earlier_turn in self.turns for link in _continued_calls(earlier_turn.interaction)}
-        earlier = [one for one in self.turns if one.interaction.id in continued or not _is_retry(turn, one)]
-        follows = links.follows
+        retried, follows = self._calls_retried_by(turn), links.follows
+        earlier = [one for one in self.turns if one.interaction.id not in retried] if retried else self.turns
         if follows:
-            retried = {one.interaction.id: links_of(one.interaction) for one in self.turns if one not in earlier}
             kept = {one.interaction.id for one in earlier}
             follows = tuple(link for name in follows for link in retried.get(name, (name,)) if link in kept)
         if follows or links.role:
@@ -155,6 +153,12 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
                 turn, interaction=msgspec.structs.replace(turn.interaction, follows=follows, role=links.role)
             )
         return msgspec.structs.replace(self.transition("record", now), turns=(*earlier, turn), overflow="")
+
+    def _calls_retried_by(self, turn: ConversationTurn) -> dict[str, tuple[str, ...]]:
+        """Calls that a call retries and that no other continues, with their credit links."""
+        retried = {one.interaction.id: links_of(one.interaction) for one in self.turns if _is_retry(turn, one)}
+        continued = {link for one in self.turns for link in _continued_calls(one.interaction)} if retried else ()
+        return {name: links for name, links in retried.items() if name not in continued}
 
     def with_answer(self, name: str, answer: Sequence[ModelResponsePart]) -> Session:
         """Store the answer to a request of this name."""
@@ -249,11 +253,13 @@ def _continued_calls(call: Interaction) -> tuple[str, ...]:
 
 def _is_retry(turn: ConversationTurn, earlier: ConversationTurn) -> bool:
     """True if a call retries an earlier streamed one that its client cancelled."""
+    if earlier.interaction.finish_reason != CANCELLED:
+        return False
     same = (turn.prompt.request_digest, turn.prompt.settings) == (
         earlier.prompt.request_digest,
         earlier.prompt.settings,
     )
-    return earlier.interaction.finish_reason == CANCELLED and bool(turn.prompt.request_digest) and same
+    return bool(turn.prompt.request_digest) and same
 
 
 class FinishedSession(msgspec.Struct, metaclass=FrozenMeta):

@@ -51,6 +51,8 @@ logger = structlog.get_logger(__name__)
 class HttpEngine:
     """See `GenerationEngine` for the contract."""
 
+    takes_arrays = True
+
     def __init__(
         self, dialect: ServerDialect, model_folder: str, settings: GenerationSettings, place: EnginePlace
     ) -> None:

@@ -89,6 +89,7 @@ class Correction(Veto):
     lowest: NonNegativeFloat = 0.0
     """Smallest weight."""
     mismatch: Mismatch = Mismatch()
+    """A weight of its own for the difference between engine and trainer."""
 
     @property
     def recomputes_proximal(self) -> bool:

@@ -95,7 +95,10 @@ def group_centered(rewards: Tensor, samples: Tensor, groups: Tensor) -> Tensor:
 
 
 def group_normalized(rewards: Tensor, samples: Tensor, groups: Tensor) -> Tensor:
-    """Returns `group_centered` divided by the standard deviation (n - 1) of the group's values: float64 `[calls]`."""
+    """Returns `group_centered` divided by the standard deviation (n - 1) of the group's values: float64 `[calls]`.
+
+    The advantage of GRPO (arXiv:2402.03300, section 4.1.2).
+    """
     values = sample_values(rewards, samples, groups)
     unit = group_std(values, groups) + STD_FLOOR
     relative = group_centered(rewards, samples, groups) / unit[samples]

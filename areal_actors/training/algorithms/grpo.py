@@ -1,6 +1,7 @@
 """Group relative policy optimization (GRPO; arXiv:2402.03300), with the decoupled PPO loss.
 
-Rewards are centered on the mean of their group and divided by its standard deviation (section 4.1.2). The loss is PPO's
+The advantage of every token of an answer is its reward, centered on the mean of its group and divided by the group's
+standard deviation (section 4.1.2: (r - mean(r)) / std(r); here std with n - 1, + 1e-6: `groups.py`). The loss is PPO's
 clipped surrogate (equation 3), corrected for staleness (`correction.py`).
 
 Defaults that differ from the paper, as in common practice: the mean over all tokens of the step instead of over tokens
