@@ -57,7 +57,7 @@ async def test_a_run_under_several_kinds_of_fault_loses_nothing_and_trains_nothi
 
 
 async def test_a_run_of_which_everything_was_killed_continues_where_its_schedule_was(live, capsys):
-    run = live(*(OVERLAY, "profile=embedded", "steps=6"), *faults("kill", 1, "everything"), small=False)
+    run = live(*(OVERLAY, "profile=embedded", "steps=16"), *faults("kill", 1, "everything"), small=False)
     assert await run.ended() == -signal.SIGKILL, run.output()
     status, report = await audited(run, capsys)
     assert status == 0, report
@@ -66,9 +66,9 @@ async def test_a_run_of_which_everything_was_killed_continues_where_its_schedule
     assert await run.ended() == 0, run.output()
     status, report = await audited(run, capsys, "--recompute")
     assert status == 0, report
-    assert "audit: 0 lost, 0 twice, 7 of 7 versions proved" in report
+    assert "audit: 0 lost, 0 twice, 17 of 17 versions proved" in report
     events = [event for _, event in await run.log()]
     assert len(of(events, RunResumed)) == 1
     assert len(of(events, FaultInjected)) == 1, "it was the only one, in all lives"
-    assert [event.step for event in of(events, StepCompleted)] == list(range(1, 7))
+    assert [event.step for event in of(events, StepCompleted)] == list(range(1, 17))
     assert run.processes_left() == []
