@@ -143,7 +143,7 @@ async def test_a_killed_fork_server_takes_no_process_with_it_and_is_replaced(sta
 
 @pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_the_end_of_a_fork_server_is_noticed_at_once_in_either_event_loop(tmp_path, factory):
-    """Where something forked held the other end of the connection, a request waited for its deadline."""
+    """A request waited for its deadline where something forked held the other end of the connection."""
     (tmp_path / "program.py").write_text(PROGRAM)
     environment = environment_of(os.environ, {"PYTHONPATH": modules_with(tmp_path), "MARK": ""})
     spec = ProcessStart("program", (str(tmp_path), "stays"), environment)
