@@ -147,6 +147,10 @@ class PromptImages(NamedTuple):
             self.folder.load(image.digest)
 
 
+RESTING_SECONDS = 1.0
+"""Time between two looks at an engine that has computed nothing since the last."""
+
+
 class EngineCounters(Value):
     """Counters of an engine since the last call, and its current load."""
 

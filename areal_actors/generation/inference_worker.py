@@ -23,6 +23,7 @@ from areal_actors.core.values import ImageRef, WeightsLocation
 from areal_actors.generation.abilities import ROUTES
 from areal_actors.generation.engine import (
     NO_SLEEP,
+    RESTING_SECONDS,
     GenerationEngine,
     PromptImages,
     SleepingEngine,
@@ -68,11 +69,8 @@ RETRY_SECONDS = (1.0, 5.0)
 """Waits between attempts to reach an inference server that is gone, or to start another."""
 SHOWN_SECONDS = 10.0
 """Time between two reports of a server that is starting."""
-RESTING_SECONDS = 1.0
-"""Time between two looks at an engine that has computed nothing since the last."""
 MAX_STARTS = 3
-"""Consecutive starts of an inference server that may fail; some servers end themselves with SIGKILL when they cannot
-start."""
+"""Consecutive starts of an inference server that may fail; some end themselves with SIGKILL if they cannot start."""
 IMAGES_SECONDS = 180.0
 """Expected time for images to come from the run's host; each request for one has limits of its own."""
 MAX_FAILURES = 3
@@ -131,9 +129,8 @@ class InferenceWorker(Actor):
         self.asleep = False
         """True while the engine's memory is released, for an optimizer step on the same device."""
         self.last_tick = self.last_shown = 0.0
-        self.is_resting = False
         self.throughput = ThroughputReporter(name)
-        self.starting_since = 0.0
+        self.is_resting, self.starting_since = False, 0.0
         """Time at which the inference server was first seen to start."""
         self.reported_warning = ""
         """The engine's finding that was reported last."""
