@@ -149,22 +149,23 @@ def test_the_end_of_a_fork_server_is_noticed_at_once_in_either_event_loop(tmp_pa
     spec = ProcessStart("program", (str(tmp_path), "stays"), environment)
 
     async def kill_between():
-        starter, output = ProcessStarter(tmp_path, 3600.0, cuda=False), tmp_path / "out"
+        starter, output, processes = ProcessStarter(tmp_path, 3600.0, cuda=False), tmp_path / "out", []
         for _ in range(2):
             starter.expect(spec)
-        first = await starter.start(spec, output, b"address\n")
-        (server,) = fork_servers(tmp_path)
-        server.kill()
-        second = await asyncio.wait_for(starter.start(spec, output, b"address\n"), 120)
-        (replacement,) = [left for left in fork_servers(tmp_path) if left.pid != server.pid]
-        for process in (first, second):
-            process.send_signal(signal.SIGKILL)
-            await process.wait()
-        await starter.close()
-        return replacement
+        try:
+            processes.append(await starter.start(spec, output, b"address\n"))
+            await asyncio.to_thread(wait_for_line, output)
+            (server,) = fork_servers(tmp_path)
+            server.kill()
+            processes.append(await asyncio.wait_for(starter.start(spec, output, b"address\n"), 120))
+        finally:
+            for process in processes:
+                process.send_signal(signal.SIGKILL)
+                await process.wait()
+            await starter.close()
 
     with asyncio.Runner(loop_factory=factory) as runner:
-        assert runner.run(kill_between())
+        runner.run(kill_between())
 
 
 async def test_a_process_that_is_one_of_its_kind_is_started_by_itself(started, tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from areal_actors.core.errors import RecipeError, RewardError, SetupError
-from areal_actors.rewards import math_equivalence, resolve_reward
+from areal_actors.rewards import math_equivalence, math_reading, resolve_reward
 from areal_actors.rewards.math_equivalence import MathEquivalence
 from areal_actors.rewards.reward_pool import RewardPool
 
@@ -101,7 +101,7 @@ def test_an_answer_that_is_too_much_to_compare_is_wrong_after_its_time(output):
 
 
 def test_a_truth_that_is_too_much_to_read_is_an_error(monkeypatch):
-    monkeypatch.setattr(math_equivalence, "read_reference", lambda _: cpu_seconds_spent(10))
+    monkeypatch.setattr(math_equivalence.math_reading, "read_reference", lambda _: cpu_seconds_spent(10))
     with pytest.raises(RewardError, match=r"^task eggs: `answer` must be an expression"):
         MathEquivalence(seconds=0.1)({"id": "eggs", "answer": "7 + 7"}, "14")
 
@@ -139,14 +139,14 @@ async def test_it_scores_in_reward_processes():
 
 def test_without_the_package_the_recipe_is_refused_with_the_name_of_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
-    math_equivalence.library.cache_clear()
+    math_reading.library.cache_clear()
     with pytest.raises(
         RecipeError, match=r"`math` needs the math-verify package; pip install 'areal-actors\[rewards\]'"
     ):
         resolve_reward("math")
     monkeypatch.undo()
-    math_equivalence.library.cache_clear()
-    monkeypatch.setattr(math_equivalence, "states", lambda truth, answer: False)
+    math_reading.library.cache_clear()
+    monkeypatch.setattr(math_equivalence.math_reading, "states", lambda truth, answer: False)
     with pytest.raises(SetupError, match=r"does not find that 1/2 is 0\.5"):
         resolve_reward("math")
 

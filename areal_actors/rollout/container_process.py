@@ -163,7 +163,8 @@ class ContainerProcess(AgentProcess):
         try:
             return _describe_status(await asyncio.wait_for(self._child.wait(), END_SECONDS))
         except TimeoutError:
-            return await super()._end()
+            end = await super()._end()
+            return end if self._child.returncode is None else _describe_status(self._child.returncode)
 
 
 async def _close_listening(server: asyncio.Server) -> None:
