@@ -7,6 +7,7 @@ Started by `bounded_log.py` as `python benchmarks/bounded_log_run.py RUN_FOLDER`
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import RunResumed, RunStarted
 from areal_actors.recovery.log_recovery import recover_log
 from areal_actors.run.run_loop import RunLoop
+from areal_actors.supervision.child_processes import ProcessStart, environment_of
 from areal_actors.supervision.run_session import open_bus
 from areal_actors.supervision.supervisor import Supervisor
 
@@ -25,9 +27,14 @@ from areal_actors.supervision.supervisor import Supervisor
 class ScriptedSupervisor(Supervisor):
     """Starts processes with a scripted model and no gradient."""
 
-    def command(self, name: str) -> list[str]:
-        """Returns the command that starts a process."""
-        return [sys.executable, str(Path(__file__).with_name("orchestration_process.py")), str(self.folder.path), name]
+    def start_of(self, name: str) -> ProcessStart:
+        """Returns program and environment of a process."""
+        start = super().start_of(name)
+        environment = dict(start.environment)
+        modules = os.pathsep.join(filter(None, [str(Path(__file__).parent), environment.get("PYTHONPATH")]))
+        return ProcessStart(
+            "orchestration_process", start.arguments, environment_of(environment, {"PYTHONPATH": modules})
+        )
 
 
 class ScriptedRunLoop(RunLoop):

@@ -93,5 +93,10 @@ def _inference_worker(context: BuildContext) -> Actor:
     return InferenceWorker(start, name=context.instance, concurrency=concurrency)
 
 
+def main(arguments: list[str]) -> None:
+    """Serve the actors of a process: `[RUN_FOLDER, NAME]`."""
+    serve_actors({**CPU_ACTORS, "trainer": _trainer, "inference_worker": _inference_worker}, arguments)
+
+
 if __name__ == "__main__":
-    serve_actors({**CPU_ACTORS, "trainer": _trainer, "inference_worker": _inference_worker}, sys.argv[1:])
+    main(sys.argv[1:])

@@ -97,7 +97,7 @@ class Supervisor:
         """Kind of each actor by name, for every process of the run, in the order of the tree."""
         self.left = frozenset(gateways_of_others(recipe).values())
         """Processes that are not started with the others: gateways, until they are taken over from other hosts."""
-        self.starts = {name: self._start_of(name) for name in self.placed}
+        self.starts = {name: self.start_of(name) for name in self.placed}
         self.starter = ProcessStarter(folder.path, recipe.watchdog.start_seconds, cuda=self.cuda.count > 0)
         for start in self.starts.values():
             self.starter.expect(start)
@@ -182,7 +182,8 @@ class Supervisor:
         self.children[name] = child
         child.watcher = asyncio.create_task(self._watch(child))
 
-    def _start_of(self, name: str) -> ProcessStart:
+    def start_of(self, name: str) -> ProcessStart:
+        """Returns program and environment of a process."""
         return ProcessStart(
             f"areal_actors.processes.{'tensor_process' if has_tensors(self.recipe, name) else 'process'}",
             (str(self.folder.path), name),
