@@ -211,3 +211,12 @@ def test_digests_are_kept_of_the_last_calls_only():
     assert ("s", "4") not in digests._ends
     digests.record("s", "short", Prompt(suffix_ids=bytes(LEAST_BYTES - 4)), end)
     assert ("s", "short") not in digests._ends
+
+
+def test_a_whole_prompt_is_never_refused():
+    """Its sender could only send the same again."""
+    held, other = HeldPrompts(), list(range(301))
+    held.take_prompt(whole(range(300)))
+    request = msgspec.structs.replace(whole(other), digest=digest_of(range(300)))
+    assert held.take_prompt(request).tolist() == other
+    assert held.problems == {"mismatch": 1}

@@ -85,10 +85,11 @@ class HeldPrompts:
     def _complete(self, request: Generate) -> array[int]:
         if (held := self._by_end.get(request.digest)) is not None:
             length, _ = held.ends[request.digest]
-            if length != request.prompt_tokens():
+            if length == request.prompt_tokens():
+                self._recent.move_to_end(held)
+                return held.ids[:length]
+            if request.prefix:  # a whole prompt is never refused: it would be sent again without an end
                 raise PrefixLost("mismatch")
-            self._recent.move_to_end(held)
-            return held.ids[:length]
         if not request.prefix:
             return self._take_whole(request)
         if (held := self._by_end.get(request.prefix)) is None:

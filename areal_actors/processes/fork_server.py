@@ -55,9 +55,8 @@ def main(arguments: list[str]) -> object:
 
     Returns in each forked process what that `main` returns.
     """
-    os.closerange(
-        3, os.sysconf("SC_OPEN_MAX")
-    )  # uvloop leaves a duplicate of the connection, which forks would keep open
+    # uvloop leaves a duplicate of the connection, which forks would keep open
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     program = load_module(arguments[0])
     gc.freeze()
     gc.disable()  # a collection would write to pages that are shared with what was forked
