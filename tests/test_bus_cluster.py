@@ -65,9 +65,10 @@ class Traffic:
         assert [envelope.open(Happened).n async for envelope in self.listener.log()] == self.received
         assert await self.listener.position("a") in range(1, self.places[-1] + 1)
         async with self.speaker.requests(Double, group="g", address="g-0") as inbox:
-            asking = asyncio.create_task(self.listener.request(Double(n=2), stamp(), timeout=60))
-            await self.speaker.reply((await take(inbox, 1))[0].reply_to, Doubled(n=4), stamp())
-            assert (await asking).n == 4
+            async with asyncio.TaskGroup() as tasks:
+                asking = tasks.create_task(self.listener.request(Double(n=2), stamp(), timeout=60))
+                await self.speaker.reply((await take(inbox, 1))[0].reply_to, Doubled(n=4), stamp())
+            assert asking.result().n == 4
 
     async def _speak(self) -> None:
         for n in itertools.count():
@@ -152,6 +153,23 @@ async def test_messages_wait_for_a_lost_majority(cluster: NatsCluster) -> None:
             assert other in cluster.names
 
         await Traffic(speaker, listener, asyncio.create_task(disturb())).flow()
+
+
+async def test_a_request_through_another_server_reaches_a_responder_that_has_just_subscribed(
+    cluster: NatsCluster,
+) -> None:
+    first, second, third = (connected(cluster.url_of(name)) for name in cluster.names)
+    async with first as one, second as two, third as three:
+        buses = [one, two, three]
+        for n in range(60):
+            server, client, address = buses[n % 3], buses[(n + 1) % 3], f"address-{n}"
+            async with (
+                server.requests(Double, group=f"group-{n}", address=address) as inbox,
+                asyncio.TaskGroup() as tasks,
+            ):
+                asking = tasks.create_task(client.request(Double(n=n), stamp(), timeout=60, to=address))
+                await server.reply((await take(inbox, 1))[0].reply_to, Doubled(n=2 * n), stamp())
+            assert asking.result().n == 2 * n
 
 
 async def test_more_replicas_than_the_cluster_has_servers_are_refused(cluster: NatsCluster) -> None:

@@ -26,6 +26,9 @@ PART: Final = "Bus-Part"
 """Header of a part of a streamed reply: its number, from 0."""
 _RECONNECT_GRACE_SECONDS: Final = 6.0
 """Time for other processes to reconnect after a server restart; until then a missing responder is not an error."""
+_ROUTE_GRACE_SECONDS: Final = 2.0
+"""Time for the servers of a cluster to learn of a subscription at another one: a flush ends at the client's own server,
+so a request through another server can precede the news of its responder."""
 _RETRY_SECONDS: Final = 0.1
 
 
@@ -55,14 +58,15 @@ class Requester:
     async def request(self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = "") -> R:
         """Send a request and wait for the one reply; sent again if the reply may be lost with the connection."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
+        started = loop.time()
+        deadline = started + timeout
         while True:
             try:
                 with self._open_inbox() as inbox:
                     await self._send(message, stamp, to, inbox)
                     return (await self._next_part(message, inbox, max(deadline - loop.time(), 0.0), 0, timeout))[0]
             except (AnswerLost, NoResponder) as error:
-                if loop.time() >= deadline or (isinstance(error, NoResponder) and not self._has_just_reconnected()):
+                if loop.time() >= deadline or (isinstance(error, NoResponder) and not self._may_be_early(started)):
                     raise
             await asyncio.sleep(_RETRY_SECONDS)
 
@@ -70,6 +74,7 @@ class Requester:
         self, message: Request[R], stamp: Stamp, *, timeout: float, to: str = ""
     ) -> AsyncGenerator[R, None]:
         """Send a request and yield the parts of the reply; closing it before the last notifies the instance."""
+        started = asyncio.get_running_loop().time()
         with self._open_inbox() as inbox:
             await self._send(message, stamp, to, inbox)
             last, received = False, 0
@@ -78,7 +83,7 @@ class Requester:
                     try:
                         part, last = await self._next_part(message, inbox, timeout, received, timeout)
                     except NoResponder:
-                        if received or not self._has_just_reconnected():
+                        if received or not self._may_be_early(started):
                             raise
                         await asyncio.sleep(_RETRY_SECONDS)
                         await self._send(message, stamp, to, inbox)
@@ -91,9 +96,12 @@ class Requester:
                         subject = self.addressed_subject(message.subject, to)
                         await self._connection.publish(subject, b"", headers={CANCELLED: inbox.address})
 
-    def _has_just_reconnected(self) -> bool:
-        """True if responders may not have reconnected yet."""
-        return asyncio.get_running_loop().time() - self._connection.reconnected_at < _RECONNECT_GRACE_SECONDS
+    def _may_be_early(self, started: float) -> bool:
+        """True if a responder may exist that has not reconnected yet, or of which this server has not learnt yet."""
+        now = asyncio.get_running_loop().time()
+        if now - self._connection.reconnected_at < _RECONNECT_GRACE_SECONDS:
+            return True
+        return self._connection.in_cluster and now - started < _ROUTE_GRACE_SECONDS
 
     async def _next_part(
         self, message: Request[R], inbox: Inbox, wait: float, number: int, timeout: float
