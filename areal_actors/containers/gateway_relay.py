@@ -30,7 +30,9 @@ class GatewayRelay:
 
     async def start(self, path: Path) -> None:
         """Listen on a Unix socket that any user of the container may open."""
-        self._server = await asyncio.start_unix_server(self._accept, path)
+        # Made without a suspension, at which a cancelled start would leave an open socket.
+        self._server = await asyncio.start_unix_server(self._accept, path, start_serving=False)
+        await self._server.start_serving()
         await asyncio.to_thread(path.chmod, 0o666)
 
     def reach(self, base_url: str) -> str:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,6 @@ from areal_actors.rollout.agent_process import (
     AgentProgram,
     close_writer,
 )
-
-TURNS_OF_A_CONNECTION = 10
-"""Turns of the event loop in which a connection that was just accepted can be closed; more than it needs."""
 
 logger = structlog.get_logger(__name__)
 
@@ -67,6 +65,43 @@ def container_program(task: TaskSettings, root: Path) -> ContainerProgram:
     )
 
 
+class _ControlSocket(AbstractContextManager["_ControlSocket"]):
+    """A Unix socket that accepts one connection, the container's; the agent, which may look for it, is refused.
+
+    A connection is accepted within one turn of the event loop, so that a cancelled start leaves no open socket.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.connected: asyncio.Future[socket.socket] = self._loop.create_future()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        path.chmod(0o666)  # any user of the container may open it
+        self._listener.setblocking(False)
+        self._listener.listen(1)
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        with suppress(BlockingIOError):
+            connection, _ = self._listener.accept()
+            self._stop_listening()
+            self.connected.set_result(connection)
+
+    def _stop_listening(self) -> None:
+        if self._listener.fileno() != -1:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+
+    def close(self) -> None:
+        """Accept no connection any more, and close the one that was accepted."""
+        self._stop_listening()
+        if self.connected.done():
+            self.connected.result().close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class ContainerProcess(AgentProcess):
     """One container with the agent loaded, with the interface of an agent's process."""
 
@@ -75,7 +110,6 @@ class ContainerProcess(AgentProcess):
     def __init__(self, program: ContainerProgram) -> None:
         super().__init__(program)
         self._relay = GatewayRelay()
-        self._is_ended = False
 
     async def _spawn(self) -> None:
         settings = self.program.container
@@ -85,7 +119,7 @@ class ContainerProcess(AgentProcess):
         sockets.mkdir(mode=0o755)
         self._resources.push_async_callback(self._relay.close)
         await self._relay.start(sockets / "gateway")
-        connected = await self._listen(sockets / "control")
+        control = self._resources.enter_context(_ControlSocket(sockets / "control"))
         name = container_name()
         words = runtime.run_words(
             settings,
@@ -101,40 +135,22 @@ class ContainerProcess(AgentProcess):
         )
         await self._start_child(words, "task.container.runtime: name a container runtime", cwd=private)
         self._resources.push_async_callback(self._end_container, runtime, name)
-        self._reader, self._writer = await self._connection(connected)
+        self._resources.callback(control.close)
+        self._reader, self._writer = await self._connection(control)
+        self._resources.push_async_callback(close_writer, self._writer)
 
-    async def _listen(self, path: Path) -> asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
-            asyncio.get_running_loop().create_future()
-        )
-
-        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if self._is_ended:
-                writer.close()
-                return
-            self._resources.push_async_callback(close_writer, writer)
-            if not connected.done():  # else it is the agent's own, which looked for the socket
-                connected.set_result((reader, writer))
-
-        server = await asyncio.start_unix_server(accept, path)
-        self._resources.push_async_callback(_close_listening, server)
-        await asyncio.to_thread(path.chmod, 0o666)
-        return connected
-
-    async def _connection(
-        self, connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connection(self, control: _ControlSocket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The container's connection.
 
         Raises:
             SetupError: it has not connected in time, or has ended.
         """
         ended = asyncio.create_task(self._child.wait())
-        waits: set[asyncio.Future[Any]] = {ended, connected}
+        waits: set[asyncio.Future[Any]] = {ended, control.connected}
         await asyncio.wait(waits, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
-        if connected.done():
-            return connected.result()
+        if control.connected.done():
+            return await asyncio.open_unix_connection(sock=control.connected.result())
         image = f"task.container: no agent process started in a container of {self.program.container.image}"
         if not ended.done():
             raise SetupError(f"{image} within {START_SECONDS:g} s{self.output_tail()}")
@@ -145,7 +161,6 @@ class ContainerProcess(AgentProcess):
 
     async def _end_container(self, runtime: ContainerRuntime, name: str) -> None:
         """Remove a container that does not end by itself once its connection is closed, or whose client was killed."""
-        self._is_ended = True
         with suppress(TimeoutError):
             await asyncio.wait_for(self._child.wait(), END_SECONDS)
         if self._child.returncode is None or self._child.returncode < 0:
@@ -165,16 +180,6 @@ class ContainerProcess(AgentProcess):
         except TimeoutError:
             end = await super()._end()
             return end if self._child.returncode is None else _describe_status(self._child.returncode)
-
-
-async def _close_listening(server: asyncio.Server) -> None:
-    """Stop listening; connections that came just before are closed, too.
-
-    Such a connection gets its transport, its handler, which closes it, and its end in later turns of the loop.
-    """
-    server.close()
-    for _ in range(TURNS_OF_A_CONNECTION):
-        await asyncio.sleep(0)
 
 
 def _describe_status(status: int | None) -> str:
