@@ -42,6 +42,15 @@ def test_a_run_is_refused_where_there_is_no_room_with_figures(tmp_path, free):
         refuse_full_disk(DiskSettings(), tmp_path)
     refuse_full_disk(DiskSettings(min_free_mb=255), tmp_path)
     refuse_full_disk(DiskSettings(min_free_mb=0), tmp_path)
+    with pytest.raises(SetupError, match=r"a run needs at least 258 \(3 for a checkpoint\); free space"):
+        refuse_full_disk(DiskSettings(min_free_mb=255), tmp_path, 3 * MEBIBYTE)
+
+
+def test_room_for_a_checkpoint_is_kept_before_there_is_one(tmp_path, free):
+    watch = DiskWatch(DiskSettings(min_free_mb=10), RunFolder(tmp_path / "a"), lambda: 0.0, 40 * MEBIBYTE)
+    free(49)
+    assert watch.check().needed_bytes == 50 * MEBIBYTE
+    assert "a checkpoint and the log need 50" in watch.full
 
 
 def test_there_is_a_warning_first_and_an_end_while_a_checkpoint_still_fits(watch, free):

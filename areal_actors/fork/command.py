@@ -21,6 +21,7 @@ from areal_actors.fork.folds import fold_beginning
 from areal_actors.fork.recorded_run import Beginning, RecordedRun
 from areal_actors.hosts.portable_recipe import code_digest
 from areal_actors.proof.proof import read_proof
+from areal_actors.recipe.model_size import one_checkpoint_bytes
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recovery.log_recovery import read_positions
 from areal_actors.recovery.resume import in_working_folder, list_kept_steps, read_kept_recipe, run_to_resume
@@ -92,7 +93,7 @@ def fork(
         step = _step_of(parent, checkpoint, other_code=other_code)
         forked = [fork_recipe(recipe, arm.settings, arm.name, str(parent.checkpoints / f"step-{step}")) for arm in arms]
         _refuse_last_step(forked, step)
-        refuse_full_disk(recipe.disk, folder)
+        refuse_full_disk(recipe.disk, folder, one_checkpoint_bytes(recipe))
         forks = [] if dry_run else [RunFolder(folder / each.recipe.run) for each in forked]
         for made in forks:
             stack.enter_context(made.hold())

@@ -16,7 +16,14 @@ from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.machine import Machine, detect_machine
 from areal_actors.core.model_config import text_config_of
 from areal_actors.core.problems import Problems
-from areal_actors.recipe.model_size import BYTES, OPTIMIZER_BYTES, parameters, published_bytes, weight_bytes
+from areal_actors.recipe.model_size import (
+    BYTES,
+    OPTIMIZER_BYTES,
+    one_checkpoint_bytes,
+    parameters,
+    published_bytes,
+    weight_bytes,
+)
 from areal_actors.recipe.recipe import Recipe
 
 LIGHT_BYTES = 60 * MEBIBYTE
@@ -143,10 +150,9 @@ def vocabulary(recipe: Recipe) -> int:
 
 def checkpoint_bytes(recipe: Recipe) -> int:
     """Disk of all checkpoints of a run at once: those that are kept, and one that is being written."""
-    checkpoint, trainer = recipe.checkpoint, recipe.trainer
-    each = parameters(recipe) * (4 + (OPTIMIZER_BYTES[trainer.optimizer.name] if trainer.lora is None else 0))
+    checkpoint = recipe.checkpoint
     kept = min(checkpoint.keep_last, recipe.steps // checkpoint.every_steps + 1) if checkpoint.every_steps else 1
-    return each * (kept + (1 if checkpoint.keep_best else 0) + 1)
+    return one_checkpoint_bytes(recipe) * (kept + (1 if checkpoint.keep_best else 0) + 1)
 
 
 def step_seconds(recipe: Recipe, calibration: Calibration, lengths: Lengths) -> StepSeconds:

@@ -29,6 +29,12 @@ def parameters(recipe: Recipe) -> int:
     return parameter_count(Path(recipe.model).expanduser())
 
 
+def one_checkpoint_bytes(recipe: Recipe) -> int:
+    """Returns bytes of one checkpoint on disk: weights and optimizer state; 0 if the model is not in a folder here."""
+    trainer = recipe.trainer
+    return parameters(recipe) * (4 + (OPTIMIZER_BYTES[trainer.optimizer.name] if trainer.lora is None else 0))
+
+
 def weight_bytes(recipe: Recipe) -> float:
     """Returns bytes of the trained model's weights: float32, or the matrices of a frozen base packed."""
     count, lora = parameters(recipe), recipe.trainer.lora

@@ -48,9 +48,9 @@ class DiskSettings(Config):
     """`[disk]`: the disk of the run's folder."""
 
     min_free_mb: NonNegativeInt = 256
-    """MiB that must be free at the start. During the run the limit is this plus the size of one checkpoint: below twice
-    the limit there is a warning (`DiskLow`), below the limit the run saves a checkpoint and ends. 0 disables the
-    check."""
+    """MiB that must be free besides those of one checkpoint, whose size follows from the model. With less a run is
+    refused at its start; while it runs, below twice this limit there is a warning (`DiskLow`), below the limit the run
+    saves a checkpoint and ends. 0 disables the check."""
 
 
 class TrackSettings(Config):

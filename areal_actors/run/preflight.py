@@ -36,7 +36,7 @@ from areal_actors.recipe.checks import RecipeProblem
 from areal_actors.recipe.device_map import device_problems
 from areal_actors.recipe.examples import check_examples
 from areal_actors.recipe.mixture import source_recipes
-from areal_actors.recipe.model_size import published_bytes
+from areal_actors.recipe.model_size import one_checkpoint_bytes, published_bytes
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL, describe_reward, resolve_reward
 from areal_actors.rollout.agent_process import AgentProgram
@@ -199,7 +199,7 @@ def check_folder(recipe: Recipe) -> None:
         raise SetupError(
             f"folder: the run cannot be kept in {folder} ({existing} {reason}); set folder to one that can be written"
         )
-    refuse_full_disk(recipe.disk, existing)
+    refuse_full_disk(recipe.disk, existing, one_checkpoint_bytes(recipe))
 
 
 def check_bus_server(recipe: Recipe) -> None:
@@ -293,7 +293,7 @@ def fresh_folder(recipe: Recipe, folder: RunFolder, check: Callable[[Recipe], Re
         try:
             stack.enter_context(folder.hold())
             recipe = check(recipe)
-            refuse_full_disk(recipe.disk, folder.path.parent)
+            refuse_full_disk(recipe.disk, folder.path.parent, one_checkpoint_bytes(recipe))
             check_room(recipe.run, folder.path, published_bytes(recipe), recipe.trainer.weights_folder)
             folder.create(recipe)
             stack.enter_context(holding_weights(recipe, folder))

@@ -48,6 +48,7 @@ from areal_actors.messages import (
     WorkerLeft,
 )
 from areal_actors.proof.keeper import ProofKeeper
+from areal_actors.recipe.model_size import one_checkpoint_bytes
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recovery.log_recovery import note_log_end
 from areal_actors.recovery.log_retention import FOLDING, LogReaders, LogRetention, Reader, folds_of
@@ -82,7 +83,7 @@ class RunLoop(Launch):
 
     def __init__(self, recipe: Recipe, folder: RunFolder, bus: NatsBus, server: RunServer) -> None:
         super().__init__(recipe, folder, bus, server)
-        self.disk = DiskWatch(recipe.disk, folder)
+        self.disk = DiskWatch(recipe.disk, folder, checkpoint_bytes=one_checkpoint_bytes(recipe))
         self.chaos = Chaos(
             recipe.chaos, FaultTargets(folder.path, self.supervisor.alive, self.supervisor.kinds()), self.publish
         )

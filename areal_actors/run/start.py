@@ -20,6 +20,7 @@ from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import RunResumed, RunStarted
 from areal_actors.processes.fold_actors import open_tasks
 from areal_actors.recipe.mixture import source_recipes
+from areal_actors.recipe.model_size import one_checkpoint_bytes
 from areal_actors.recipe.needed_extras import check_extras
 from areal_actors.recipe.recipe import Recipe, redact_recipe
 from areal_actors.recovery.log_recovery import recover_log
@@ -87,7 +88,7 @@ def resume(name: str, overrides: Sequence[str], *, folder: Path, checkpoint: str
     with run.hold(), in_working_folder(run):
         recipe, changed = recipe_to_resume(run, overrides)
         recipe = msgspec.structs.replace(_prepare_recipe(recipe), folder=str(folder))
-        refuse_full_disk(recipe.disk, run.path)
+        refuse_full_disk(recipe.disk, run.path, one_checkpoint_bytes(recipe))
         run.check_writable()
         from_step = checkpoint_to_resume(run, checkpoint)
         place = str(folder / run.path.name)

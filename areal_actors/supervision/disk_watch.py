@@ -25,25 +25,35 @@ WARN_FACTOR = 2
 logger = structlog.get_logger(__name__)
 
 
-def refuse_full_disk(settings: DiskSettings, folder: Path) -> None:
-    """Check that the disk has room for a run.
+def refuse_full_disk(settings: DiskSettings, folder: Path, checkpoint_bytes: int = 0) -> None:
+    """Check that the disk has room for a run, with one checkpoint of this size.
 
     Raises:
         SetupError: it has not; the message gives the free and the required space.
     """
     free = shutil.disk_usage(folder).free
-    if free < settings.min_free_mb * MEBIBYTE:
+    needed = settings.min_free_mb * MEBIBYTE + checkpoint_bytes
+    if settings.min_free_mb and free < needed:
+        each = f" ({checkpoint_bytes // MEBIBYTE:,} for a checkpoint)" if checkpoint_bytes >= MEBIBYTE else ""
         raise SetupError(
             f"disk.min_free_mb: {free // MEBIBYTE:,} MiB are free on the disk of {folder}, a run needs at least"
-            f" {settings.min_free_mb:,}; free space, or set folder to another disk"
+            f" {needed // MEBIBYTE:,}{each}; free space, or set folder to another disk"
         )
 
 
 class DiskWatch:
     """A run ends while there is still room for its last checkpoint and its log."""
 
-    def __init__(self, settings: DiskSettings, folder: RunFolder, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: DiskSettings,
+        folder: RunFolder,
+        clock: Callable[[], float] = time.monotonic,
+        checkpoint_bytes: int = 0,
+    ) -> None:
+        """`checkpoint_bytes` is the expected size of a checkpoint, until there is one that is larger."""
         self.settings = settings
+        self.checkpoint_bytes = checkpoint_bytes
         self.folder = folder
         self.clock = clock
         self.full = ""
@@ -81,7 +91,7 @@ class DiskWatch:
         )
 
     def _needed_bytes(self) -> int:
-        """The configured minimum plus the size of the largest checkpoint so far."""
+        """The configured minimum plus the size of the largest checkpoint so far, or that expected."""
         checkpoints: list[Path] = []
         if self.folder.checkpoints.is_dir():
             with os.scandir(
@@ -90,4 +100,4 @@ class DiskWatch:
                 checkpoints = [
                     Path(entry) for entry in entries if "step-" in entry.name and entry.is_dir(follow_symlinks=False)
                 ]
-        return self.settings.min_free_mb * MEBIBYTE + max(map(folder_bytes, checkpoints), default=0)
+        return self.settings.min_free_mb * MEBIBYTE + max(self.checkpoint_bytes, *map(folder_bytes, checkpoints), 0)
