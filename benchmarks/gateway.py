@@ -188,7 +188,7 @@ async def measure_costs(work: Workload, folder: Path, model: Path, corpus: Path 
         figures["gateway"]["others"] = others_share(busy_seconds() - busy, own, time.perf_counter() - began)
         figures["gateway"] |= {MANY_TURNS_CASE: await work.fifty_turns(ours)}
     async with gateway_system(folder, model, corpus, 0.0) as ours:
-        figures["gateway"] |= await _measure_open_sessions(work, ours)
+        figures["gateway"] |= await measure_open_sessions(work, ours)
     return figures
 
 
@@ -220,7 +220,7 @@ async def _measure_round(
     return found
 
 
-async def _measure_open_sessions(work: Workload, ours: GatewaySystem) -> dict[str, Any]:
+async def measure_open_sessions(work: Workload, ours: GatewaySystem) -> dict[str, Any]:
     """Measure memory and export cost of open sessions of ten turns."""
     await work.single(ours, [work.prompt() for _ in range(IN_FLIGHT)])
     await ours.abandon_sessions()

@@ -138,6 +138,24 @@ def test_no_more_pieces_are_kept_than_the_limit_and_none_of_extreme_length(monke
     assert 0 < pairs._kept.currsize <= 4000
 
 
+def test_a_piece_that_is_not_expected_again_is_kept_from_the_second_time_on(monkeypatch):
+    monkeypatch.setattr("areal_actors.tokenization.byte_pairs.SEEN_PIECES", 8)
+    tokenizer = FAMILIES["Qwen"]
+    pairs = byte_pairs_of(tokenizer)
+    texts = [f"{number} {'word ' * 100}" for number in range(20)]
+
+    def kept_after(*once):
+        for text in once:
+            assert pairs.encode(text, once=True) == tokenizer.encode(text, add_special_tokens=False).ids
+        return [texts.index(piece) for piece in pairs._kept if piece in texts]
+
+    assert kept_after(*texts[:3]) == []
+    assert kept_after(texts[1]) == [1]
+    assert kept_after(*texts[3:], texts[0]) == [1]  # it was forgotten meanwhile
+    assert kept_after(texts[0], texts[0]) == [1, 0]
+    assert len(pairs._seen | pairs._seen_before) <= 8
+
+
 @given(st.lists(st.integers(0, 2000), max_size=30))
 def test_any_ids_are_decoded_as_the_library_does_and_unknown_ones_left_out(ids):
     for tokenizer, pairs in SAME.values():

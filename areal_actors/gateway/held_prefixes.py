@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from areal_actors.gateway.sessions.registry import Recent
 from areal_actors.messages.generation import PrefixProblem
 
 MAX_HELD = 16_384
-"""Prompts and answered prompts that are remembered; a call whose prefix is forgotten sends all of its tokens."""
+"""Most prompts and answered prompts that are remembered; a call whose prefix is forgotten sends all of its tokens."""
 LEAST_TOKENS = 256
 """Length from which prompts are held: a shorter one is sent in less time than it is looked up."""
 
@@ -34,17 +33,21 @@ class HeldPrefixes:
     def __init__(self) -> None:
         self._holders: dict[str, object] = {}
         """By worker, what stands for it until it is gone."""
-        self._holder: Recent[bytes, object] = Recent(MAX_HELD)
+        self._holder: dict[bytes, object] = {}
+        self._holder_before: dict[bytes, object] = {}
+        """Those noted before, forgotten after as many again; an ordered dictionary would take twice the memory."""
         self.problems: Counter[PrefixProblem] = Counter()
         """Number of calls that had to be sent again, whole."""
 
     def is_held(self, digest: bytes, worker: str) -> bool:
         """True if this worker was the last that was sent these tokens."""
         holder = self._holders.get(worker)
-        return holder is not None and self._holder.get(digest) is holder
+        return holder is not None and (self._holder.get(digest) or self._holder_before.get(digest)) is holder
 
     def note(self, digest: bytes, worker: str) -> None:
         """Note that a worker holds these tokens."""
+        if len(self._holder) >= MAX_HELD // 2:
+            self._holder_before, self._holder = self._holder, {}
         self._holder[digest] = self._holders.setdefault(worker, object())
 
     def drop(self, prompt: SentPrompt, problem: PrefixProblem) -> None:
@@ -52,6 +55,7 @@ class HeldPrefixes:
         self.problems[problem] += 1
         for digest in (prompt.prefix, prompt.digest):
             self._holder.pop(digest, None)
+            self._holder_before.pop(digest, None)
 
     def drop_worker(self, worker: str) -> None:
         """Forget what a worker holds, since it is gone."""

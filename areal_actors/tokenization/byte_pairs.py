@@ -29,6 +29,8 @@ KEPT_CHARACTERS = 256
 """Length from which the ids of a piece are kept: shorter ones take as long to find as to tokenise."""
 KEPT_TOKENS = 2**20
 """Tokens of all kept pieces, some 10 MB with their texts; a piece with more than an eighth of them is not kept."""
+SEEN_PIECES = 8192
+"""Pieces of texts that are not expected again, after which half of those that were seen once are forgotten."""
 ORDINARY_CHARACTERS = 8192
 """Length up to which a piece is tokenised without a search for special tokens, in three quarters of the time. In a much
 longer one tiktoken would panic where it otherwise raises an error."""
@@ -66,9 +68,15 @@ class BytePairs:
         self._lock = Lock()
         """Long prompts are tokenised beside the event loop."""
         self._kept: LRUCache[str, array[int]] = LRUCache(KEPT_TOKENS, getsizeof=len)
+        self._seen: set[int] = set()
+        """Hashes of pieces of texts that were not expected again, so that those that come again are kept."""
+        self._seen_before: set[int] = set()
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text; its special tokens are recognised, but not marks with a joint (`literal_marks.py`)."""
+    def encode(self, text: str, *, once: bool = False) -> list[int]:
+        """Ids of a text; its special tokens are recognised, but not marks with a joint (`literal_marks.py`).
+
+        With `once` the text is not expected again: its pieces are kept only if they were seen before.
+        """
         ids: list[int] = []
         for place, piece in enumerate(self._special_pattern.split(text)):
             if place % 2:
@@ -76,18 +84,28 @@ class BytePairs:
             elif len(piece) < KEPT_CHARACTERS:
                 ids += self._encode_piece(join_marks(piece))
             else:
-                ids += self._kept_ids(join_marks(piece))
+                ids += self._kept_ids(join_marks(piece), once=once)
         return ids
 
-    def _kept_ids(self, piece: str) -> Sequence[int]:
+    def _kept_ids(self, piece: str, *, once: bool) -> Sequence[int]:
         with self._lock:
             if (kept := self._kept.get(piece)) is not None:
                 return kept
+            is_kept = not once or self._was_seen(hash(piece))
         ids = self._encode_piece(piece)
-        if len(ids) <= KEPT_TOKENS // 8:
+        if is_kept and len(ids) <= KEPT_TOKENS // 8:
             with self._lock:
                 self._kept[piece] = array("I", ids)
         return ids
+
+    def _was_seen(self, piece: int) -> bool:
+        """True if the piece of this hash was seen a while ago at most; notes that it is seen now."""
+        if piece in self._seen or piece in self._seen_before:
+            return True
+        if len(self._seen) >= SEEN_PIECES // 2:
+            self._seen_before, self._seen = self._seen, set()
+        self._seen.add(piece)
+        return False
 
     def _encode_piece(self, piece: str) -> list[int]:
         """Ids of a text without special tokens.

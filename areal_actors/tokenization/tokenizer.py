@@ -191,7 +191,7 @@ class ChatTokenizer:
         with self._lock:
             if (cached := self._cache.get(text)) is not None:
                 return cached
-        ids = self.encode_once(text)
+        ids = self._encode(text, once=False)
         if len(ids) * 8 < CACHED_CHARACTERS // 4:
             with self._lock:
                 self._cache[text] = ids
@@ -199,8 +199,11 @@ class ChatTokenizer:
 
     def encode_once(self, text: str) -> list[int]:
         """Ids of a text that is not expected again: it is not kept."""
+        return self._encode(text, once=True)
+
+    def _encode(self, text: str, *, once: bool) -> list[int]:
         if self.byte_pairs is not None:
-            return self.byte_pairs.encode(text)
+            return self.byte_pairs.encode(text, once=once)
         encoded = self.tokenizer.encode(text, add_special_tokens=False)
         ids: list[int] = encoded.ids
         if JOINT in text:

@@ -17,6 +17,7 @@ import msgspec
 from areal_actors.core.errors import PromptTooLong, RequestError
 from areal_actors.core.values import pack_ids
 from areal_actors.gateway.conversations.continuation import AnsweredConversation, Continuations
+from areal_actors.gateway.conversations.kept_messages import pack_json, unpack_json
 from areal_actors.gateway.conversations.lineage import find_parent
 from areal_actors.gateway.conversations.message_digests import LONG_HISTORY_BYTES, MessageDigests
 from areal_actors.gateway.conversations.message_equality import digest, value_digests
@@ -107,12 +108,12 @@ def prompt_for(
         prefix=prefix,
         suffix_ids=ids,
         suffix_text="" if not pictured and chat.is_lossless(text) else text,
-        messages=msgspec.json.encode(new),
+        messages=pack_json(new),
         message_count=len(request.messages),
         request_digest=request_digest,
         value_digest=value_digests(earlier, sent)[-1],
-        settings=settings,
-        tools=b"" if prefix else msgspec.json.encode(request.tools),
+        settings=settings if parent is None or parent.prompt.settings != settings else parent.prompt.settings,
+        tools=b"" if prefix else pack_json(request.tools),
         features=features,
         checked=checked,
         opens_reasoning=chat.format.opens_reasoning(text),
@@ -271,7 +272,7 @@ def with_history(turns: SessionTurns, request: ModelRequest) -> ModelRequest:
         )
     history, new = messages_of(path), list(request.messages)
     if request.inherits:
-        tools = request.tools or tuple(msgspec.json.decode(path[0].prompt.tools))
+        tools = request.tools or tuple(unpack_json(path[0].prompt.tools))
         return msgspec.structs.replace(request, messages=(*history, *new), tools=tools)
     # Instructions are not inherited from call to call: the client sends them again.
     instructions = [new.pop(0)] if new and new[0].get("role") == "system" else []

@@ -18,6 +18,7 @@ same name, and by a call whose new messages have its last answer.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -72,7 +73,7 @@ def find_credit_links(
         continues = "time" if followed else "none"
     only_parent = followed == {parent}
     follows = () if only_parent else tuple(identifier for identifier in turns if identifier in followed)
-    return CreditLinks(follows, continues, client_session or _digest_of_system_prompt(messages))
+    return CreditLinks(follows, continues, sys.intern(client_session or _digest_of_system_prompt(messages)))
 
 
 def _digest_of_system_prompt(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 
 from areal_actors.core.ignored_fields import effective_fields
 from areal_actors.core.values import ImageRef, Interaction, TokenColumns, unpack_ids
+from areal_actors.gateway.conversations.kept_messages import unpack_json
 from areal_actors.gateway.conversations.prompt_images import suffix_images
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_bus.message import FrozenMeta
@@ -33,7 +35,7 @@ class Prompt(msgspec.Struct, metaclass=FrozenMeta):
     suffix_text: str = ""
     """Text of `suffix_ids`, if decoding them would not restore it."""
     messages: bytes = b""
-    """JSON of the request's messages after the prefix; all of them without a prefix."""
+    """The request's messages after the prefix, packed (`kept_messages.py`); all of them without a prefix."""
     message_count: int = 0
     request_digest: bytes = b""
     """Hash of the request's messages as sent."""
@@ -42,7 +44,7 @@ class Prompt(msgspec.Struct, metaclass=FrozenMeta):
     settings: bytes = b""
     """Hash of tools and template settings."""
     tools: bytes = b""
-    """JSON of the tools; only without a prefix."""
+    """The tools, packed; only without a prefix."""
     features: frozenset[str] = frozenset()
     checked: int = 0
     """Number of messages when the conversation was last rendered in full."""
@@ -116,8 +118,8 @@ def record_turn(
         prefix=prompt.prefix,
         prompt_suffix=prompt.suffix_ids,
         completion=completion,
-        finish_reason=finish_reason,
-        worker=worker,
+        finish_reason=sys.intern(finish_reason),
+        worker=sys.intern(worker),
         trained=trained,
         temperature=temperature,
         routes=routes,
@@ -125,9 +127,8 @@ def record_turn(
         fields_ignored=bool(effective_fields(ignored)),
         images=prompt.images and suffix_images(prompt.images, prompt.cached_tokens),
     )
-    return ConversationTurn(
-        interaction=interaction, answer=answer, prompt=msgspec.structs.replace(prompt, earlier=EMPTY), streamed=streamed
-    )
+    kept = msgspec.structs.replace(prompt, earlier=EMPTY) if prompt.earlier else prompt
+    return ConversationTurn(interaction=interaction, answer=answer, prompt=kept, streamed=streamed)
 
 
 def path_to(identifier: str, turns: Mapping[str, ConversationTurn]) -> list[ConversationTurn]:
@@ -162,4 +163,4 @@ def completion_text(turn: ConversationTurn, chat: ChatTokenizer) -> str:
 
 def messages_of(path: Sequence[ConversationTurn]) -> list[dict[str, Any]]:
     """Messages along a path, the last answer included."""
-    return [message for turn in path for message in (*msgspec.json.decode(turn.prompt.messages or b"[]"), turn.answer)]
+    return [message for turn in path for message in (*unpack_json(turn.prompt.messages), turn.answer)]
