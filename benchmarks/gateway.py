@@ -1,6 +1,6 @@
 """Cost of the gateway: CPU time per call, turn and conversation, added latency, and memory.
 
-    python benchmarks/gateway.py [--quick] [--corpus FILE]
+    python benchmarks/gateway.py [--quick] [--corpus FILE] [--part costs|latency]
 
 The gateway is real, in a separate process on its own core; NATS server, a scripted engine (64 tokens, after a
 configurable delay) and the load generator share the other core. The floors (baselines) alternate with it in the same
@@ -18,7 +18,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -265,6 +265,7 @@ async def measure_latency(work: Workload, folder: Path, model: Path, corpus: Pat
     return found
 
 
+PARTS = ("costs", "latency")
 MULTIPLES = ("cold", "warm", "streamed", "turns")
 
 
@@ -278,8 +279,8 @@ def multiples(costs: dict[str, Any]) -> list[list[object]]:
     return [[server, *(total(server, case) / total(FLOOR, case) for case in MULTIPLES)] for server in costs]
 
 
-def show(costs: dict[str, Any], latency: dict[str, dict[str, Cost]]) -> None:
-    """Print all tables."""
+def show_costs(costs: dict[str, Any]) -> None:
+    """Print the CPU time of calls, and the memory of sessions."""
     header = [
         "CPU ms of the server",
         "call, cold",
@@ -321,7 +322,11 @@ def show(costs: dict[str, Any], latency: dict[str, dict[str, Cost]]) -> None:
         ["CPU ms of the engine's process a call", ours["inference_worker"]],
         ["others' CPU", ours["others"]],
     ]
-    print(table(["gateway", ""], rest), end="\n\n")
+    print(table(["gateway", ""], rest), end="\n\n", flush=True)
+
+
+def show_latency(latency: dict[str, dict[str, Cost]]) -> None:
+    """Print the time that the server adds to that of the engine."""
     header = [
         "ms on top of the engine",
         *(f"{server}, {name}" for server in latency for name in ("p50", "p99", "CPU ms")),
@@ -333,24 +338,25 @@ def show(costs: dict[str, Any], latency: dict[str, dict[str, Cost]]) -> None:
     print(table(header, rows))
 
 
-async def compare(sizes: Sizes, corpus: Path | None) -> dict[str, Any]:
-    """Measure and print everything."""
+async def compare(sizes: Sizes, corpus: Path | None, parts: Sequence[str]) -> dict[str, Any]:
+    """Measure the parts; each is printed when it is measured, so that it outlives a stop during the next."""
+    figures: dict[str, Any] = {}
     model = tokenizer_folder(corpus)
     work = Workload(Texts(model, corpus, seed=0), sizes)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
-        costs = await measure_costs(work, Path(temporary), model, corpus)
-        latency = await measure_latency(work, Path(temporary), model, corpus)
-    show(costs, latency)
-    totals = {server: sum(found["turns"]) for server, found in costs.items() if "turns" in found}
-    ratios = {str(server): dict(zip(MULTIPLES, figures, strict=True)) for server, *figures in multiples(costs)}
-    return {
-        "seconds": time.perf_counter() - began,
-        "costs": costs,
-        "ten turns": totals,
-        "multiples": ratios,
-        "latency": latency,
-    }
+        if "costs" in parts:
+            costs = await measure_costs(work, Path(temporary), model, corpus)
+            show_costs(costs)
+            figures["costs"] = costs
+            figures["ten turns"] = {server: sum(found["turns"]) for server, found in costs.items() if "turns" in found}
+            figures["multiples"] = {
+                str(server): dict(zip(MULTIPLES, ratios, strict=True)) for server, *ratios in multiples(costs)
+            }
+        if "latency" in parts:
+            figures["latency"] = await measure_latency(work, Path(temporary), model, corpus)
+            show_latency(figures["latency"])
+    return {"seconds": time.perf_counter() - began, **figures}
 
 
 def main() -> None:
@@ -359,10 +365,12 @@ def main() -> None:
     parser.add_argument(
         "--corpus", type=Path, metavar="FILE", help="source text of prompts (default: Python's standard library)"
     )
+    parser.add_argument("--part", choices=PARTS, help="measure only this (default: both)")
     arguments = parse_arguments(parser, {"corpus": ROOT / "LICENSE"})
     pin(REST_CORE, os.getpid())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        figures = runner.run(compare(QUICK if arguments.quick else FULL, arguments.corpus))
+        sizes, parts = QUICK if arguments.quick else FULL, [arguments.part] if arguments.part else PARTS
+        figures = runner.run(compare(sizes, arguments.corpus, parts))
     if not arguments.no_history:
         append("gateway", figures)
 

@@ -262,13 +262,15 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=3, help="number of alternations of floor and system")
     arguments = parse_arguments(parser, QUICK)
+    cases = []
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        cases = [
-            runner.run(compare(concurrency, calls, client, arguments.steps, arguments.repeats))
-            for calls in arguments.calls
-            for client in arguments.clients[: None if calls else 1]  # without a call there is no client
-            for concurrency in arguments.concurrency
-        ]
+        for calls in arguments.calls:
+            for client in arguments.clients[: None if calls else 1]:  # without a call there is no client
+                for concurrency in arguments.concurrency:
+                    case = runner.run(compare(concurrency, calls, client, arguments.steps, arguments.repeats))
+                    cases.append(case)
+                    ratio = f"{case['cpu_ratio']:.2f} times the CPU of the floor"
+                    print(f"{calls} calls, {client}, {concurrency} at once: {ratio}", file=sys.stderr)
     header = [
         "calls",
         "client",
