@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from areal_actors.core.config import Config
@@ -35,6 +36,9 @@ _CALCULATION = re.compile(r"<<[^<>=]{1,60}[-+*/][^<>=]{1,60}=[^<>=]{1,40}>>")
 _NUMBER = re.compile(r"\s*[-+]?[$€£]?\s?(?:\d[\d,]*(?:\.\d+)?|\.\d+)\s?%?\s*")
 _OPERAND = r"[$€£]?(?:\d[\d.,]{0,20}|\.\d{1,20})\s?%?(?:\s?[A-Za-z]{1,20}){0,2}\)?"
 _EQUATION = re.compile(rf"(?<![\w.,]){_OPERAND}\s?[-+*/×÷x]\s?\(?{_OPERAND}\s?=\s?-?[$€£]?\.?\d")
+
+SOLUTIONS_KEPT = 1024
+"""Solutions whose number is kept: more than tasks that are answered at once."""
 
 
 def gsm8k(task: Mapping[str, Any], output: str) -> float:
@@ -79,16 +83,20 @@ def shows_work(output: str) -> bool:
 
 def _truth(task: Mapping[str, Any]) -> Fraction:
     solution = task.get("answer")
-    statement = None
-    if isinstance(solution, str):
-        statement = solution if _NUMBER.fullmatch(solution) else _after_hashes(solution)
-    truth = _one_number(statement) if statement is not None else None
+    truth = _number_of_solution(solution) if isinstance(solution, str) else None
     if truth is None:
         shown = repr(solution[-60:]) if isinstance(solution, str) else type(solution).__name__
         raise RewardError(
             f"task {task_name(task)}: `answer` must be a text that ends with `#### NUMBER`, or a number, got {shown}"
         )
     return truth
+
+
+@lru_cache(SOLUTIONS_KEPT)
+def _number_of_solution(solution: str) -> Fraction | None:
+    """Returns the number that a solution states; read once for the answers of a group."""
+    statement = solution if _NUMBER.fullmatch(solution) else _after_hashes(solution)
+    return _one_number(statement) if statement is not None else None
 
 
 def _after_hashes(text: str) -> str | None:

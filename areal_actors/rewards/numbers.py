@@ -87,7 +87,11 @@ def _value(match: re.Match[str]) -> Fraction | None:
     if match.end() - match.start() > MAX_DIGITS:
         return None
     if match["decimal"]:
-        size = Fraction(match["decimal"].replace(",", "")) * Fraction(10) ** int(match["exponent"] or 0)
+        digits, exponent = match["decimal"].replace(",", ""), match["exponent"]
+        # `Fraction` reads texts with a pattern of its own, which takes many times as long.
+        size = Fraction(int(digits) if digits.isdecimal() else digits)
+        if exponent:
+            size *= Fraction(10) ** int(exponent)
     elif int(match["bottom"]):
         size = int(match["whole"] or 0) + Fraction(int(match["top"]), int(match["bottom"]))
     else:

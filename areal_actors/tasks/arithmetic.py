@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import islice
 from typing import Literal
 
@@ -152,6 +153,7 @@ def rows(split: Split, count: int, seed: int) -> list[dict[str, str]]:
     ]
 
 
+@cache
 def _numbers(index: int, split: Split) -> list[tuple[int, int, int]]:
     """Returns the numbers of a template in this split."""
     values = range(2, LARGEST_TERM + 1)

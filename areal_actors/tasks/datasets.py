@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import msgspec
@@ -176,6 +176,7 @@ def _split(
     return Dataset(train=Tasks(source.train, name, numbers, columns, shuffle_seed=seed), held_out=kept)
 
 
+@lru_cache(1)
 def _generate_rows(seed: int, held_out: int | str) -> Source:
     count = held_out if isinstance(held_out, int) else 0
     train = ListedRows(arithmetic.rows("train", ARITHMETIC_ROWS, seed), ARITHMETIC)
