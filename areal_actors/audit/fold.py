@@ -27,11 +27,14 @@ class AuditFold:
         """Continue from a snapshot."""
         self.audit = state
 
-    def receive(self, envelope: Envelope) -> Message | None:
-        """Fold the next event; an unreadable one is a fault, and the audit continues after it."""
-        kind = KINDS_BY_SUBJECT.get(envelope.subject)
+    def receive(self, envelope: Envelope, message: Message | None = None) -> Message | None:
+        """Fold the next event; an unreadable one is a fault, and the audit continues after it.
+
+        `message`: what the envelope has, if it is decoded.
+        """
+        kind = None if message is not None else KINDS_BY_SUBJECT.get(envelope.subject)
         try:
-            message = envelope.open(kind) if kind else None
+            message = envelope.open(kind) if kind else message
         except (CorruptMessage, ClaimLost) as error:
             self.audit.unreadable(envelope.sequence, str(error))
             return None

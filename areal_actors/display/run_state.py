@@ -153,16 +153,19 @@ class RunState:
             value = deepcopy(getattr(state, name))
             setattr(self, name, Counter(value) if isinstance(getattr(self, name), Counter) else value)
 
-    def receive(self, envelope: Envelope) -> Message | None:
+    def receive(self, envelope: Envelope, message: Message | None = None) -> Message | None:
         """Fold an event or telemetry, each once and events in order; returns it, or None for an unknown kind.
+
+        `message`: what the envelope has, if it is decoded.
 
         Raises:
             CorruptMessage: the envelope is damaged.
         """
-        kind = _KINDS.get(envelope.subject)
-        if kind is None:
-            return None
-        message = envelope.open(kind)
+        if message is None:
+            kind = _KINDS.get(envelope.subject)
+            if kind is None:
+                return None
+            message = envelope.open(kind)
         self.run = envelope.run
         self.fold(message, envelope.time)
         return message

@@ -27,7 +27,7 @@ from areal_actors.recipe.run_settings import LogSettings
 from areal_actors.training.checkpoint_store import folder_bytes
 from areal_bus.base import Bus, Envelope
 from areal_bus.errors import BusError
-from areal_bus.message import Event
+from areal_bus.message import Event, Message
 
 MAX_KEPT_SHARE = 0.9
 """Trimming that would keep more than this share of the log is postponed to the next checkpoint."""
@@ -57,8 +57,8 @@ logger = structlog.get_logger(__name__)
 class Reader(Fold, Protocol):
     """A fold over the whole log outside of any actor."""
 
-    def receive(self, envelope: Envelope) -> object:
-        """Fold the next event."""
+    def receive(self, envelope: Envelope, message: Message | None = None) -> object:
+        """Fold the next event; `message`: what the envelope has, if it is decoded."""
         ...
 
 
@@ -86,10 +86,13 @@ class LogReaders:
                 last = envelope.sequence
         return last
 
-    def receive(self, envelope: Envelope) -> None:
-        """Pass the next event to every reader; where snapshots are due, write them in the background."""
+    def receive(self, envelope: Envelope, message: Message | None = None) -> None:
+        """Pass the next event to every reader; where snapshots are due, write them in the background.
+
+        `message`: what the envelope has, if it is decoded.
+        """
         for name, reader in self._readers.items():
-            reader.receive(envelope)
+            reader.receive(envelope, message)
             if envelope.subject in OCCASIONS:
                 taken = Snapshot.of(name, reader, envelope.sequence, envelope.id)
                 task = asyncio.create_task(self._keep(taken))

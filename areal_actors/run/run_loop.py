@@ -330,7 +330,7 @@ class RunLoop(Launch):
         async for envelope in self.bus.log(after=self.known, follow=True):
             message = envelope.open(by_subject[envelope.subject])
             self.read_to = envelope.sequence
-            self.readers.receive(envelope)
+            self.readers.receive(envelope, message)
             await self.proofs.receive(envelope, message)
             if isinstance(message, SnapshotStored):
                 self.retention.receive(message, self.state.checkpoints)
