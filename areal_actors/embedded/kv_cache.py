@@ -21,6 +21,8 @@ WHOLE = ("cpu",)
 """Devices on which memory that is not yet written takes none."""
 FIRST = (8, 256)
 """Rows and positions of a cache at first, on other devices."""
+TOGETHER = 512
+"""Positions up to which rows are exchanged together: more of the shorter ones would be copied for nothing."""
 
 
 class DecodeStep:
@@ -163,6 +165,22 @@ class KVCache:
         self._grow(target + 1, length)
         for storage in self._storages():
             storage[target, :, :length] = storage[source, :, :length]
+
+    def exchange_rows(self, firsts: NDArray[np.int64], seconds: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """Exchange the rows `firsts` with the rows `seconds`; `lengths` `[rows of the cache]` are those of what counts.
+
+        Short rows are exchanged together, up to the longest of them.
+        """
+        longest = int(np.maximum(lengths[firsts], lengths[seconds]).max())
+        if longest > TOGETHER or len(firsts) == 1:
+            for first, second in zip(firsts.tolist(), seconds.tolist(), strict=True):
+                self.exchange(first, second, int(lengths[first]), int(lengths[second]))
+            return
+        self._grow(int(max(firsts.max(), seconds.max())) + 1, longest)
+        sources, targets = (torch.from_numpy(np.concatenate(rows)) for rows in ((seconds, firsts), (firsts, seconds)))
+        for storage in self._storages():
+            place = storage[:, :, :longest]
+            place.index_copy_(0, targets.to(storage.device), place.index_select(0, sources.to(storage.device)))
 
     def exchange(self, first: int, second: int, first_length: int, second_length: int) -> None:
         """Exchange the first `first_length` positions of one row with the first `second_length` of another."""

@@ -67,11 +67,14 @@ class PrefixCache:
         """Move running completions to the first rows."""
         slots = self._slots
         beyond = sorted(row for row in slots.running if row >= len(slots))
-        gaps = [row for row in range(len(slots)) if row not in slots.running] if beyond else []
-        for source, target in zip(beyond, gaps, strict=True):
-            self._kv_cache.exchange(source, target, int(slots.cached[source]), int(slots.cached[target]))
-            slots.move(source, target)
-            self._ranks[[source, target]] = self._ranks[[target, source]]
+        if not beyond:
+            return
+        sources = np.array(beyond, dtype=np.int64)
+        targets = np.array([row for row in range(len(slots)) if row not in slots.running], dtype=np.int64)
+        self._kv_cache.exchange_rows(sources, targets, slots.cached)
+        slots.move(sources, targets)
+        both, exchanged = np.concatenate((targets, sources)), np.concatenate((sources, targets))
+        self._ranks[both] = self._ranks[exchanged]
 
     def drop(self) -> None:
         """Forget all keys and values, which belong to earlier weights.

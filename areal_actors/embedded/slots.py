@@ -126,14 +126,18 @@ class DecodeSlots:
         for row in rows:
             self.running.pop(row).row = -1
 
-    def move(self, source: int, target: int) -> None:
-        """Exchange a running completion with the tokens that a free row keeps."""
-        self.running[target] = self.running.pop(source)
-        self.running[target].row = target
-        for column in (self.lengths, self._logprobs, self._versions, self._uniforms, self._limits):
-            column[target] = column[source]
-        targets, sources = [source, target], [target, source]
-        self.tokens[targets], self.cached[targets] = self.tokens[sources], self.cached[sources]
+    def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
+        """Exchange running completions with the tokens that free rows keep."""
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            self.running[target] = self.running.pop(source)
+            self.running[target].row = target
+        used = int(self._limits[sources].max())
+        for column in (self.lengths, self._limits):
+            column[targets] = column[sources]
+        for columns in (self._logprobs, self._versions, self._uniforms):
+            columns[targets, :used] = columns[sources, :used]
+        both, exchanged = np.concatenate((targets, sources)), np.concatenate((sources, targets))
+        self.tokens[both], self.cached[both] = self.tokens[exchanged], self.cached[exchanged]
 
     def step_inputs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
         """Last token, its position, and the uniform number that draws the next one; each [rows]."""
