@@ -11,6 +11,7 @@ import gc
 import selectors
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
@@ -155,6 +156,9 @@ class AgentLoop:
         self.loop.set_task_factory(self._make_task)
         self._episodes: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
         self._waiting: asyncio.Queue[AgentRun[Any]] = asyncio.Queue()
+        self._submitted: deque[AgentRun[Any]] = deque()
+        self._is_woken = False
+        """True while the loop is about to take what was submitted: it is woken once for all of a moment."""
         self._is_stopping = False
         self.thread = threading.Thread(target=self._run, daemon=True, name="agents")
         self.thread.start()
@@ -218,8 +222,21 @@ class AgentLoop:
         return self._episodes.get(task, "") if task is not None else ""
 
     def submit(self, run: AgentRun[Any]) -> None:
-        """Queue a run. Thread-safe."""
-        self.loop.call_soon_threadsafe(self._waiting.put_nowait, run)
+        """Queue a run; from one other thread, that of its caller."""
+        self._submitted.append(run)
+        if self._is_woken:
+            return
+        self._is_woken = True
+        try:
+            self.loop.call_soon_threadsafe(self._take_submitted)
+        except RuntimeError:  # the loop is closed
+            self._is_woken = False
+            raise
+
+    def _take_submitted(self) -> None:
+        self._is_woken = False  # first: what is submitted from here on is taken now, or wakes the loop again
+        while self._submitted:
+            self._waiting.put_nowait(self._submitted.popleft())
 
     async def stop(self) -> None:
         """Cancel all tasks and end the thread; a blocked loop is left running until its process exits."""
