@@ -112,3 +112,23 @@ def test_memory_of_keys_and_values_counts_as_that_of_the_process():
     storage = zeros((16, 4, 1024, 64), torch.zeros(0))
     storage.fill_(1.0)
     assert anonymous_bytes(os.getpid()) - before == pytest.approx(storage.nbytes, rel=0.2)
+
+
+@pytest.mark.parametrize("together", [512, 4])
+def test_several_rows_are_exchanged_as_one_after_another(monkeypatch, together):
+    monkeypatch.setattr(kv_cache, "TOGETHER", together)
+    lengths = np.array([5, 9, 0, 7, 3, 12, 6, 1])
+    caches = [KVCache(2, 8, 16), KVCache(2, 8, 16)]
+    entries = torch.randn(2, 8, 2, 12, 4)
+    for cache in caches:
+        for layer in range(2):
+            cache.write_prompts(layer, torch.arange(8), entries[layer], -entries[layer])
+    firsts, seconds = np.array([5, 6, 7]), np.array([2, 0, 3])
+    caches[0].exchange_rows(firsts, seconds, lengths)
+    for first, second in zip(firsts.tolist(), seconds.tolist(), strict=True):
+        caches[1].exchange(first, second, int(lengths[first]), int(lengths[second]))
+    lengths[[*firsts, *seconds]] = lengths[[*seconds, *firsts]]
+    for pair, expected in zip(caches[0]._layers, caches[1]._layers, strict=True):
+        for storage, whole in zip(pair, expected, strict=True):
+            for row, length in enumerate(lengths):
+                assert torch.equal(storage[row, :, :length], whole[row, :, :length])

@@ -9,6 +9,7 @@ import selectors
 import socket
 import threading
 import time
+from contextvars import copy_context
 
 import pytest
 
@@ -16,7 +17,7 @@ from areal_actors.core.errors import AgentError, AgentsBlocked
 from areal_actors.core.values import Task
 from areal_actors.messages import EventLoopBlocked
 from areal_actors.rollout import agent_loop, loop_watch, own_loop_runner
-from areal_actors.rollout.agent_loop import CALLBACK_SECONDS, AgentEventLoop
+from areal_actors.rollout.agent_loop import CALLBACK_SECONDS, AgentEventLoop, AgentLoop, AgentRun
 from areal_actors.rollout.agent_runner import AgentResult, Cause
 from areal_actors.rollout.blocked import format_blocked
 from areal_actors.rollout.blocked_interval import BlockedInterval
@@ -362,3 +363,28 @@ def test_the_message_has_agent_place_duration_and_remedy():
         "make the client once, in the agent's `__init__`, or take `http_client`: each new one loads certificates"
     )
     assert loop_watch.BLOCKED_SECONDS == 1.0
+
+
+async def test_episodes_of_a_moment_wake_their_loop_once_and_a_closed_loop_refuses_each():
+    agents, held = AgentLoop(), threading.Event()
+
+    async def number(value: int) -> int:
+        return value
+
+    def run_of(value: int) -> AgentRun[int]:
+        return AgentRun(lambda: number(value), copy_context())
+
+    agents.loop.call_soon_threadsafe(held.wait)
+    runs = [run_of(value) for value in range(20)]
+    for run in runs:
+        agents.submit(run)
+    assert len(agents._submitted) == 20
+    held.set()
+    assert await asyncio.gather(*(run.ended for run in runs)) == list(range(20))
+    late = run_of(20)
+    agents.submit(late)
+    assert await late.ended == 20
+    await agents.stop()
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            agents.submit(run_of(0))

@@ -57,9 +57,9 @@ def main(arguments: list[str]) -> object:
     """
     # uvloop leaves a duplicate of the connection, which forks would keep open
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    gc.disable()  # an eighth of the loading, and later a collection would write to pages shared with what was forked
     program = load_module(arguments[0])
     gc.freeze()
+    gc.disable()  # a collection would write to pages that are shared with what was forked
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         return EXIT_THREADS
     connection = socket.socket(fileno=os.dup(SOCKET))
