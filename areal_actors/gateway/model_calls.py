@@ -18,7 +18,7 @@ from areal_actors.gateway.conversations.prompt_digests import PromptDigests
 from areal_actors.gateway.conversations.session_turns import SessionTurns
 from areal_actors.gateway.conversations.turns import ConversationTurn
 from areal_actors.gateway.image_intake import ImageIntake
-from areal_actors.gateway.server import LongWork
+from areal_actors.gateway.long_work import LongWork
 from areal_actors.gateway.sessions.calls import (
     completion_refused,
     digest_of,
