@@ -65,7 +65,7 @@ def test_another_form_is_not_plain(data):
 
 def test_no_header_of_an_answer_ends_its_line():
     assert head_of_answer(200, {"A": "b"}, 0.0) == (
-        b"HTTP/1.1 200 OK\r\nA: b\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\n\r\n"
+        b"HTTP/1.1 200 OK\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\nA: b\r\n\r\n"
     )
     with pytest.raises(ValueError, match="line break"):
         head_of_answer(200, {"A": "b\r\nC: d"}, 0.0)

@@ -74,9 +74,10 @@ def _read_head(head: bytes) -> tuple[str, dict[str, str]] | None:
     return (match[1], headers) if is_plain else None
 
 
-@lru_cache(maxsize=2)
-def _date_of(second: int) -> str:
-    return formatdate(second, usegmt=True)
+@lru_cache(maxsize=16)
+def _start_of(status: int, second: int) -> str:
+    """The first two lines of an answer."""
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nDate: {formatdate(second, usegmt=True)}\r\n"
 
 
 def head_of_answer(status: int, headers: Mapping[str, str], now: float) -> bytes:
@@ -85,8 +86,7 @@ def head_of_answer(status: int, headers: Mapping[str, str], now: float) -> bytes
     Raises:
         ValueError: a header has a line break.
     """
-    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *[f"{name}: {value}" for name, value in headers.items()]]
-    head = "\r\n".join([*lines, f"Date: {_date_of(int(now))}"])
-    if head.count("\n") != len(lines) or head.count("\r") != len(lines):
+    head = _start_of(status, int(now)) + "".join([f"{name}: {value}\r\n" for name, value in headers.items()]) + "\r\n"
+    if head.count("\n") != len(headers) + 3 or head.count("\r") != len(headers) + 3:
         raise ValueError("a header of an answer has a line break")
-    return f"{head}\r\n\r\n".encode()
+    return head.encode()

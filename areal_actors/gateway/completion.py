@@ -327,10 +327,7 @@ async def _sample(
 ) -> AsyncGenerator[ModelResponsePart, None]:
     deadline, session = min(patience_seconds, call.served.answer_seconds), call.request.session
     while not choice.finish_reason:
-        if not pool.versions:
-            call.in_flight.wait_for_worker()
-        with context.waiting("an inference worker", patience_seconds):
-            worker = await pool.choose(patience_seconds, session)
+        worker = pool.find_free(session) or await _wait_for_worker(call, pool, context, patience_seconds)
         choice.check.reset_version()
         call.in_flight.assign(worker)
         sent = call.sent_prompt(choice, pool.held, worker)
@@ -361,6 +358,13 @@ async def _sample(
             raise CompletionFault(
                 ColumnFault(check="no answer", detail=f"{worker} did not answer: {error}"), worker
             ) from error
+
+
+async def _wait_for_worker(call: ModelCall, pool: WorkerPool, context: Context, patience_seconds: float) -> str:
+    if not pool.versions:
+        call.in_flight.wait_for_worker()
+    with context.waiting("an inference worker", patience_seconds):
+        return await pool.choose(patience_seconds, call.request.session)
 
 
 async def _merge(sources: Sequence[AsyncGenerator[ModelResponsePart, None]]) -> AsyncGenerator[ModelResponsePart, None]:

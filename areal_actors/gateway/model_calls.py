@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from typing import Final
 
 from areal_actors.core.errors import ArealError, EngineError, RequestError, SessionError, SetupError
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion import ModelCall, ServedModel, complete, with_images_stored
 from areal_actors.gateway.completion_check import CompletionFault
-from areal_actors.gateway.conversations.prompt_digests import PromptDigests
+from areal_actors.gateway.conversations.prompt_digests import PromptDigests, is_digest_kept
 from areal_actors.gateway.conversations.session_turns import SessionTurns
 from areal_actors.gateway.conversations.turns import ConversationTurn
 from areal_actors.gateway.image_intake import ImageIntake
@@ -29,7 +30,7 @@ from areal_actors.gateway.sessions.calls import (
 )
 from areal_actors.gateway.sessions.episode_end import UnreportedCalls
 from areal_actors.gateway.sessions.registry import Recent, SessionRegistry
-from areal_actors.gateway.sessions.running_call import keep_overflow, running_call
+from areal_actors.gateway.sessions.running_call import RunningCall, keep_overflow
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.gateway.worker_pool import InFlightCall, InFlightCalls, NamedCalls, WorkerPool
@@ -37,6 +38,8 @@ from areal_actors.messages import CompletionRefused, ModelRequest, ModelResponse
 from areal_actors.runtime.actor import Context
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
+NO_TURN: Final[AbstractAsyncContextManager[None]] = nullcontext()
+"""Turn of a call without a name, which waits for no other."""
 REMEMBERED_TURNS = 256
 """Number of sessions whose calls are kept as `SessionTurns`; for others they are read again."""
 SearchCall = Callable[[Session, ConversationTurn, ChatTokenizer], Session]
@@ -69,12 +72,7 @@ class ModelCalls:
         return self.served.continuations.chat if self.served is not None else None
 
     def take_turn(self, request: ModelRequest, name: str, context: Context) -> AbstractAsyncContextManager[None]:
-        """Wait while a call of this name, an earlier try of the same client, is in progress.
-
-        A call without a name waits for none.
-        """
-        if not name:
-            return nullcontext()
+        """Wait while a call of this name, an earlier try of the same client, is in progress."""
         return self.in_progress.alone(request.session, name, context, self.registry.get(request.session).lease_seconds)
 
     def refuse(self, request: ModelRequest, error: ArealError) -> ModelResponsePart:
@@ -99,25 +97,28 @@ class ModelCalls:
     ) -> AsyncGenerator[ModelResponsePart | CompletionRefused, None]:
         """Stream the answer, record all choices as interactions or none, and only then yield the last parts."""
         try:
-            request = await with_images_stored(request, self.images, self.served)
+            request = request if request.plain_text else await with_images_stored(request, self.images, self.served)
             name = name_of(request)
             with self.open_calls.track(request.session, context.now) as in_flight:
-                async with self.take_turn(request, name, context):
+                async with self.take_turn(request, name, context) if name else NO_TURN:
                     session = self.registry.get(request.session)
-                    if again := session.answered.get(name):
+                    if name and (again := session.answered.get(name)):
                         for part in again:
                             yield part
                         return
-                    with running_call(self.registry, session, context) as session:
+                    with RunningCall(self.registry, session, context) as session:
                         try:
                             call = await self._begin(session, request, in_flight)
                             if request.count_only:
                                 yield ModelResponsePart(prompt_tokens=call.prompt_tokens, last=True)
                                 return
-                            with self._kept_if_cancelled(session.id, call, context):
+                            try:
                                 async with aclosing(self._sample(call, context)) as parts:
                                     async for part in parts:
                                         yield part
+                            except (asyncio.CancelledError, GeneratorExit):
+                                self._keep_cancelled(session.id, call, context)
+                                raise
                             for part in self._record_call(session.id, call, name, context):
                                 yield part
                         except EngineError as error:
@@ -172,11 +173,16 @@ class ModelCalls:
 
     def _remember_end(self, session_id: str, call: ModelCall, choice: Choice) -> None:
         """Remember the digests of a completed choice, and the worker that holds its tokens."""
-        if call.digest is not None:
-            end = call.digest.extended(choice.token_ids())
+        if call.digest is None or not call.is_held():
+            return
+        ids = choice.token_ids()
+        if is_digest_kept(call.prompt):
+            end = call.digest.extended(ids)
             self.digests.record(session_id, choice.identifier, call.prompt, end)
-            if call.is_held():
-                self.pool.held.note(end.tokens.value(), choice.last_worker)
+            tokens = end.tokens
+        else:
+            tokens = call.digest.tokens.extended(ids)
+        self.pool.held.note(tokens.value(), choice.last_worker)
 
     def _record(self, session: Session, call: ModelCall, done: ConversationTurn, now: float) -> Session:
         """Returns the session with a call, and with the matches in it of rules that forbid to keep it."""
@@ -185,19 +191,10 @@ class ModelCalls:
             return session
         return self.screen(session, done, self.chat)
 
-    @contextmanager
-    def _kept_if_cancelled(self, name: str, call: ModelCall, context: Context) -> Iterator[None]:
-        try:
-            yield
-        except (asyncio.CancelledError, GeneratorExit):
-            if call.request.stream:
-                self._keep_cancelled(name, call, context)
-            raise
-
     def _keep_cancelled(self, name: str, call: ModelCall, context: Context) -> None:
         """Record the streamed part of a cancelled call: the next call of the conversation may continue it."""
         trained = self._is_trained(call.request)
-        for choice in call.choices:
+        for choice in call.choices if call.request.stream else ():
             if choice.sampled and (session := self.registry.find(name)) is not None and session.state == "active":
                 done = choice.finish_cancelled(trained=trained)
                 session = self.registry.update(self._record(session, call, done, context.now))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Literal, Self, TypeVar
 
 from areal_actors.core.errors import EngineError
@@ -172,8 +172,14 @@ class WorkerPool:
         Raises:
             EngineError: no worker came up within `seconds`.
         """
-        if not self.versions:
+        while (worker := self.find_free(session)) is None:
             await self._until_up(seconds)
+        return worker
+
+    def find_free(self, session: str) -> str | None:
+        """The worker of the session's next call; None if there is none yet."""
+        if not self.versions:
+            return None
         idle = self._least_busy()
         last, loads = self._last_worker.get(session, (idle, self._loads[idle]))
         if last not in self.in_flight or loads != self._loads[last]:
@@ -190,21 +196,41 @@ class WorkerPool:
         except TimeoutError:
             raise EngineError(f"no inference worker has come up within {seconds:g} s") from None
 
-    @contextmanager
-    def count_call(self, worker: str, session: str = "") -> Iterator[WorkerExit]:
-        """Count a completion of a session as in flight; yields the flag that the worker is gone.
+    def count_call(self, worker: str, session: str = "") -> CountedCall:
+        """Count a completion of a session as in flight, in a context with the flag that the worker is gone.
 
         The session's next call goes to the same worker.
         """
+        return CountedCall(self, worker, session)
+
+    def begin_call(self, worker: str) -> WorkerExit:
+        """Count one more call of a worker; returns the flag that it is gone."""
         gone = self._gone[worker]
         self._count(worker, self.in_flight[worker] + 1)
-        try:
-            yield gone
-        finally:
-            if worker in self.in_flight and self._gone.get(worker) is gone:
-                self._count(worker, self.in_flight[worker] - 1)
-                if session:
-                    self._last_worker[session] = worker, self._loads[worker]
+        return gone
+
+    def end_call(self, worker: str, session: str, gone: WorkerExit) -> None:
+        """Count one call less, of a worker that is not gone, and note it as the session's."""
+        if worker in self.in_flight and self._gone.get(worker) is gone:
+            self._count(worker, self.in_flight[worker] - 1)
+            if session:
+                self._last_worker[session] = worker, self._loads[worker]
+
+
+class CountedCall:
+    """A completion that is counted as in flight while the context lasts."""
+
+    __slots__ = ("_gone", "_pool", "_session", "_worker")
+
+    def __init__(self, pool: WorkerPool, worker: str, session: str) -> None:
+        self._pool, self._worker, self._session = pool, worker, session
+
+    def __enter__(self) -> WorkerExit:
+        self._gone = self._pool.begin_call(self._worker)
+        return self._gone
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.end_call(self._worker, self._session, self._gone)
 
 
 class QueuedTime:
@@ -299,21 +325,26 @@ class InFlightCalls:
         self._just_left: dict[str, InFlightCall] = {}
         """Calls abandoned since the last handled message: their cancellation has no clock, the next message has."""
 
-    @contextmanager
-    def track(self, session: str, now: float) -> Iterator[InFlightCall]:
+    def track(self, session: str, now: float) -> TrackedCall:
         """Track a call while the context lasts; a cancelled one is kept as abandoned."""
-        call = InFlightCall(now, self._queued.setdefault(session, QueuedTime()))
+        return TrackedCall(self, session, now)
+
+    def begin(self, session: str, now: float) -> InFlightCall:
+        """Add a call."""
+        if (queued := self._queued.get(session)) is None:
+            queued = self._queued[session] = QueuedTime()
+        call = InFlightCall(now, queued)
         self._in_flight.setdefault(session, {})[call] = None
-        try:
-            yield call
-        except (asyncio.CancelledError, GeneratorExit):
+        return call
+
+    def end(self, session: str, call: InFlightCall, *, left: bool) -> None:
+        """Remove a call; one that its client left is kept as abandoned."""
+        if left:
             self._just_left[session] = call
-            raise
-        finally:
-            calls = self._in_flight[session]
-            del calls[call]
-            if not calls:
-                del self._in_flight[session]
+        calls = self._in_flight[session]
+        del calls[call]
+        if not calls:
+            del self._in_flight[session]
 
     def queued_seconds(self, session: str, now: float) -> float:
         """Time in which calls of a session waited for their first token, up to now."""
@@ -333,3 +364,20 @@ class InFlightCalls:
             call, left = self._left[session]
             descriptions.append(call.describe(left, busy, left=True))
         return tuple(descriptions)
+
+
+class TrackedCall:
+    """A call that is in flight while the context lasts."""
+
+    __slots__ = ("_call", "_calls", "_now", "_session")
+
+    def __init__(self, calls: InFlightCalls, session: str, now: float) -> None:
+        self._calls, self._session, self._now = calls, session, now
+
+    def __enter__(self) -> InFlightCall:
+        self._call = self._calls.begin(self._session, self._now)
+        return self._call
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        left = kind is not None and issubclass(kind, (asyncio.CancelledError, GeneratorExit))
+        self._calls.end(self._session, self._call, left=left)

@@ -125,9 +125,8 @@ def record_turn(
         fields_ignored=bool(effective_fields(ignored)),
         images=prompt.images and suffix_images(prompt.images, prompt.cached_tokens),
     )
-    return ConversationTurn(
-        interaction=interaction, answer=answer, prompt=msgspec.structs.replace(prompt, earlier=EMPTY), streamed=streamed
-    )
+    kept = msgspec.structs.replace(prompt, earlier=EMPTY) if prompt.earlier else prompt
+    return ConversationTurn(interaction=interaction, answer=answer, prompt=kept, streamed=streamed)
 
 
 def path_to(identifier: str, turns: Mapping[str, ConversationTurn]) -> list[ConversationTurn]:
