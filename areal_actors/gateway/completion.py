@@ -334,7 +334,7 @@ async def _sample(
         try:
             with pool.count_call(worker, session) as gone, WaitForParts(gone, worker) as wait:
                 answers = context.stream(call.next_request(choice, seed, sent), timeout=deadline, to=worker)
-                async with aclosing(answers):
+                try:
                     while (part := await wait.next_of(answers)) is not None:
                         if part.prefix_problem and sent.prefix:
                             pool.held.drop(sent, part.prefix_problem)
@@ -345,6 +345,8 @@ async def _sample(
                         call.in_flight.add_tokens(len(part.columns), context.now)
                         for delta in choice.emit(part) if call.request.stream else ():
                             yield delta
+                finally:
+                    await answers.aclose()
         except (WorkerLost, NoResponder):
             pool.remove_lost(worker)
             choice.on_worker_lost()

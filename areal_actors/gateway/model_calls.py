@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final
 
 from areal_actors.core.errors import ArealError, EngineError, RequestError, SessionError, SetupError
@@ -19,7 +19,7 @@ from areal_actors.gateway.conversations.prompt_digests import PromptDigests, is_
 from areal_actors.gateway.conversations.session_turns import SessionTurns
 from areal_actors.gateway.conversations.turns import ConversationTurn
 from areal_actors.gateway.image_intake import ImageIntake
-from areal_actors.gateway.long_work import LongWork
+from areal_actors.gateway.long_work import LONG_BYTES, LongWork
 from areal_actors.gateway.sessions.calls import (
     completion_refused,
     digest_of,
@@ -112,13 +112,15 @@ class ModelCalls:
                             if request.count_only:
                                 yield ModelResponsePart(prompt_tokens=call.prompt_tokens, last=True)
                                 return
+                            parts = self._sample(call, context)
                             try:
-                                async with aclosing(self._sample(call, context)) as parts:
-                                    async for part in parts:
-                                        yield part
+                                async for part in parts:
+                                    yield part
                             except (asyncio.CancelledError, GeneratorExit):
                                 self._keep_cancelled(session.id, call, context)
                                 raise
+                            finally:
+                                await parts.aclose()
                             for part in self._record_call(session.id, call, name, context):
                                 yield part
                         except EngineError as error:
@@ -134,6 +136,8 @@ class ModelCalls:
             raise EngineError("the gateway has no tokenizer yet: no weights have been published")
         turns = SessionTurns.of(session.turns, self._turns.get(session.id))
         self._turns[session.id] = turns
+        if request.body_bytes < LONG_BYTES:
+            return ModelCall(session, turns, request, self.served, in_flight)
         return await self.long_work.run(request.body_bytes, ModelCall, session, turns, request, self.served, in_flight)
 
     def forget_ended(self) -> None:
@@ -158,7 +162,8 @@ class ModelCalls:
     ) -> Iterator[ModelResponsePart]:
         """Record a completed call; yields the last parts of its answer."""
         trained = self._is_trained(call.request)
-        ended = [choice.finish(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
+        last, role = call.choices[-1], call.links.role
+        ended = [choice.finish(last=choice is last, trained=trained, role=role) for choice in call.choices]
         session = self.registry.get(session_id)
         for _, done in ended:
             session = self._record(session, call, done, context.now)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
 from itertools import accumulate
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -86,7 +85,8 @@ class ModelEndpoint:
             )
         ignored = self._complete(question, headers, ignored)
         sent = {IGNORED: ", ".join(ignored)} if ignored else {}
-        async with aclosing(self.submit(question)) as parts:
+        parts = self.submit(question)
+        try:
             if question.stream:
                 sink = open_stream(sent)
                 stream = LiveStream(sink, dialect.keep_alive, self.config.keep_alive_seconds)
@@ -97,19 +97,22 @@ class ModelEndpoint:
                 answers = [await anext(parts)]
                 while not answers[-1].is_last():
                     answers.append(await anext(parts))
+        finally:
+            await parts.aclose()
         if without_effect := answers[0].ignored:
             sent = {IGNORED: ", ".join(without_effect)}
-        if failed := next((part for part in answers if part.error), None):
-            error = dialect.error(failed.error, failed.error_status, failed.error_field, failed.error_code)
-            return JsonAnswer(error, failed.error_status, sent)
+        for part in answers:
+            if part.error:
+                error = dialect.error(part.error, part.error_status, part.error_field, part.error_code)
+                return JsonAnswer(error, part.error_status, sent)
         if len(answers) > 1:
             answers.sort(key=lambda part: part.choice)
         return JsonAnswer(dialect.answer(asked, created).whole(answers), 200, sent)
 
     def _complete(self, question: ModelRequest, headers: Mapping[str, str], ignored: Sequence[str]) -> tuple[str, ...]:
         """Set the fields of a call that its headers have; returns what has no effect."""
-        if named := [name for name in self.dialect.ignored_headers if name in headers]:
-            ignored = [*ignored, *named]
+        if self.dialect.ignored_headers:
+            ignored = [*ignored, *(name for name in self.dialect.ignored_headers if name in headers)]
         listed = _shorten_names(ignored) if ignored else ()
         fields: dict[str, Any] = {}
         if TRACEPARENT in headers:
@@ -117,8 +120,10 @@ class ModelEndpoint:
             listed = (*listed, *invalid)
         if listed:
             fields["ignored"] = listed
-        if request_id := next((name for header in REQUEST_IDS if (name := headers.get(header))), ""):
-            fields["request_id"] = readable(request_id)
+        for header in REQUEST_IDS:
+            if request_id := headers.get(header):
+                fields["request_id"] = readable(request_id)
+                break
         if client_session := headers.get(CLIENT_SESSION):
             fields["client_session"] = readable(client_session)[:LONGEST_NAME]
         if fields:

@@ -60,16 +60,17 @@ class WaitForParts:
     It is on the path of every streamed token, so it costs less than a timeout.
     """
 
-    __slots__ = ("_ended", "_gone", "_task", "_worker")
+    __slots__ = ("_ended", "_gone", "_is_waiting", "_task", "_worker")
 
     def __init__(self, gone: WorkerExit, worker: str) -> None:
         self._gone, self._worker = gone, worker
         self._task: asyncio.Task[Any] | None = None
-        """The task that waits now."""
-        self._ended = False
+        """The task of all waits."""
+        self._is_waiting = self._ended = False
 
     def __enter__(self) -> Self:
         self._gone.waits[self] = None
+        self._task = asyncio.current_task()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,7 +78,7 @@ class WaitForParts:
 
     def end(self) -> None:
         """End the present wait with a `CancelledError` in its task."""
-        if self._task is not None:
+        if self._is_waiting and self._task is not None:
             self._ended = True
             self._task.cancel()
 
@@ -89,9 +90,9 @@ class WaitForParts:
         """
         if self._gone.over:
             raise self._lost()
-        task = self._task = asyncio.current_task()
+        task = self._task
         assert task is not None
-        cancelled_before = task.cancelling()
+        cancelled_before, self._is_waiting = task.cancelling(), True
         try:
             return await anext(parts)
         except StopAsyncIteration:
@@ -101,7 +102,7 @@ class WaitForParts:
                 raise
             raise self._lost() from None
         finally:
-            self._task = None
+            self._is_waiting = False
 
     def _lost(self) -> WorkerLost:
         return WorkerLost(f"{self._worker} died while it generated")
@@ -123,7 +124,8 @@ class WorkerPool:
         self._loads: Counter[str] = Counter()
         """Loads of weights by worker: what its prefix cache held before is gone."""
         self._by_calls: list[tuple[int, str]] = []
-        """A heap of workers by calls in flight; entries with an earlier number of calls are skipped."""
+        """A heap of workers by calls in flight, if there are several; entries with an earlier number of calls are
+        skipped."""
 
     def record_load(self, worker: str, weight_version: int) -> None:
         """Record that a worker generates with this version; its prefix cache holds no more than its calls in flight."""
@@ -154,12 +156,17 @@ class WorkerPool:
     def _count(self, worker: str, calls: int) -> None:
         """Set the number of a worker's calls in flight."""
         self.in_flight[worker] = calls
+        if len(self.in_flight) == 1:
+            self._by_calls.clear()
+            return
         heapq.heappush(self._by_calls, (calls, worker))
-        if len(self._by_calls) > HEAP_FACTOR * len(self.in_flight):
+        if not len(self.in_flight) <= len(self._by_calls) <= HEAP_FACTOR * len(self.in_flight):
             self._by_calls = [(calls, worker) for worker, calls in self.in_flight.items()]
             heapq.heapify(self._by_calls)
 
     def _least_busy(self) -> str:
+        if len(self.in_flight) == 1:
+            return next(iter(self.in_flight))
         while self.in_flight.get(self._by_calls[0][1]) != self._by_calls[0][0]:
             heapq.heappop(self._by_calls)
         return self._by_calls[0][1]

@@ -43,7 +43,7 @@ class PromptDigests:
         """Returns the digests of a prompt of a session, for these sampling parameters."""
         if not prompt.prefix:
             ids = prompt.suffix_ids
-            return PromptDigest(TokenDigest(ids), sampling, TokenDigest(sampling).extended(ids))
+            return PromptDigest(TokenDigest(ids), sampling, TokenDigest(sampling + ids))
         before = self._ends.get((session, prompt.prefix))
         if before is not None and before.sampling == sampling:
             return before.extended(prompt.suffix_ids)

@@ -151,7 +151,7 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         if follows:
             kept = {one.interaction.id for one in earlier}
             follows = tuple(link for name in follows for link in retried.get(name, (name,)) if link in kept)
-        if follows or links.role:
+        if follows or links.role != turn.interaction.role:
             turn = msgspec.structs.replace(
                 turn, interaction=msgspec.structs.replace(turn.interaction, follows=follows, role=links.role)
             )
