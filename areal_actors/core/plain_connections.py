@@ -39,7 +39,18 @@ class PlainHandler(Protocol):
 class PlainConnection(HttpConnection):
     """A connection to a server that answers plain requests by itself."""
 
-    __slots__ = ("_answering", "_handler", "_hold", "_is_closing", "_is_handed_over", "_is_paused", "_waiting")
+    __slots__ = (
+        "_answering",
+        "_ended",
+        "_handler",
+        "_hold",
+        "_is_closing",
+        "_is_handed_over",
+        "_is_paused",
+        "_next",
+        "_request",
+        "_waiting",
+    )
 
     def __init__(self, handler: PlainHandler, server: web.Server, head_seconds: float, place: OpenConnection) -> None:
         super().__init__(server, head_seconds, place)
@@ -47,6 +58,13 @@ class PlainConnection(HttpConnection):
         self._waiting = b""
         """Bytes that are not read yet."""
         self._answering: asyncio.Task[None] | None = None
+        """Answers the plain requests of this connection, from the first one on."""
+        self._request: PlainRequest | None = None
+        """The one that is being answered."""
+        self._next: asyncio.Future[None] | None = None
+        """Waits for the next one."""
+        self._ended: asyncio.Future[None] | None = None
+        """Waits for the end of the present answer."""
         self._hold: asyncio.TimerHandle | None = None
         self._is_handed_over = self._is_paused = self._is_closing = False
 
@@ -56,7 +74,7 @@ class PlainConnection(HttpConnection):
             super().data_received(data)
             return
         self._waiting = self._waiting + data if self._waiting else data
-        if self._answering is None:
+        if self._request is None:
             if self._waiting:
                 self._take()
         elif len(self._waiting) > MOST_WAITING and not self._is_paused and self.transport is not None:
@@ -76,7 +94,11 @@ class PlainConnection(HttpConnection):
             self._waiting = self._waiting[request.size :]
             self.keep_alive(True)
             self.__enter__()
-            self._answering = asyncio.get_running_loop().create_task(self._answer(request))
+            self._request = request
+            if self._answering is None:
+                self._answering = asyncio.get_running_loop().create_task(self._answer_all())
+            elif self._next is not None and not self._next.done():
+                self._next.set_result(None)
 
     def _hand_over(self) -> None:
         """Have aiohttp read what waits, and all that comes."""
@@ -90,19 +112,27 @@ class PlainConnection(HttpConnection):
             self._hold.cancel()
             self._hold = None
 
-    async def _answer(self, request: PlainRequest) -> None:
-        is_whole = False
-        try:
-            await self._handler.answer(request, self)
-            is_whole = True
-        except ConnectionError:
-            pass  # the client is gone
-        except Exception:
-            logger.exception("an answer could not be sent")
-        finally:
-            self._answering = None
-            self.__exit__()
-            self._go_on(is_whole=is_whole)
+    async def _answer_all(self) -> None:
+        """Answer the requests that are taken, one after the other."""
+        while True:
+            if (request := self._request) is None:
+                self._next = asyncio.get_running_loop().create_future()
+                await self._next
+                continue
+            is_whole = False
+            try:
+                await self._handler.answer(request, self)
+                is_whole = True
+            except ConnectionError:
+                pass  # the client is gone
+            except Exception:
+                logger.exception("an answer could not be sent")
+            finally:
+                self._request = None
+                self.__exit__()
+                if self._ended is not None and not self._ended.done():
+                    self._ended.set_result(None)
+                self._go_on(is_whole=is_whole)
 
     def _go_on(self, *, is_whole: bool) -> None:
         """Take the request that waits, or close a connection that is to end."""
@@ -146,11 +176,12 @@ class PlainConnection(HttpConnection):
 
     async def shutdown(self, timeout: float | None = 15.0) -> None:
         """See aiohttp: let the present request end, for some time, and close the connection."""
-        if (answering := self._answering) is not None:
-            await asyncio.wait((answering,), timeout=timeout)
-            if not answering.done():
-                answering.cancel()
-                await asyncio.wait((answering,), timeout=timeout)
+        if self._request is not None:
+            self._ended = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._ended,), timeout=timeout)
+        if self._answering is not None:
+            self._answering.cancel()
+            await asyncio.wait((self._answering,), timeout=timeout)
         await super().shutdown(timeout)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from areal_actors.core.errors import ArealError, EngineError, RequestError, SessionError, SetupError
@@ -33,12 +33,12 @@ from areal_actors.gateway.sessions.registry import Recent, SessionRegistry
 from areal_actors.gateway.sessions.running_call import RunningCall, keep_overflow
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.gateway.settings import GatewaySettings
-from areal_actors.gateway.worker_pool import InFlightCall, InFlightCalls, NamedCalls, WorkerPool
+from areal_actors.gateway.worker_pool import InFlightCall, InFlightCalls, NamedCalls, TakenName, WorkerPool
 from areal_actors.messages import CompletionRefused, ModelRequest, ModelResponsePart
 from areal_actors.runtime.actor import Context
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
-NO_TURN: Final[AbstractAsyncContextManager[None]] = nullcontext()
+NO_TURN: Final[AbstractContextManager[None]] = nullcontext()
 """Turn of a call without a name, which waits for no other."""
 REMEMBERED_TURNS = 256
 """Number of sessions whose calls are kept as `SessionTurns`; for others they are read again."""
@@ -71,9 +71,10 @@ class ModelCalls:
         """Tokenizer of the served model; None while there is none."""
         return self.served.continuations.chat if self.served is not None else None
 
-    def take_turn(self, request: ModelRequest, name: str, context: Context) -> AbstractAsyncContextManager[None]:
+    async def take_turn(self, request: ModelRequest, name: str, context: Context) -> TakenName:
         """Wait while a call of this name, an earlier try of the same client, is in progress."""
-        return self.in_progress.alone(request.session, name, context, self.registry.get(request.session).lease_seconds)
+        seconds = self.registry.get(request.session).lease_seconds
+        return await self.in_progress.take(request.session, name, context, seconds)
 
     def refuse(self, request: ModelRequest, error: ArealError) -> ModelResponsePart:
         """Returns the answer to a call that failed with this error."""
@@ -99,34 +100,36 @@ class ModelCalls:
         try:
             request = request if request.plain_text else await with_images_stored(request, self.images, self.served)
             name = name_of(request)
-            with self.open_calls.track(request.session, context.now) as in_flight:
-                async with self.take_turn(request, name, context) if name else NO_TURN:
-                    session = self.registry.get(request.session)
-                    if name and (again := session.answered.get(name)):
-                        for part in again:
-                            yield part
-                        return
-                    with RunningCall(self.registry, session, context) as session:
+            with (
+                self.open_calls.track(request.session, context.now) as in_flight,
+                await self.take_turn(request, name, context) if name else NO_TURN,
+            ):
+                session = self.registry.get(request.session)
+                if name and (again := session.answered.get(name)):
+                    for part in again:
+                        yield part
+                    return
+                with RunningCall(self.registry, session, context) as session:
+                    try:
+                        call = await self._begin(session, request, in_flight)
+                        if request.count_only:
+                            yield ModelResponsePart(prompt_tokens=call.prompt_tokens, last=True)
+                            return
+                        parts = self._sample(call, context)
                         try:
-                            call = await self._begin(session, request, in_flight)
-                            if request.count_only:
-                                yield ModelResponsePart(prompt_tokens=call.prompt_tokens, last=True)
-                                return
-                            parts = self._sample(call, context)
-                            try:
-                                async for part in parts:
-                                    yield part
-                            except (asyncio.CancelledError, GeneratorExit):
-                                self._keep_cancelled(session.id, call, context)
-                                raise
-                            finally:
-                                await parts.aclose()
-                            for part in self._record_call(session.id, call, name, context):
+                            async for part in parts:
                                 yield part
-                        except EngineError as error:
-                            for refused in self.record_failure(session, request, error):
-                                yield refused
+                        except (asyncio.CancelledError, GeneratorExit):
+                            self._keep_cancelled(session.id, call, context)
                             raise
+                        finally:
+                            await parts.aclose()
+                        for part in self._record_call(session.id, call, name, context):
+                            yield part
+                    except EngineError as error:
+                        for refused in self.record_failure(session, request, error):
+                            yield refused
+                        raise
         except (RequestError, SessionError, EngineError, SetupError) as error:
             yield self.refuse(request, error)
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal, Self, TypeVar
 
 from areal_actors.core.errors import EngineError
@@ -308,17 +307,28 @@ class InFlightCall:
 class NamedCalls(dict[tuple[str, str], asyncio.Event]):
     """Unanswered requests with a request id, by session and id."""
 
-    @asynccontextmanager
-    async def alone(self, session: str, name: str, context: Context, seconds: float) -> AsyncIterator[None]:
-        """Wait until no request of the same name is unanswered in a session, for as many seconds each time."""
+    async def take(self, session: str, name: str, context: Context, seconds: float) -> TakenName:
+        """Take a name once no request of that name is unanswered in a session; waits as many seconds each time."""
         while (earlier := self.get((session, name))) is not None:
             with context.waiting("an earlier request for the same call", seconds):
                 await earlier.wait()
         self[session, name] = asyncio.Event()
-        try:
-            yield
-        finally:
-            self.pop((session, name)).set()
+        return TakenName(self, (session, name))
+
+
+class TakenName:
+    """A name that other requests wait for until the end of the context."""
+
+    __slots__ = ("_calls", "_name")
+
+    def __init__(self, calls: NamedCalls, name: tuple[str, str]) -> None:
+        self._calls, self._name = calls, name
+
+    def __enter__(self) -> None:
+        """Nothing is left to do."""
+
+    def __exit__(self, *_: object) -> None:
+        self._calls.pop(self._name).set()
 
 
 class InFlightCalls:

@@ -58,7 +58,7 @@ class Inbox:
         self._received: deque[Msg | BusError] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self.deadline = 0.0
-        """That of the present wait, by the event loop's clock."""
+        """Deadline of the present wait, by the event loop's clock."""
 
     def __enter__(self) -> Self:
         self._inboxes[self._token] = self
