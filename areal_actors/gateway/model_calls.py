@@ -117,13 +117,14 @@ class ModelCalls:
                             return
                         parts = self._sample(call, context)
                         try:
-                            async for part in parts:
-                                yield part
+                            try:
+                                async for part in parts:
+                                    yield part
+                            finally:
+                                await parts.aclose()
                         except (asyncio.CancelledError, GeneratorExit):
                             self._keep_cancelled(session.id, call, context)
                             raise
-                        finally:
-                            await parts.aclose()
                         for part in self._record_call(session.id, call, name, context):
                             yield part
                     except EngineError as error:
