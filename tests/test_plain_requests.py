@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 
+import anthropic
+import openai
 import pytest
 from support.gateway_harness import nothing_in_flight
 from test_gateway_limits import ASK, answer, harness, line, request
 
+from areal_actors.client import LightClient
 from areal_actors.core import plain_connections
 from areal_actors.core.plain_requests import MOST_BYTES, Incomplete, PlainRequest, head_of_answer, read_plain
+from areal_actors.gateway.plain_calls import PlainCalls
 
 __all__ = ["harness"]
 
@@ -136,3 +140,25 @@ async def test_a_streamed_answer_is_chunked_and_its_connection_stays_open(harnes
         assert events.endswith(b"data: [DONE]\n\n")
         writer.write(asked(harness))
         assert (await answer(reader))[0] == 200
+
+
+@pytest.mark.parametrize("kind", ["openai", "light", "anthropic"])
+async def test_the_calls_of_usual_clients_are_plain(harness, monkeypatch, kind):
+    answered = []
+    answer_call = PlainCalls.answer
+
+    async def count(self, plain, connection):
+        answered.append(plain.path)
+        await answer_call(self, plain, connection)
+
+    monkeypatch.setattr(PlainCalls, "answer", count)
+    address, key = harness.opened.base_url, harness.opened.api_key
+    for _ in range(2):
+        if kind == "anthropic":
+            async with anthropic.AsyncAnthropic(base_url=address.removesuffix("/v1"), api_key=key) as client:
+                await client.messages.create(model="default", max_tokens=20, messages=ASK["messages"])
+        else:
+            made = openai.AsyncOpenAI if kind == "openai" else LightClient
+            async with made(base_url=address, api_key=key) as client:
+                await client.chat.completions.create(model="default", **ASK)
+    assert len(answered) == 2
