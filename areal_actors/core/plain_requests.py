@@ -14,6 +14,8 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
+import msgspec
+
 MOST_BYTES: Final = 256 << 10
 """Size of the largest plain request: a larger one comes in many parts."""
 LONGEST_HEAD: Final = 8190
@@ -26,7 +28,7 @@ _OF_OTHERS: Final = frozenset(
 _LENGTH: Final = re.compile(r"\d{1,9}", re.ASCII)
 
 
-class PlainRequest(NamedTuple):
+class PlainRequest(msgspec.Struct, frozen=True):
     """A request that has arrived whole."""
 
     path: str

@@ -8,7 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from areal_actors.core.byte_stream_split import set_fields
 from areal_actors.gateway.conversations.message_digests import LONG_HISTORY_BYTES
@@ -40,7 +42,7 @@ interpreter, too."""
 S = TypeVar("S", bound=EventSink)
 
 
-class JsonAnswer(NamedTuple):
+class JsonAnswer(msgspec.Struct, frozen=True):
     """A whole answer."""
 
     body: Any
