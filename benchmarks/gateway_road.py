@@ -37,7 +37,10 @@ LONGEST_NAME = 72
 HERE, BESIDE = "here", "beside"
 STAGES = (
     ("HTTP: aiohttp", ("/aiohttp/", "/multidict/", "/yarl/")),
-    ("HTTP: the gateway's part", ("gateway/server.py", "http_answers", "http_connections", "event_stream")),
+    (
+        "HTTP: the gateway's part",
+        ("gateway/server.py", "http_answers", "http_connections", "event_stream", "/plain_", "model_endpoint"),
+    ),
     ("dialect", ("gateway/protocols/",)),
     ("template", ("/jinja2/", "<template>", "chat_template", "literal_marks", "markupsafe")),
     ("tokens", ("/tokenization/", "/tiktoken/")),

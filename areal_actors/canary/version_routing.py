@@ -31,12 +31,21 @@ class VersionedWorkerPool(WorkerPool):
             return await super().choose(seconds, session)
         try:
             async with asyncio.timeout(seconds):
-                while not (workers := self.workers_with(version)):
+                while (worker := self.find_free(session)) is None:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             reason = f"no inference worker has version {version}, that of session {session}, within {seconds:g} s"
             raise EngineError(f"{reason}; end the session, and start another") from None
+        return worker
+
+    def find_free(self, session: str) -> str | None:
+        """The session's last worker, or the least busy one, of those with its version; None if there is none."""
+        version = self.version_of(session)
+        if version < 0:
+            return super().find_free(session)
+        if not (workers := self.workers_with(version)):
+            return None
         idle = min(workers, key=lambda worker: (self.in_flight[worker], worker))
         last, loads = self._last_worker.get(session, (idle, self._loads[idle]))
         if last not in workers or loads != self._loads[last]:

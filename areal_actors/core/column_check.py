@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 else:
     np = LazyModule("numpy")
 
+FEW = 256
+"""Tokens up to which numbers are checked without numpy."""
 LOGPROB_TOLERANCE = 1e-4
 """Nats by which a log-probability may exceed 0. A log-softmax in float32 over logits of magnitude 1000 is off by up to
 6e-5; a value within the tolerance is recorded and trained as it is, without clamping."""
@@ -81,7 +83,7 @@ def number_fault(token_ids: NDArray[Any], logprobs: NDArray[Any], vocabulary: in
         logprobs: float32, shape [tokens], in nats; prompt tokens have 0.
         vocabulary: size of the model's vocabulary; 0 if unknown, then ids are not checked.
     """
-    if not len(token_ids):
+    if not len(token_ids) or (len(token_ids) <= FEW and _are_few_valid(token_ids, logprobs, vocabulary)):
         return None
     if vocabulary and int(np.maximum.reduce(token_ids)) >= vocabulary:
         place = int(np.argmax(token_ids >= vocabulary))
@@ -93,6 +95,17 @@ def number_fault(token_ids: NDArray[Any], logprobs: NDArray[Any], vocabulary: in
         fault = f"{float(logprobs[place]):g}; a finite number of at most 0 was expected"
         return ColumnFault(check="log-probability", detail=fault, position=place)
     return None
+
+
+def _are_few_valid(token_ids: NDArray[Any], logprobs: NDArray[Any], vocabulary: int) -> bool:
+    """True if numbers are surely valid; for a few, Python's loops take less time than the calls of numpy."""
+    values = logprobs.tolist()
+    # A sum is finite only if all of its numbers are.
+    return (
+        isfinite(sum(values))
+        and max(values) <= LOGPROB_TOLERANCE
+        and (not vocabulary or max(token_ids.tolist()) < vocabulary)
+    )
 
 
 def trajectory_fault(trajectory: Trajectory) -> ColumnFault | None:

@@ -155,14 +155,19 @@ class SentResponse(web.StreamResponse):
         """Does nothing."""
 
 
+MakeConnection = Callable[[web.Server, float, OpenConnection], HttpConnection]
+
+
 class HttpListener:
     """Accepts connections for an aiohttp server, within limits."""
 
-    def __init__(self, server: web.Server, head_seconds: float, most: int) -> None:
-        """`head_seconds`: for a handshake and for the head of a request; `most`: number of connections at a time."""
-        self._make: Callable[[OpenConnection], HttpConnection] = lambda place: HttpConnection(
-            server, head_seconds, place
-        )
+    def __init__(self, server: web.Server, head_seconds: float, most: int, make: MakeConnection | None = None) -> None:
+        """`head_seconds`: for a handshake and for the head of a request; `most`: number of connections at a time.
+
+        `make` makes the connections, where they are not those of this file.
+        """
+        make = make or HttpConnection
+        self._make: Callable[[OpenConnection], HttpConnection] = lambda place: make(server, head_seconds, place)
         self._head_seconds, self._most = head_seconds, most
         self._places: set[OpenConnection] = set()
         self._idle: dict[str, dict[OpenConnection, None]] = {}

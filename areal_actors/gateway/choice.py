@@ -184,7 +184,9 @@ class Choice:
         self.finish_reason = self.finish_reason or CANCELLED
         return self.finish(last=True, trained=trained)[1]
 
-    def finish(self, *, last: bool, trained: bool = True) -> tuple[list[ModelResponsePart], ConversationTurn]:
+    def finish(
+        self, *, last: bool, trained: bool = True, role: str = ""
+    ) -> tuple[list[ModelResponsePart], ConversationTurn]:
         """The last answer parts, and the turn as recorded in the conversation; sets `whole`."""
         columns = joined_columns([part.columns for part in self.parts])
         text, stop = self._text_and_stop(columns)
@@ -207,6 +209,7 @@ class Choice:
             routes=self._recorded_routes(),
             call_problem=cause_of(problem),
             ignored=self.ignored,
+            role=role,
         )
         self.whole = ModelResponsePart(
             interaction=self.identifier,
@@ -232,6 +235,8 @@ class Choice:
 
     def _call_problem(self, answer: Answer) -> str:
         """Reason for which the agent may reject calls that it receives, or receives none; empty if there is none."""
+        if not self.tools and not answer.tool_calls:
+            return ""
         calls = len(answer.tool_calls)
         if calls > 1 and not self.parallel_tool_calls:
             return f"{calls} tool calls although parallel_tool_calls is false"

@@ -327,17 +327,14 @@ async def _sample(
 ) -> AsyncGenerator[ModelResponsePart, None]:
     deadline, session = min(patience_seconds, call.served.answer_seconds), call.request.session
     while not choice.finish_reason:
-        if not pool.versions:
-            call.in_flight.wait_for_worker()
-        with context.waiting("an inference worker", patience_seconds):
-            worker = await pool.choose(patience_seconds, session)
+        worker = pool.find_free(session) or await _wait_for_worker(call, pool, context, patience_seconds)
         choice.check.reset_version()
         call.in_flight.assign(worker)
         sent = call.sent_prompt(choice, pool.held, worker)
         try:
             with pool.count_call(worker, session) as gone, WaitForParts(gone, worker) as wait:
                 answers = context.stream(call.next_request(choice, seed, sent), timeout=deadline, to=worker)
-                async with aclosing(answers):
+                try:
                     while (part := await wait.next_of(answers)) is not None:
                         if part.prefix_problem and sent.prefix:
                             pool.held.drop(sent, part.prefix_problem)
@@ -348,6 +345,8 @@ async def _sample(
                         call.in_flight.add_tokens(len(part.columns), context.now)
                         for delta in choice.emit(part) if call.request.stream else ():
                             yield delta
+                finally:
+                    await answers.aclose()
         except (WorkerLost, NoResponder):
             pool.remove_lost(worker)
             choice.on_worker_lost()
@@ -361,6 +360,13 @@ async def _sample(
             raise CompletionFault(
                 ColumnFault(check="no answer", detail=f"{worker} did not answer: {error}"), worker
             ) from error
+
+
+async def _wait_for_worker(call: ModelCall, pool: WorkerPool, context: Context, patience_seconds: float) -> str:
+    if not pool.versions:
+        call.in_flight.wait_for_worker()
+    with context.waiting("an inference worker", patience_seconds):
+        return await pool.choose(patience_seconds, call.request.session)
 
 
 async def _merge(sources: Sequence[AsyncGenerator[ModelResponsePart, None]]) -> AsyncGenerator[ModelResponsePart, None]:

@@ -8,8 +8,9 @@ by then has a status.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
+from typing import Final, Protocol
 
 from aiohttp import web
 
@@ -17,10 +18,48 @@ HEAD_SECONDS = 0.5
 """Wait for the first part, or the error in its place, before the head is sent without it."""
 
 
+EVENTS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+"""Headers of a streamed answer."""
+
+
+class EventSink(Protocol):
+    """An answer to which events are written, after its head."""
+
+    @property
+    def headers(self) -> MutableMapping[str, str]:
+        """Headers of its head."""
+        ...
+
+    @property
+    def prepared(self) -> bool:
+        """True if the head is sent, or on its way."""
+        ...
+
+    async def begin(self) -> None:
+        """Send the head, with the first events."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Send events."""
+        ...
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Send the last events and end the answer."""
+        ...
+
+
 class EventStream(web.StreamResponse):
-    """A streamed answer, whose head is sent together with its first part."""
+    """A streamed answer of aiohttp, whose head is sent together with its first part."""
 
     _send_headers_immediately = False
+
+    def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
+        super().__init__(headers=headers)
+        self._request = request
+
+    async def begin(self) -> None:
+        """Send the head, with the first events."""
+        await self.prepare(self._request)
 
 
 class LiveStream:
@@ -29,12 +68,9 @@ class LiveStream:
     An event is written to the connection whole, so that those of the two tasks do not mix.
     """
 
-    def __init__(self, request: web.Request, headers: Mapping[str, str], sign: bytes, seconds: float) -> None:
+    def __init__(self, response: EventSink, sign: bytes, seconds: float) -> None:
         """`sign` is sent after this number of seconds without another event."""
-        self._request = request
-        self.response: web.StreamResponse = EventStream(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers}
-        )
+        self.response = response
         self._sign, self._seconds = sign, seconds
         self._head = asyncio.Lock()
         self._is_open = False
@@ -72,7 +108,7 @@ class LiveStream:
     async def _begin(self) -> None:
         async with self._head:
             if not self._is_open:
-                await self.response.prepare(self._request)
+                await self.response.begin()
                 self._is_open = True
 
     @asynccontextmanager

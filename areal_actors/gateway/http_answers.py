@@ -6,7 +6,7 @@ import itertools
 import math
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
@@ -64,35 +64,63 @@ async def errors_in_dialect_format(request: web.Request, handler: Handler) -> we
 
     They are wrong fields and keys, refusals of aiohttp (path, method, size), and failed handlers.
     """
-    headers: dict[str, str] = {}
-    field = code = ""
     try:
         return await handler(request)
-    except RequestError as error:
-        status, message, field, code = 400, str(error), error.field, error.code
-    except RequestRefused as error:
-        status, message, field = error.refusal.status, error.refusal.reason, error.refusal.field
-        headers = {hdrs.RETRY_AFTER: str(math.ceil(error.refusal.retry_after))} if error.refusal.retry_after else {}
+    except (RequestError, RequestRefused, SessionError, NoResponder) as error:
+        failure = failure_of(error)
     except web.HTTPException as refused:
         status, message = _status_of(request, refused), _refusal_message(request, refused)
         headers = {name: value for name, value in refused.headers.items() if name in {hdrs.ALLOW, hdrs.CONNECTION}}
-    except SessionError as error:
-        status, message = MISDIRECTED if isinstance(error, SessionElsewhere) else 401, str(error)
-    except NoResponder:
-        status, message = 503, STOPPING
+        failure = Failure(status, message, headers=headers)
     except web.RequestPayloadError as error:
-        status, message = 400, f"the body cannot be read: {error}; send it whole"
-        headers[hdrs.CONNECTION] = "close"  # the start of the next request is unknown
+        # The connection is closed: the start of the next request is unknown.
+        reason = f"the body cannot be read: {error}; send it whole"
+        failure = Failure(400, reason, headers={hdrs.CONNECTION: "close"})
     except ConnectionError:
         raise  # the client disconnected in mid-answer
-    except Exception:
-        logger.exception(
-            "a request failed", method=request.method, path=readable(request.path), request_id=id_of(request)
-        )
+    except Exception as error:
+        log_failure(error, request.method, request.path, id_of(request))
         if request.writer.output_size:
             raise  # the response has begun and can only be aborted
-        status, message = 500, "the gateway failed; see its log"
-    return as_json(dialect_of_path(_path_of(request)).error(readable(message), status, field, code), status, headers)
+        failure = FAILED
+    return as_json(failure.body(_path_of(request)), failure.status, failure.headers)
+
+
+class Failure(NamedTuple):
+    """The error with which a request is answered."""
+
+    status: int
+    message: str
+    field: str = ""
+    code: str = ""
+    headers: dict[str, str] = {}
+
+    def body(self, path: str) -> dict[str, Any]:
+        """Returns the error in the format of the API at this path."""
+        return dialect_of_path(path).error(readable(self.message), self.status, self.field, self.code)
+
+
+FAILED = Failure(500, "the gateway failed; see its log")
+
+
+def failure_of(error: RequestError | RequestRefused | SessionError | NoResponder) -> Failure:
+    """Returns the answer to a request that is refused with this error."""
+    match error:
+        case RequestError():
+            return Failure(400, str(error), error.field, error.code)
+        case RequestRefused(refusal=refusal):
+            wait: dict[str, str] = (
+                {hdrs.RETRY_AFTER: str(math.ceil(refusal.retry_after))} if refusal.retry_after else {}
+            )
+            return Failure(refusal.status, refusal.reason, refusal.field, headers=wait)
+        case SessionError():
+            return Failure(MISDIRECTED if isinstance(error, SessionElsewhere) else 401, str(error))
+    return Failure(503, STOPPING)
+
+
+def log_failure(error: Exception, method: str, path: str, request_id: str) -> None:
+    """Log the error of a request."""
+    logger.error("a request failed", method=method, path=readable(path), request_id=request_id, exc_info=error)
 
 
 def _path_of(request: web.Request) -> str:
@@ -105,16 +133,26 @@ def id_of(request: web.Request) -> str:
     """The id of a request, for the response and the log."""
     request_id: str | None = request.get(REQUEST_ID)
     if request_id is None:
-        request_id = request[REQUEST_ID] = f"req_{_PROCESS}{next(_NUMBERS):012x}"
+        request_id = request[REQUEST_ID] = new_request_id()
     return request_id
 
 
-def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the request id under the name that the protocol called has for it.
+def new_request_id() -> str:
+    """Returns an id that no other request has."""
+    return f"req_{_PROCESS}{next(_NUMBERS):012x}"
+
+
+def request_id_header(path: str) -> str:
+    """Returns the name that the protocol called has for the id of a request.
 
     `request-id` in Anthropic's, `x-request-id` in others.
     """
-    response.headers["request-id" if "/messages" in request.path else "x-request-id"] = id_of(request)
+    return "request-id" if "/messages" in path else "x-request-id"
+
+
+def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """Add the id of the request under the name that the protocol called has for it."""
+    response.headers[request_id_header(request.path)] = id_of(request)
 
 
 def _status_of(request: web.Request, refused: web.HTTPException) -> int:
@@ -147,6 +185,11 @@ def _refusal_message(request: web.Request, refused: web.HTTPException) -> str:
     return messages.get(type(refused), refused.reason)
 
 
+def to_json(body: Any) -> bytes:
+    """Returns a body in JSON."""
+    return _ENCODER.encode(body)
+
+
 def as_json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     """A JSON response."""
-    return web.Response(body=_ENCODER.encode(body), status=status, content_type="application/json", headers=headers)
+    return web.Response(body=to_json(body), status=status, content_type="application/json", headers=headers)

@@ -8,17 +8,18 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
 
 from areal_actors.core.errors import ArealError, EngineError, RequestError, SessionError, SetupError
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion import ModelCall, ServedModel, complete, with_images_stored
 from areal_actors.gateway.completion_check import CompletionFault
-from areal_actors.gateway.conversations.prompt_digests import PromptDigests
+from areal_actors.gateway.conversations.prompt_digests import PromptDigests, is_digest_kept
 from areal_actors.gateway.conversations.session_turns import SessionTurns
 from areal_actors.gateway.conversations.turns import ConversationTurn
 from areal_actors.gateway.image_intake import ImageIntake
-from areal_actors.gateway.server import LongWork
+from areal_actors.gateway.long_work import LONG_BYTES, LongWork
 from areal_actors.gateway.sessions.calls import (
     completion_refused,
     digest_of,
@@ -29,14 +30,16 @@ from areal_actors.gateway.sessions.calls import (
 )
 from areal_actors.gateway.sessions.episode_end import UnreportedCalls
 from areal_actors.gateway.sessions.registry import Recent, SessionRegistry
-from areal_actors.gateway.sessions.running_call import keep_overflow, running_call
+from areal_actors.gateway.sessions.running_call import RunningCall, keep_overflow
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.gateway.settings import GatewaySettings
-from areal_actors.gateway.worker_pool import InFlightCall, InFlightCalls, NamedCalls, WorkerPool
+from areal_actors.gateway.worker_pool import InFlightCall, InFlightCalls, NamedCalls, TakenName, WorkerPool
 from areal_actors.messages import CompletionRefused, ModelRequest, ModelResponsePart
 from areal_actors.runtime.actor import Context
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
+NO_TURN: Final[AbstractContextManager[None]] = nullcontext()
+"""Turn of a call without a name, which waits for no other."""
 REMEMBERED_TURNS = 256
 """Number of sessions whose calls are kept as `SessionTurns`; for others they are read again."""
 SearchCall = Callable[[Session, ConversationTurn, ChatTokenizer], Session]
@@ -68,14 +71,10 @@ class ModelCalls:
         """Tokenizer of the served model; None while there is none."""
         return self.served.continuations.chat if self.served is not None else None
 
-    def take_turn(self, request: ModelRequest, name: str, context: Context) -> AbstractAsyncContextManager[None]:
-        """Wait while a call of this name, an earlier try of the same client, is in progress.
-
-        A call without a name waits for none.
-        """
-        if not name:
-            return nullcontext()
-        return self.in_progress.alone(request.session, name, context, self.registry.get(request.session).lease_seconds)
+    async def take_turn(self, request: ModelRequest, name: str, context: Context) -> TakenName:
+        """Wait while a call of this name, an earlier try of the same client, is in progress."""
+        seconds = self.registry.get(request.session).lease_seconds
+        return await self.in_progress.take(request.session, name, context, seconds)
 
     def refuse(self, request: ModelRequest, error: ArealError) -> ModelResponsePart:
         """Returns the answer to a call that failed with this error."""
@@ -99,31 +98,39 @@ class ModelCalls:
     ) -> AsyncGenerator[ModelResponsePart | CompletionRefused, None]:
         """Stream the answer, record all choices as interactions or none, and only then yield the last parts."""
         try:
-            request = await with_images_stored(request, self.images, self.served)
+            request = request if request.plain_text else await with_images_stored(request, self.images, self.served)
             name = name_of(request)
-            with self.open_calls.track(request.session, context.now) as in_flight:
-                async with self.take_turn(request, name, context):
-                    session = self.registry.get(request.session)
-                    if again := session.answered.get(name):
-                        for part in again:
-                            yield part
-                        return
-                    with running_call(self.registry, session, context) as session:
+            with (
+                self.open_calls.track(request.session, context.now) as in_flight,
+                await self.take_turn(request, name, context) if name else NO_TURN,
+            ):
+                session = self.registry.get(request.session)
+                if name and (again := session.answered.get(name)):
+                    for part in again:
+                        yield part
+                    return
+                with RunningCall(self.registry, session, context) as session:
+                    try:
+                        call = await self._begin(session, request, in_flight)
+                        if request.count_only:
+                            yield ModelResponsePart(prompt_tokens=call.prompt_tokens, last=True)
+                            return
+                        parts = self._sample(call, context)
                         try:
-                            call = await self._begin(session, request, in_flight)
-                            if request.count_only:
-                                yield ModelResponsePart(prompt_tokens=call.prompt_tokens, last=True)
-                                return
-                            with self._kept_if_cancelled(session.id, call, context):
-                                async with aclosing(self._sample(call, context)) as parts:
-                                    async for part in parts:
-                                        yield part
-                            for part in self._record_call(session.id, call, name, context):
-                                yield part
-                        except EngineError as error:
-                            for refused in self.record_failure(session, request, error):
-                                yield refused
+                            try:
+                                async for part in parts:
+                                    yield part
+                            finally:
+                                await parts.aclose()
+                        except (asyncio.CancelledError, GeneratorExit):
+                            self._keep_cancelled(session.id, call, context)
                             raise
+                        for part in self._record_call(session.id, call, name, context):
+                            yield part
+                    except EngineError as error:
+                        for refused in self.record_failure(session, request, error):
+                            yield refused
+                        raise
         except (RequestError, SessionError, EngineError, SetupError) as error:
             yield self.refuse(request, error)
 
@@ -133,6 +140,8 @@ class ModelCalls:
             raise EngineError("the gateway has no tokenizer yet: no weights have been published")
         turns = SessionTurns.of(session.turns, self._turns.get(session.id))
         self._turns[session.id] = turns
+        if request.body_bytes < LONG_BYTES:
+            return ModelCall(session, turns, request, self.served, in_flight)
         return await self.long_work.run(request.body_bytes, ModelCall, session, turns, request, self.served, in_flight)
 
     def forget_ended(self) -> None:
@@ -157,7 +166,8 @@ class ModelCalls:
     ) -> Iterator[ModelResponsePart]:
         """Record a completed call; yields the last parts of its answer."""
         trained = self._is_trained(call.request)
-        ended = [choice.finish(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
+        last, role = call.choices[-1], call.links.role
+        ended = [choice.finish(last=choice is last, trained=trained, role=role) for choice in call.choices]
         session = self.registry.get(session_id)
         for _, done in ended:
             session = self._record(session, call, done, context.now)
@@ -172,11 +182,16 @@ class ModelCalls:
 
     def _remember_end(self, session_id: str, call: ModelCall, choice: Choice) -> None:
         """Remember the digests of a completed choice, and the worker that holds its tokens."""
-        if call.digest is not None:
-            end = call.digest.extended(choice.token_ids())
+        if call.digest is None or not call.is_held():
+            return
+        ids = choice.token_ids()
+        if is_digest_kept(call.prompt):
+            end = call.digest.extended(ids)
             self.digests.record(session_id, choice.identifier, call.prompt, end)
-            if call.is_held():
-                self.pool.held.note(end.tokens.value(), choice.last_worker)
+            tokens = end.tokens
+        else:
+            tokens = call.digest.tokens.extended(ids)
+        self.pool.held.note(tokens.value(), choice.last_worker)
 
     def _record(self, session: Session, call: ModelCall, done: ConversationTurn, now: float) -> Session:
         """Returns the session with a call, and with the matches in it of rules that forbid to keep it."""
@@ -185,19 +200,10 @@ class ModelCalls:
             return session
         return self.screen(session, done, self.chat)
 
-    @contextmanager
-    def _kept_if_cancelled(self, name: str, call: ModelCall, context: Context) -> Iterator[None]:
-        try:
-            yield
-        except (asyncio.CancelledError, GeneratorExit):
-            if call.request.stream:
-                self._keep_cancelled(name, call, context)
-            raise
-
     def _keep_cancelled(self, name: str, call: ModelCall, context: Context) -> None:
         """Record the streamed part of a cancelled call: the next call of the conversation may continue it."""
         trained = self._is_trained(call.request)
-        for choice in call.choices:
+        for choice in call.choices if call.request.stream else ():
             if choice.sampled and (session := self.registry.find(name)) is not None and session.state == "active":
                 done = choice.finish_cancelled(trained=trained)
                 session = self.registry.update(self._record(session, call, done, context.now))

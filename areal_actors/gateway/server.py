@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any
 
-import msgspec
 from aiohttp import hdrs, web
 
 import areal_actors
 from areal_actors.core.errors import RequestError, SetupError
-from areal_actors.core.http_connections import HttpListener, answer_in_place, most_connections
-from areal_actors.gateway.conversations.message_digests import LONG_HISTORY_BYTES
-from areal_actors.gateway.event_stream import LiveStream
+from areal_actors.core.http_connections import HttpConnection, HttpListener, answer_in_place, most_connections
+from areal_actors.core.plain_connections import PlainConnection
+from areal_actors.gateway.event_stream import EVENTS, EventStream
 from areal_actors.gateway.http_answers import (
     BODY_SECONDS,
-    STOPPING,
     Handler,
     add_request_id,
     as_json,
@@ -30,17 +24,15 @@ from areal_actors.gateway.http_answers import (
     with_request_id,
 )
 from areal_actors.gateway.listening import encryption
+from areal_actors.gateway.long_work import LongWork
+from areal_actors.gateway.model_endpoint import ModelEndpoint
 from areal_actors.gateway.parsed_histories import ParsedHistories
+from areal_actors.gateway.plain_calls import PlainCalls, key_in
 from areal_actors.gateway.protocols import DIALECTS
-from areal_actors.gateway.protocols.base import AnswerWriter, Dialect
-from areal_actors.gateway.protocols.lenient import accept
 from areal_actors.gateway.protocols.openapi import GATEWAY_ENDPOINTS, openapi
 from areal_actors.gateway.protocols.session_requests import ENDPOINTS
-from areal_actors.gateway.protocols.trace_context import read_trace
-from areal_actors.gateway.settings import GatewaySettings, UnknownFields
-from areal_actors.messages import ModelRequest, ModelResponsePart
+from areal_actors.gateway.settings import GatewaySettings
 from areal_actors.runtime.actor import Submit
-from areal_bus.errors import NoResponder
 
 MODEL = "default"
 SHUTDOWN_SECONDS = 5.0
@@ -53,40 +45,9 @@ JSON_TYPES = (
     "application/x-www-form-urlencoded",
 )
 """The last three are defaults of HTTP clients such as curl."""
-REQUEST_IDS = ("Idempotency-Key", "X-Client-Request-Id")
-"""Headers with a client's request id, for the deduplication of retries."""
-CLIENT_SESSION = "X-Session-ID"
-"""Header with the name of a conversation at the client, which separates the agents of one episode."""
-LONGEST_NAME = 256
 PREFIXES = ("", "/v1", "/v1/v1", "/{session}/v1", "/{session}/v1/v1", "/{session}")
 """Before the paths of the model; the router tries those with a session in this order. Anthropic's clients append `/v1`
 to an address that may end with it already."""
-IGNORED = "x-areal-ignored"
-"""Response header that lists what the request had and is accepted without effect."""
-MAX_IGNORED = 1000
-"""Maximum length of its value, without the `...` at its end: clients limit the size of headers."""
-
-LONG_BYTES: Final = 128 << 10
-"""Size from which a request is long: tokenizing it takes a sixth of a second, which would block all other calls."""
-PARSED_IN_PLACE: Final = 8
-"""Times that size up to which a request is parsed in place: it takes 5 ms, for which a thread would hold the
-interpreter, too."""
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-class LongWork(ThreadPoolExecutor):
-    """A small thread pool for long requests.
-
-    Tokenizers release the GIL, and Python code alternates with the event loop.
-    """
-
-    async def run(self, size: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a function: inline for a short request, in a thread for a long one."""
-        if size < LONG_BYTES:
-            return function(*args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self, partial(function, *args, **kwargs))
 
 
 class Gateway:
@@ -124,13 +85,15 @@ class Gateway:
             SetupError: the port is taken, or the certificate cannot be used.
         """
         secure = encryption(self.config)
-        app = web.Application(
-            client_max_size=self.config.max_body_mb * 2**20,
-            middlewares=[suspend_head_timer, with_request_id, errors_in_dialect_format],
-        )
+        own = [suspend_head_timer, with_request_id, errors_in_dialect_format]
+        app = web.Application(client_max_size=self.config.max_body_mb * 2**20, middlewares=own)
+        endpoints = {
+            dialect.path: ModelEndpoint(dialect, self.config, self.submit, self.long_work, self.histories)
+            for dialect in DIALECTS
+        }
         for prefix in PREFIXES:
-            for dialect in DIALECTS:
-                app.router.add_post(f"{prefix}/{dialect.path}", self._handler_of(dialect))
+            for path, endpoint in endpoints.items():
+                app.router.add_post(f"{prefix}/{path}", self._handler_of(endpoint))
             app.router.add_get(f"{prefix}/models", self.models)
             app.router.add_get(f"{prefix}/models/{{model}}", self.model)
         app.router.add_get("/health", self.health)
@@ -141,7 +104,10 @@ class Gateway:
         self._runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, handler_cancellation=True)
         await self._runner.setup()
         assert self._runner.server is not None
-        self._listener = HttpListener(self._runner.server, self.config.head_seconds, most_connections())
+        # What looks at all requests sees them as aiohttp's.
+        calls = PlainCalls(endpoints, JSON_TYPES, self.session_of_key) if len(app.middlewares) == len(own) else None
+        make = partial(PlainConnection, calls) if calls is not None else HttpConnection
+        self._listener = HttpListener(self._runner.server, self.config.head_seconds, most_connections(), make)
         try:
             await self._listener.start(self.config.host, self.config.port, secure)
         except OSError as error:
@@ -180,51 +146,12 @@ class Gateway:
         self.session_of(request)
         return as_json(_model(request.match_info["model"]))
 
-    def _handler_of(self, dialect: Dialect[Any]) -> Handler:
+    def _handler_of(self, endpoint: ModelEndpoint) -> Handler:
         async def answer(request: web.Request) -> web.StreamResponse:
             session = self.session_of(request)
             body = await body_of(request)
-            asked, question, ignored = await self.long_work.run(
-                len(body) // PARSED_IN_PLACE,
-                _parse_request,
-                dialect,
-                body,
-                session,
-                self.config.unknown_fields,
-                self.histories,
-            )
-            ignored = _shorten_names([*ignored, *[name for name in dialect.ignored_headers if name in request.headers]])
-            trace, invalid = read_trace(request.headers, self.config.recorded_baggage)
-            ignored = (*ignored, *invalid)
-            request_id = next((name for header in REQUEST_IDS if (name := request.headers.get(header))), "")
-            client_session = request.headers.get(CLIENT_SESSION, "")
-            question = msgspec.structs.replace(
-                question,
-                request_id=readable(request_id),
-                ignored=ignored,
-                client_session=readable(client_session)[:LONGEST_NAME],
-                trace=trace,
-            )
-            created = int(time.time())
-            headers = {IGNORED: ", ".join(ignored)} if ignored else {}
-            async with aclosing(self.submit(question)) as parts:
-                if question.stream:
-                    stream = LiveStream(request, headers, dialect.keep_alive, self.config.keep_alive_seconds)
-                    add_request_id(request, stream.response)
-                    answers = await _stream(stream, dialect.answer(asked, created), parts)
-                    if stream.has_begun:
-                        return stream.response
-                else:
-                    answers = [await anext(parts)]
-                    while not answers[-1].is_last():
-                        answers.append(await anext(parts))
-            if without_effect := answers[0].ignored:
-                headers = {IGNORED: ", ".join(without_effect)}
-            if failed := next((part for part in answers if part.error), None):
-                error = dialect.error(failed.error, failed.error_status, failed.error_field, failed.error_code)
-                return as_json(error, failed.error_status, headers)
-            answers.sort(key=lambda part: part.choice)
-            return as_json(dialect.answer(asked, created).whole(answers), headers=headers)
+            sent = await endpoint.answer(session, request.headers, body, partial(_open_stream, request))
+            return sent if isinstance(sent, EventStream) else as_json(sent.body, sent.status, sent.headers)
 
         return answer
 
@@ -237,34 +164,15 @@ class Gateway:
         return self.session_of_key(key_of(request), request.match_info.get("session", ""))
 
 
-def _parse_request(
-    dialect: Dialect[Any], body: bytes, session: str, unknown: UnknownFields, histories: ParsedHistories
-) -> tuple[Any, ModelRequest, Sequence[str]]:
-    """A body as parsed by its dialect, as a `ModelRequest`, and what it has that is ignored."""
-    if len(body) >= LONG_HISTORY_BYTES and (parsed := histories.parse(dialect, body, session)) is not None:
-        asked, call, ignored = parsed
-        return asked, msgspec.structs.replace(call, body_bytes=len(body)), ignored
-    if unknown == "list":
-        asked, call, left_out = accept(dialect, body, session)
-    else:
-        asked, left_out = dialect.decode(body), ()
-        call = dialect.call(asked, session)
-    return asked, msgspec.structs.replace(call, body_bytes=len(body)), [*left_out, *dialect.ignored(asked)]
-
-
-def _shorten_names(ignored: Sequence[str]) -> tuple[str, ...]:
-    """The ignored names, in at most `MAX_IGNORED` characters; `...` stands for the rest."""
-    if not ignored:
-        return ()
-    ends = accumulate(len(name) + 2 for name in ignored)
-    kept = [one for one, end in zip(ignored, ends, strict=True) if end <= MAX_IGNORED]
-    return (*kept, "...") if len(kept) < len(ignored) else tuple(kept)
+def _open_stream(request: web.Request, headers: dict[str, str]) -> EventStream:
+    stream = EventStream(request, {**EVENTS, **headers})
+    add_request_id(request, stream)
+    return stream
 
 
 def key_of(request: web.Request) -> str:
     """The API key of a request; empty if it has none."""
-    bearer = request.headers.get(hdrs.AUTHORIZATION, "")
-    return bearer[7:].strip() if bearer[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
+    return key_in(request.headers)
 
 
 async def body_of(request: web.Request) -> bytes:
@@ -298,36 +206,6 @@ async def read_body(request: web.Request) -> bytes:
             return await request.read()
     except TimeoutError:
         raise web.HTTPRequestTimeout(headers={hdrs.CONNECTION: "close"}) from None
-
-
-async def _stream(
-    stream: LiveStream, answer: AnswerWriter, parts: AsyncIterator[ModelResponsePart]
-) -> list[ModelResponsePart]:
-    """Send server-sent events, one per part. Returns the error of a call that failed before anything was sent.
-
-    Raises:
-        NoResponder: the gateway is stopping, and nothing was sent.
-    """
-    async with stream.keep_alive():
-        part = await _next_part(stream, parts)
-        if part.error and not stream.has_begun:
-            return [part]
-        comment = stream.set_header(IGNORED, ", ".join(part.ignored)) if part.ignored else b""
-        while not part.is_last():
-            await stream.write(comment + answer.part(part))
-            comment = b""
-            part = await _next_part(stream, parts)
-    await stream.finish(comment + answer.part(part))
-    return []
-
-
-async def _next_part(stream: LiveStream, parts: AsyncIterator[ModelResponsePart]) -> ModelResponsePart:
-    try:
-        return await anext(parts)
-    except NoResponder:
-        if not stream.has_begun:
-            raise
-        return ModelResponsePart(error=STOPPING, error_status=503)
 
 
 @web.middleware

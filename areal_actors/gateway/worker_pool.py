@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal, Self, TypeVar
 
 from areal_actors.core.errors import EngineError
@@ -60,16 +59,17 @@ class WaitForParts:
     It is on the path of every streamed token, so it costs less than a timeout.
     """
 
-    __slots__ = ("_ended", "_gone", "_task", "_worker")
+    __slots__ = ("_ended", "_gone", "_is_waiting", "_task", "_worker")
 
     def __init__(self, gone: WorkerExit, worker: str) -> None:
         self._gone, self._worker = gone, worker
         self._task: asyncio.Task[Any] | None = None
-        """The task that waits now."""
-        self._ended = False
+        """The task of all waits."""
+        self._is_waiting = self._ended = False
 
     def __enter__(self) -> Self:
         self._gone.waits[self] = None
+        self._task = asyncio.current_task()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,7 +77,7 @@ class WaitForParts:
 
     def end(self) -> None:
         """End the present wait with a `CancelledError` in its task."""
-        if self._task is not None:
+        if self._is_waiting and self._task is not None:
             self._ended = True
             self._task.cancel()
 
@@ -89,9 +89,9 @@ class WaitForParts:
         """
         if self._gone.over:
             raise self._lost()
-        task = self._task = asyncio.current_task()
+        task = self._task
         assert task is not None
-        cancelled_before = task.cancelling()
+        cancelled_before, self._is_waiting = task.cancelling(), True
         try:
             return await anext(parts)
         except StopAsyncIteration:
@@ -101,7 +101,7 @@ class WaitForParts:
                 raise
             raise self._lost() from None
         finally:
-            self._task = None
+            self._is_waiting = False
 
     def _lost(self) -> WorkerLost:
         return WorkerLost(f"{self._worker} died while it generated")
@@ -123,7 +123,8 @@ class WorkerPool:
         self._loads: Counter[str] = Counter()
         """Loads of weights by worker: what its prefix cache held before is gone."""
         self._by_calls: list[tuple[int, str]] = []
-        """A heap of workers by calls in flight; entries with an earlier number of calls are skipped."""
+        """A heap of workers by calls in flight, if there are several; entries with an earlier number of calls are
+        skipped."""
 
     def record_load(self, worker: str, weight_version: int) -> None:
         """Record that a worker generates with this version; its prefix cache holds no more than its calls in flight."""
@@ -154,12 +155,17 @@ class WorkerPool:
     def _count(self, worker: str, calls: int) -> None:
         """Set the number of a worker's calls in flight."""
         self.in_flight[worker] = calls
+        if len(self.in_flight) == 1:
+            self._by_calls.clear()
+            return
         heapq.heappush(self._by_calls, (calls, worker))
-        if len(self._by_calls) > HEAP_FACTOR * len(self.in_flight):
+        if not len(self.in_flight) <= len(self._by_calls) <= HEAP_FACTOR * len(self.in_flight):
             self._by_calls = [(calls, worker) for worker, calls in self.in_flight.items()]
             heapq.heapify(self._by_calls)
 
     def _least_busy(self) -> str:
+        if len(self.in_flight) == 1:
+            return next(iter(self.in_flight))
         while self.in_flight.get(self._by_calls[0][1]) != self._by_calls[0][0]:
             heapq.heappop(self._by_calls)
         return self._by_calls[0][1]
@@ -172,8 +178,14 @@ class WorkerPool:
         Raises:
             EngineError: no worker came up within `seconds`.
         """
-        if not self.versions:
+        while (worker := self.find_free(session)) is None:
             await self._until_up(seconds)
+        return worker
+
+    def find_free(self, session: str) -> str | None:
+        """The worker of the session's next call; None if there is none yet."""
+        if not self.versions:
+            return None
         idle = self._least_busy()
         last, loads = self._last_worker.get(session, (idle, self._loads[idle]))
         if last not in self.in_flight or loads != self._loads[last]:
@@ -190,21 +202,41 @@ class WorkerPool:
         except TimeoutError:
             raise EngineError(f"no inference worker has come up within {seconds:g} s") from None
 
-    @contextmanager
-    def count_call(self, worker: str, session: str = "") -> Iterator[WorkerExit]:
-        """Count a completion of a session as in flight; yields the flag that the worker is gone.
+    def count_call(self, worker: str, session: str = "") -> CountedCall:
+        """Count a completion of a session as in flight, in a context with the flag that the worker is gone.
 
         The session's next call goes to the same worker.
         """
+        return CountedCall(self, worker, session)
+
+    def begin_call(self, worker: str) -> WorkerExit:
+        """Count one more call of a worker; returns the flag that it is gone."""
         gone = self._gone[worker]
         self._count(worker, self.in_flight[worker] + 1)
-        try:
-            yield gone
-        finally:
-            if worker in self.in_flight and self._gone.get(worker) is gone:
-                self._count(worker, self.in_flight[worker] - 1)
-                if session:
-                    self._last_worker[session] = worker, self._loads[worker]
+        return gone
+
+    def end_call(self, worker: str, session: str, gone: WorkerExit) -> None:
+        """Count one call less, of a worker that is not gone, and note it as the session's."""
+        if worker in self.in_flight and self._gone.get(worker) is gone:
+            self._count(worker, self.in_flight[worker] - 1)
+            if session:
+                self._last_worker[session] = worker, self._loads[worker]
+
+
+class CountedCall:
+    """A completion that is counted as in flight while the context lasts."""
+
+    __slots__ = ("_gone", "_pool", "_session", "_worker")
+
+    def __init__(self, pool: WorkerPool, worker: str, session: str) -> None:
+        self._pool, self._worker, self._session = pool, worker, session
+
+    def __enter__(self) -> WorkerExit:
+        self._gone = self._pool.begin_call(self._worker)
+        return self._gone
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.end_call(self._worker, self._session, self._gone)
 
 
 class QueuedTime:
@@ -275,17 +307,28 @@ class InFlightCall:
 class NamedCalls(dict[tuple[str, str], asyncio.Event]):
     """Unanswered requests with a request id, by session and id."""
 
-    @asynccontextmanager
-    async def alone(self, session: str, name: str, context: Context, seconds: float) -> AsyncIterator[None]:
-        """Wait until no request of the same name is unanswered in a session, for as many seconds each time."""
+    async def take(self, session: str, name: str, context: Context, seconds: float) -> TakenName:
+        """Take a name once no request of that name is unanswered in a session; waits as many seconds each time."""
         while (earlier := self.get((session, name))) is not None:
             with context.waiting("an earlier request for the same call", seconds):
                 await earlier.wait()
         self[session, name] = asyncio.Event()
-        try:
-            yield
-        finally:
-            self.pop((session, name)).set()
+        return TakenName(self, (session, name))
+
+
+class TakenName:
+    """A name that other requests wait for until the end of the context."""
+
+    __slots__ = ("_calls", "_name")
+
+    def __init__(self, calls: NamedCalls, name: tuple[str, str]) -> None:
+        self._calls, self._name = calls, name
+
+    def __enter__(self) -> None:
+        """Nothing is left to do."""
+
+    def __exit__(self, *_: object) -> None:
+        self._calls.pop(self._name).set()
 
 
 class InFlightCalls:
@@ -299,21 +342,26 @@ class InFlightCalls:
         self._just_left: dict[str, InFlightCall] = {}
         """Calls abandoned since the last handled message: their cancellation has no clock, the next message has."""
 
-    @contextmanager
-    def track(self, session: str, now: float) -> Iterator[InFlightCall]:
+    def track(self, session: str, now: float) -> TrackedCall:
         """Track a call while the context lasts; a cancelled one is kept as abandoned."""
-        call = InFlightCall(now, self._queued.setdefault(session, QueuedTime()))
+        return TrackedCall(self, session, now)
+
+    def begin(self, session: str, now: float) -> InFlightCall:
+        """Add a call."""
+        if (queued := self._queued.get(session)) is None:
+            queued = self._queued[session] = QueuedTime()
+        call = InFlightCall(now, queued)
         self._in_flight.setdefault(session, {})[call] = None
-        try:
-            yield call
-        except (asyncio.CancelledError, GeneratorExit):
+        return call
+
+    def end(self, session: str, call: InFlightCall, *, left: bool) -> None:
+        """Remove a call; one that its client left is kept as abandoned."""
+        if left:
             self._just_left[session] = call
-            raise
-        finally:
-            calls = self._in_flight[session]
-            del calls[call]
-            if not calls:
-                del self._in_flight[session]
+        calls = self._in_flight[session]
+        del calls[call]
+        if not calls:
+            del self._in_flight[session]
 
     def queued_seconds(self, session: str, now: float) -> float:
         """Time in which calls of a session waited for their first token, up to now."""
@@ -333,3 +381,20 @@ class InFlightCalls:
             call, left = self._left[session]
             descriptions.append(call.describe(left, busy, left=True))
         return tuple(descriptions)
+
+
+class TrackedCall:
+    """A call that is in flight while the context lasts."""
+
+    __slots__ = ("_call", "_calls", "_now", "_session")
+
+    def __init__(self, calls: InFlightCalls, session: str, now: float) -> None:
+        self._calls, self._session, self._now = calls, session, now
+
+    def __enter__(self) -> InFlightCall:
+        self._call = self._calls.begin(self._session, self._now)
+        return self._call
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        left = kind is not None and issubclass(kind, (asyncio.CancelledError, GeneratorExit))
+        self._calls.end(self._session, self._call, left=left)

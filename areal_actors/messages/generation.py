@@ -15,6 +15,8 @@ from areal_actors.core.token_digest import TokenDigest
 from areal_actors.core.values import ImageRef, SamplingParams, TokenColumns
 from areal_bus.message import Message, Reply, Request
 
+LONG_PROMPT_BYTES = 64 << 10
+"""Size of token ids from which fewer bytes on the way take less time than their split."""
 PrefixProblem = Literal["", "missing", "mismatch"]
 
 
@@ -72,8 +74,8 @@ class Generate(Request[Generated]):
             set_fields(self, prompt_ids=join_streams(self.prompt_ids, self.id_planes), id_planes=0)
 
     def pack(self) -> Generate:
-        """Returns the request with its ids as byte streams."""
-        if not (streams := streams_needed(self.prompt_ids)):
+        """Returns the request with its ids as byte streams, if they are many: a request is not kept."""
+        if len(self.prompt_ids) < LONG_PROMPT_BYTES or not (streams := streams_needed(self.prompt_ids)):
             return self
         packed = msgspec.structs.replace(self)
         set_fields(packed, prompt_ids=split_streams(self.prompt_ids, streams), id_planes=streams)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
 from functools import cached_property
 from random import Random
 from typing import Literal, Protocol, TypeVar
@@ -79,10 +78,13 @@ class LiveContext:
         stamp = self._begin_request(request)
         try:
             with self.waiting(wait_name(request, to), timeout):
-                async with aclosing(self.runtime.bus.request_stream(request, stamp, timeout=timeout, to=to)) as parts:
+                parts = self.runtime.bus.request_stream(request, stamp, timeout=timeout, to=to)
+                try:
                     async for part in parts:
                         self._note("answered", part, stamp)
                         yield part
+                finally:
+                    await parts.aclose()
         except BusError as error:
             self._note_failure(error)
             raise

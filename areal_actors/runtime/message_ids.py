@@ -14,7 +14,8 @@ DURABLE = (Event, Work)
 
 def message_id(*parts: object) -> str:
     """Returns an id that is a hash of its parts."""
-    return blake2b("|".join(map(str, parts)).encode(), digest_size=10).hexdigest()
+    text = parts[0] if len(parts) == 1 and isinstance(parts[0], str) else "|".join(map(str, parts))
+    return blake2b(text.encode(), digest_size=10).hexdigest()
 
 
 def with_new_id(envelope: Envelope, again: str) -> Envelope:
@@ -40,4 +41,4 @@ class HandlingIds:
             ("report",) if isinstance(message, MonitorEvent) else () if isinstance(message, DURABLE) else ("passing",)
         )
         number = self._emitted[series] = self._emitted.get(series, 0) + 1
-        return message_id(self._sender, *series, number)
+        return message_id("|".join((self._sender, *series, str(number))))

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -266,7 +266,7 @@ class Runtime:
 
     async def _replies(self, envelope: Envelope, request: Request[R]) -> AsyncGenerator[R, None]:
         """Run the handler of a request; yields the parts of its reply, the last one after its other messages."""
-        context, sent = LiveContext(self, envelope, replayed=False), SentWork()
+        context, sent = LiveContext(self, envelope, replayed=False), cast(SentWork | None, None)
         name, last = type(request).__name__, list[R]()
         with self._submissions.begin(request) as submission:
             self.handling[name] += 1
@@ -276,6 +276,7 @@ class Runtime:
                     async for message in emitted:
                         part: Any = message if isinstance(message, Reply) else None
                         if part is None or self.tape:
+                            sent = sent or SentWork()
                             await self._emit(message, context, None, sent)
                         if part is None or last:
                             continue
@@ -288,10 +289,12 @@ class Runtime:
                             if submission.is_over:
                                 break
                     else:
-                        await sent.confirm()
+                        if sent is not None:
+                            await sent.confirm()
                         self.handled = True
             finally:
-                sent.cancel()
+                if sent is not None:
+                    sent.cancel()
                 self.handling[name] -= 1
         if not last:
             raise self._submissions.no_reply(request)

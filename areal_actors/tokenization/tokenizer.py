@@ -322,6 +322,14 @@ class IncrementalDecoder:
         self._text += step
         return step
 
+    def push_all(self, ids: Sequence[int]) -> str:
+        """Text that tokens complete."""
+        pairs = self._tokenizer.byte_pairs
+        if pairs is None:
+            return "".join([self.push(token_id) for token_id in ids])
+        shown = ids if self._special else [token_id for token_id in ids if not self._tokenizer.is_hidden(token_id)]
+        return self._bytes.decode(pairs.decode(shown))
+
     def finish(self) -> str:
         """Text of an incomplete character at the end."""
         if self._tokenizer.byte_pairs is not None:
@@ -355,14 +363,16 @@ class TextStream:
         """Append tokens; returns the text that is now final."""
         if self.matched:
             return ""
+        if not self._hides:
+            self._pending += self._decoder.push_all(ids)
+            return self._release(final=False)
         for token_id in ids:
             piece = self._decoder.push(token_id)
             self._pending += piece
-            if self._hides:
-                self._shown += b"\x01" * len(piece)
-                if self._tokenizer.is_hidden(token_id):
-                    hidden = min(len(self._tokenizer.decode([token_id], skip_special=False)), len(self._shown))
-                    self._shown[len(self._shown) - hidden :] = bytes(hidden)
+            self._shown += b"\x01" * len(piece)
+            if self._tokenizer.is_hidden(token_id):
+                hidden = min(len(self._tokenizer.decode([token_id], skip_special=False)), len(self._shown))
+                self._shown[len(self._shown) - hidden :] = bytes(hidden)
         return self._release(final=False)
 
     def finish(self) -> str:

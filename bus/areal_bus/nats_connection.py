@@ -18,7 +18,7 @@ from nats.nuid import NUID
 from areal_bus.denials import Denials
 from areal_bus.errors import MessageTooLarge, NoReply, ServerUnavailable
 from areal_bus.nats_client import DirectClient
-from areal_bus.nats_inbox import Disconnected, Inbox, Reconnected
+from areal_bus.nats_inbox import Disconnected, Inbox, Inboxes, Reconnected
 from areal_bus.nats_parser import Receive
 from areal_bus.server_version import check_server_version
 from areal_bus.subjects import inbox_of
@@ -51,7 +51,7 @@ class Connection:
         self._url, self._tls = url, client_context(url)
         self._client = DirectClient(needs_encryption=self._tls is not None)
         self._nuid = NUID()
-        self._inboxes: dict[str, Inbox] = {}
+        self._inboxes = Inboxes(self._loop)
         self._inbox = inbox_of(user or "shared")
         self._connection_id = self._nuid.next().decode()
         self._denials = Denials(user or name)
@@ -254,7 +254,6 @@ class Connection:
         prefix = f"{self._inbox}.{'server' if of_server else 'answers'}.{self._connection_id}"
         token = str(self._request_count)
         inbox = Inbox(
-            self._loop,
             self._inboxes,
             prefix,
             token,

@@ -22,18 +22,16 @@ class Disconnected(ServerUnavailable):
 class Inbox:
     """Receives the replies to one request, within its context.
 
-    It is on the path of every streamed token, so a wait costs one future and no task, and all waits have one timer.
+    It is on the path of every streamed token, so a wait costs one future, and neither a task nor a timer.
     """
 
     __slots__ = (
-        "_deadline",
         "_inboxes",
-        "_loop",
         "_received",
-        "_timer",
         "_token",
         "_waiter",
         "address",
+        "deadline",
         "notify_disconnect",
         "notify_reconnect",
         "request_subject",
@@ -41,8 +39,7 @@ class Inbox:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        inboxes: dict[str, Inbox],
+        inboxes: Inboxes,
         prefix: str,
         token: str,
         *,
@@ -56,14 +53,12 @@ class Inbox:
         """True to receive `Reconnected` after a reconnection, since the request may be lost with the old connection."""
         self.notify_disconnect = notify_disconnect
         """True to receive `Disconnected` when the connection breaks, before any message of a later connection."""
-        self._loop = loop
         self._inboxes = inboxes
         self._token = token
         self._received: deque[Msg | BusError] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        """Timer of the inbox; one that fires before the deadline of the present wait is set again."""
-        self._deadline = 0.0
+        self.deadline = 0.0
+        """Deadline of the present wait, by the event loop's clock."""
 
     def __enter__(self) -> Self:
         self._inboxes[self._token] = self
@@ -71,8 +66,6 @@ class Inbox:
 
     def __exit__(self, *_: object) -> None:
         del self._inboxes[self._token]
-        if self._timer is not None:
-            self._timer.cancel()
 
     def put(self, item: Msg | BusError) -> None:
         """Add a message, or an error for `next` to raise."""
@@ -89,26 +82,47 @@ class Inbox:
             PermissionDenied: this user may not publish to the request's subject.
         """
         if not self._received:
-            self._waiter = self._loop.create_future()
-            self._deadline = self._loop.time() + timeout
-            if self._timer is None or self._timer.when() > self._deadline:
-                self._set_timer()
+            loop = self._inboxes.loop
+            self._waiter = loop.create_future()
+            self.deadline = loop.time() + timeout
+            self._inboxes.watch(self.deadline)
             await self._waiter
         item = self._received.popleft()
         if isinstance(item, BusError):
             raise item
         return item
 
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_at(self._deadline, self._time_out)
+    def is_waiting(self) -> bool:
+        """True during a wait."""
+        return self._waiter is not None and not self._waiter.done()
 
-    def _time_out(self) -> None:
-        self._timer = None
-        if self._waiter is None or self._waiter.done():
-            return
-        if self._loop.time() < self._deadline:
-            self._set_timer()
-        else:
+    def time_out(self) -> None:
+        """End the present wait."""
+        if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(TimeoutError())
+
+
+class Inboxes(dict[str, Inbox]):
+    """The inboxes of a connection by the last tokens of their addresses; one timer ends the waits of all."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        """Timer at or before the first deadline of a wait."""
+
+    def watch(self, deadline: float) -> None:
+        """Look at the waits at this time."""
+        if self._timer is None or self._timer.when() > deadline:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.loop.call_at(deadline, self._look)
+
+    def _look(self) -> None:
+        self._timer, now = None, self.loop.time()
+        waiting = [inbox for inbox in self.values() if inbox.is_waiting()]
+        for inbox in waiting:
+            if inbox.deadline <= now:
+                inbox.time_out()
+        if later := [inbox.deadline for inbox in waiting if inbox.deadline > now]:
+            self.watch(min(later))

@@ -30,6 +30,7 @@ _ROUTE_GRACE_SECONDS: Final = 2.0
 """Time for the servers of a cluster to learn of a subscription at another one: a flush ends at the client's own server,
 so a request through another server can precede the news of its responder."""
 _RETRY_SECONDS: Final = 0.1
+_KEPT_SUBJECTS: Final = 1024
 
 
 class Requester:
@@ -41,10 +42,16 @@ class Requester:
         """`prefix` is that of the run's subjects; `pack` encodes a message."""
         self._connection = connection
         self._prefix, self._blobs, self._pack = prefix, blobs, pack
+        self._subjects: dict[tuple[str, str], str] = {}
+        """Subjects of requests to instances, by the request's own and the instance."""
 
     def addressed_subject(self, subject: str, address: str) -> str:
         """Returns the subject of requests to one instance."""
-        return f"{self._prefix}_.{check_token('address', address)}.{subject}"
+        if (addressed := self._subjects.get((subject, address))) is None:
+            addressed = f"{self._prefix}_.{check_token('address', address)}.{subject}"
+            if len(self._subjects) < _KEPT_SUBJECTS:
+                self._subjects[subject, address] = addressed
+        return addressed
 
     def _open_inbox(self) -> Inbox:
         """Returns an inbox for the reply to one request."""

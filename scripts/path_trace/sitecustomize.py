@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 OUT = os.environ.get("AREAL_PATH_OUT", "")
 MESSAGES = frozenset(os.environ.get("AREAL_PATH_MESSAGES", "").split(","))
 PACKAGE = os.environ.get("AREAL_PATH_PACKAGE", "")
-HTTP_FILE = f"{PACKAGE}/gateway/server.py"
+HTTP_FILES = (f"{PACKAGE}/gateway/server.py", f"{PACKAGE}/gateway/plain_calls.py")
 HTTP_PATH = "/chat/completions"
 
 hop = ContextVar("hop", default="")
@@ -40,7 +40,7 @@ def called(frame: FrameType, _event: str, _argument: object) -> None:
     if code.co_qualname == "Actor.receive":
         message = f"{type(frame.f_locals['self']).__name__} {type(frame.f_locals['message']).__name__}"
         hop.set(message if message in MESSAGES else "")
-    elif code.co_filename == HTTP_FILE and getattr(frame.f_locals.get("request"), "path", "").endswith(HTTP_PATH):
+    elif code.co_filename in HTTP_FILES and getattr(frame.f_locals.get("request"), "path", "").endswith(HTTP_PATH):
         hop.set("HTTP request")
     if where := hop.get():
         record(code, where)

@@ -40,6 +40,8 @@ from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 REASONING_MARKS = ("<think>", "</think>", "<|channel|>analysis")
 """Delimiters that a rendered conversation loses when its reasoning is dropped."""
+PLAIN = digest(((), {}))
+"""Digest of the settings of a call without tools and arguments of the template."""
 CHANGED_SETTINGS = "the tools or the template's settings changed"
 LONG_CHARACTERS = 8192
 """Length from which the ids of a text are kept by the tokenizer: the prompt may be too long for `FirstPrompts`."""
@@ -69,7 +71,7 @@ def prompt_for(
     if (raw := request.prompt if request.prompt_ids is None else request.prompt_ids) is not None:
         return _raw_prompt(turns, raw, chat, limit, chat.leading_ids if request.adds_bos else ())
     request = continuations.without_unseen_names(request)
-    settings = digest((request.tools, request.template_kwargs))
+    settings = digest((request.tools, request.template_kwargs)) if request.tools or request.template_kwargs else PLAIN
     history = MessageDigests(request.messages, turns.last_digests)
     if request.body_bytes >= LONG_HISTORY_BYTES:
         turns.last_digests = history

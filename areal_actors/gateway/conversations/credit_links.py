@@ -20,6 +20,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -77,8 +78,17 @@ def find_credit_links(
 
 
 def _digest_of_system_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
-    prompts = list(itertools.takewhile(lambda message: message.get("role") in {"system", "developer"}, messages))
-    return blake2b(msgspec.json.encode(prompts), digest_size=ROLE_BYTES).hexdigest() if prompts else ""
+    prompts = list(itertools.takewhile(_is_instruction, messages))
+    return _role_of(msgspec.json.encode(prompts)) if prompts else ""
+
+
+def _is_instruction(message: Mapping[str, Any]) -> bool:
+    return message.get("role") in {"system", "developer"}
+
+
+@lru_cache(maxsize=64)
+def _role_of(prompts: bytes) -> str:
+    return blake2b(prompts, digest_size=ROLE_BYTES).hexdigest()
 
 
 def _has_text(messages: Sequence[Mapping[str, Any]], answer: object) -> bool:

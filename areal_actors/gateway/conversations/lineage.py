@@ -35,6 +35,9 @@ class Lineage(NamedTuple):
     """True if the client named the call, or the id of a tool call of its."""
 
 
+NO_PARENT = Lineage(None)
+
+
 def find_parent(turns: SessionTurns, request: ModelRequest, history: MessageDigests) -> Lineage:
     """Find the call that these messages, with their digests in `history`, continue.
 
@@ -50,7 +53,9 @@ def find_parent(turns: SessionTurns, request: ModelRequest, history: MessageDige
     if by_id is not None and (by_value is None or by_id[1] > by_value[0].prompt.message_count):
         turn, place = by_id
         return Lineage(turn, _difference(turn, place, history), by_id=True)
-    return Lineage(None, _missing_parent_reason(turns, messages)) if by_value is None else Lineage(*by_value)
+    if by_value is None:
+        return Lineage(None, _missing_parent_reason(turns, messages)) if turns else NO_PARENT
+    return Lineage(*by_value)
 
 
 def _missing_parent_reason(turns: SessionTurns, messages: Sequence[MessageDict]) -> str:

@@ -31,9 +31,15 @@ def value_digests(before: bytes, messages: Iterable[MessageDict]) -> list[bytes]
     """16-byte hash by value after each message, of all messages up to it."""
     digests = []
     for message in messages:
-        before = xxhash.xxh3_128_digest(before + _SORTED.encode(by_value(message)))
+        plain = message if _is_plain_text(message) else by_value(message)
+        before = xxhash.xxh3_128_digest(before + _SORTED.encode(plain))
         digests.append(before)
     return digests
+
+
+def _is_plain_text(message: MessageDict) -> bool:
+    """True for a message of a role and a text, which is its own value."""
+    return len(message) == 2 and type(text := message.get("content")) is str and bool(text) and "role" in message
 
 
 def by_value(message: MessageDict) -> Any:

@@ -43,7 +43,7 @@ class PromptDigests:
         """Returns the digests of a prompt of a session, for these sampling parameters."""
         if not prompt.prefix:
             ids = prompt.suffix_ids
-            return PromptDigest(TokenDigest(ids), sampling, TokenDigest(sampling).extended(ids))
+            return PromptDigest(TokenDigest(ids), sampling, TokenDigest(sampling + ids))
         before = self._ends.get((session, prompt.prefix))
         if before is not None and before.sampling == sampling:
             return before.extended(prompt.suffix_ids)
@@ -54,8 +54,13 @@ class PromptDigests:
 
     def record(self, session: str, interaction: str, prompt: Prompt, end: PromptDigest) -> None:
         """Keep the digests of a call with its answer, in place of those of the call that it continues."""
-        if 4 * prompt.token_count >= LEAST_BYTES:
+        if is_digest_kept(prompt):
             self._ends.pop((session, prompt.prefix), None)
             self._ends[session, interaction] = end
             if len(self._ends) > MAX_ENDS:
                 self._ends.popitem(last=False)
+
+
+def is_digest_kept(prompt: Prompt) -> bool:
+    """True if the digests of a call with this prompt are kept for those that continue it."""
+    return 4 * prompt.token_count >= LEAST_BYTES

@@ -110,12 +110,14 @@ def record_turn(
     routes: bytes = b"",
     call_problem: str = "",
     ignored: Sequence[str] = (),
+    role: str = "",
 ) -> ConversationTurn:
     """Create the turn of a call that `worker` sampled; `trained = False` keeps it as context only."""
     interaction = Interaction(
         id=identifier,
         parent=prompt.parent,
         prefix=prompt.prefix,
+        role=role,
         prompt_suffix=prompt.suffix_ids,
         completion=completion,
         finish_reason=sys.intern(finish_reason),
@@ -124,7 +126,7 @@ def record_turn(
         temperature=temperature,
         routes=routes,
         call_problem=call_problem,
-        fields_ignored=bool(effective_fields(ignored)),
+        fields_ignored=bool(ignored) and bool(effective_fields(ignored)),
         images=prompt.images and suffix_images(prompt.images, prompt.cached_tokens),
     )
     kept = msgspec.structs.replace(prompt, earlier=EMPTY) if prompt.earlier else prompt

@@ -6,6 +6,7 @@ They are its constraint, arguments of the chat template, sampling parameters and
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -100,6 +101,12 @@ def template_kwargs(
     return kwargs | explicit
 
 
+@cache
+def _sampling_fields(kind: type[RequestStruct]) -> tuple[str, ...]:
+    """Names in `SAMPLING` that a dialect's requests have."""
+    return tuple(name for name in SAMPLING if name in kind.__struct_fields__)
+
+
 def sampling(
     request: RequestStruct, *, max_tokens: int | None, stop: Stop | None, top_logprobs: int | None = None
 ) -> dict[str, Any]:
@@ -110,11 +117,14 @@ def sampling(
     Raises:
         RequestError: the stop string is empty, or the repetition penalty has an effect.
     """
-    if getattr(request, "repetition_penalty", None) not in (None, 1):
+    if (penalty := getattr(request, "repetition_penalty", None)) is not None and penalty != 1:
         raise unsupported_error("repetition_penalty", "use frequency_penalty or presence_penalty")
     if stop == "":
         raise RequestError("'stop' is empty; send a non-empty string or leave it out", "stop")
-    params = {name: value for name in SAMPLING if (value := getattr(request, name, None)) is not None}
+    params: dict[str, Any] = {}
+    for name in _sampling_fields(type(request)):
+        if (value := getattr(request, name)) is not None:
+            params[name] = value
     if params.get("top_k") == -1:
         params["top_k"] = 0
     if stop:
@@ -148,6 +158,8 @@ def tool_fields(
         RequestError: two tools have the same name, or the choice names a missing tool.
     """
     tools = tuple(definitions)
+    if not tools and choice in {"auto", "none"} and not allowed:
+        return {"tool_choice": choice}
     names: set[str] = set()
     for index, tool in enumerate(tools):
         name = tool["function"]["name"]

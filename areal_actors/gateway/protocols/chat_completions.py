@@ -94,7 +94,7 @@ class ChatAnswer(openai.ChoicesAnswer):
     def __init__(self, request: ChatRequest, created: int) -> None:
         super().__init__(request, created)
         self._begun: set[int] = set()
-        self._custom = custom_names(request.tools or ())
+        self._custom = custom_names(request.tools) if request.tools else frozenset[str]()
         self._inputs: dict[tuple[int, int], str] = {}
         """Arguments of calls of custom tools that are not complete, by choice and index of the call."""
 
@@ -121,7 +121,7 @@ class ChatAnswer(openai.ChoicesAnswer):
             delta["reasoning_content"] = part.reasoning
         if part.text:
             delta["content"] = part.text
-        if calls := [*self._call_deltas(part)]:
+        if (part.tool_calls or self._inputs) and (calls := [*self._call_deltas(part)]):
             delta["tool_calls"] = calls
         return {"delta": delta, "logprobs": _logprobs(part)}
 
@@ -171,7 +171,7 @@ def chat_call(request: ChatRequest, session: str, builder: MessageBuilder | None
         session=session,
         messages=tuple(builder.messages),
         plain_text=builder.is_plain,
-        **tool_fields(chat_definitions(request.tools or ()), choice, allowed=allowed),
+        **tool_fields(chat_definitions(request.tools) if request.tools else (), choice, allowed=allowed),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         constraint=_constraint(request),
         template_kwargs=template_kwargs(request.chat_template_kwargs, request.reasoning_effort),
@@ -205,7 +205,9 @@ def _sampling(request: ChatRequest) -> dict[str, Any]:
 
 def chat_ignored(request: ChatRequest, *, plain_text: bool = False) -> list[str]:
     """Return what the client sent and is accepted without effect; `plain_text` if all contents are strings."""
-    names = [*ignored_fields(request), *ignored_fields(request.stream_options, "stream_options")]
+    names = ignored_fields(request)
+    if request.stream_options is not None:
+        names += ignored_fields(request.stream_options, "stream_options")
     tools = request.tools or ()
     messages = () if plain_text else request.messages
     mixed = [message.content for message in messages if message.content and not isinstance(message.content, str)]

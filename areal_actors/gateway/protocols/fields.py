@@ -7,6 +7,9 @@ has its type. Ignored: accepted because clients send it, without effect, and nam
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, partial
+from operator import attrgetter, is_
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
 import msgspec
@@ -74,7 +77,20 @@ def ignored_fields(struct: RequestStruct | None, where: str = "") -> list[str]:
     """Return the ignored fields that the client sent in this object of the request, whose path is `where`."""
     if struct is None:
         return []
-    return [_join(where, name) for name in struct.ignored_names if getattr(struct, name) is not None]
+    names = struct.ignored_names
+    if not names or all(map(_is_none, _getter_of(names)(struct))):
+        return []
+    return [_join(where, name) for name in names if getattr(struct, name) is not None]
+
+
+@cache
+def _getter_of(names: tuple[str, ...]) -> Callable[[RequestStruct], tuple[Any, ...]]:
+    """Returns the function that reads these fields."""
+    get = attrgetter(*names)
+    return get if len(names) > 1 else lambda struct: (get(struct),)
+
+
+_is_none = partial(is_, None)
 
 
 def decode(body: bytes, kind: type[W]) -> W:
@@ -84,13 +100,19 @@ def decode(body: bytes, kind: type[W]) -> W:
         RequestError: the body is not JSON, or a field is unknown or has the wrong type; it names the field.
     """
     try:
-        return msgspec.json.decode(body, type=kind)
+        decoded: W = _decoder_of(kind).decode(body)
     except msgspec.ValidationError as error:
         raise validation_error(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is not valid JSON: {error}; send one JSON object in UTF-8") from None
     except RecursionError:
         raise RequestError("the body is nested too deeply; flatten it") from None
+    return decoded
+
+
+@cache
+def _decoder_of(kind: type[W]) -> msgspec.json.Decoder[W]:
+    return msgspec.json.Decoder(kind)
 
 
 def convert(value: Any, kind: type[W], where: str) -> W:

@@ -80,14 +80,17 @@ class ChoiceFields(CallFields, ignored=("metadata",)):
 
 def usage(finished: Sequence[ModelResponsePart]) -> dict[str, Any]:
     """Return the token counts of a call from the last part of each choice: the choices share the prompt."""
-    prompt = max((part.prompt_tokens for part in finished), default=0)
-    sampled = sum(part.completion_tokens for part in finished)
+    prompt = cached = sampled = reasoning = 0
+    for part in finished:
+        prompt, cached = max(prompt, part.prompt_tokens), max(cached, part.cached_tokens)
+        sampled += part.completion_tokens
+        reasoning += part.reasoning_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": sampled,
         "total_tokens": prompt + sampled,
-        "prompt_tokens_details": {"cached_tokens": max((part.cached_tokens for part in finished), default=0)},
-        "completion_tokens_details": {"reasoning_tokens": sum(part.reasoning_tokens for part in finished)},
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 
 

@@ -37,8 +37,9 @@ class Recent(OrderedDict[K, V]):
         self.limit = limit
 
     def __setitem__(self, key: K, value: V) -> None:
-        super().__setitem__(key, value)
-        self.move_to_end(key)
+        if key in self:
+            self.move_to_end(key)
+        OrderedDict.__setitem__(self, key, value)
         if len(self) > self.limit:
             self.popitem(last=False)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from areal_actors.core.errors import PromptTooLong, RequestError
 from areal_actors.gateway.sessions.model_texts import continues_model
 from areal_actors.gateway.sessions.registry import SessionRegistry
@@ -13,19 +10,21 @@ from areal_actors.messages import ModelRequest
 from areal_actors.runtime.actor import Context
 
 
-@contextmanager
-def running_call(registry: SessionRegistry, session: Session, context: Context) -> Iterator[Session]:
-    """Begin a call, and end it with what runs within; a call that is cancelled was left by its client."""
-    left = True
-    try:
-        yield registry.update(session.begin_call(context.now))
-        left = False
-    except Exception:
-        left = False
-        raise
-    finally:
-        if (now := registry.find(session.id)) is not None:
-            registry.update(now.end_call(context.now, left=left))
+class RunningCall:
+    """Begins a call, and ends it with what runs within; a call that is cancelled was left by its client."""
+
+    __slots__ = ("_context", "_registry", "_session")
+
+    def __init__(self, registry: SessionRegistry, session: Session, context: Context) -> None:
+        self._registry, self._session, self._context = registry, session, context
+
+    def __enter__(self) -> Session:
+        return self._registry.update(self._session.begin_call(self._context.now))
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if (now := self._registry.find(self._session.id)) is not None:
+            left = kind is not None and not issubclass(kind, Exception)
+            self._registry.update(now.end_call(self._context.now, left=left))
 
 
 def keep_overflow(registry: SessionRegistry, request: ModelRequest, error: RequestError) -> None:

@@ -109,15 +109,18 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         Raises:
             SessionError: this state does not allow it; the message has the state.
         """
+        return self._after(action, now)
+
+    def _after(self, action: Action, now: float, **changes: Any) -> Session:
+        """The session after an action that changes these fields, too."""
         state = TRANSITIONS[self.state].get(action)
         if state is None:
             raise SessionError(f"session {self.id} is {self.state}: it takes no {action} any more; open a new session")
-        return msgspec.structs.replace(self, state=state, expires=now + self.lease_seconds)
+        return msgspec.structs.replace(self, state=state, expires=now + self.lease_seconds, **changes)
 
     def begin_call(self, now: float) -> Session:
         """Begin a model call."""
-        after = self.transition("call", now)
-        return msgspec.structs.replace(after, calls=self.calls + 1, running=self.running + 1)
+        return self._after("call", now, calls=self.calls + 1, running=self.running + 1)
 
     def count_call(self, digest: bytes) -> Session:
         """Count a model call by its digest."""
@@ -148,11 +151,11 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         if follows:
             kept = {one.interaction.id for one in earlier}
             follows = tuple(link for name in follows for link in retried.get(name, (name,)) if link in kept)
-        if follows or links.role:
+        if follows or links.role != turn.interaction.role:
             turn = msgspec.structs.replace(
                 turn, interaction=msgspec.structs.replace(turn.interaction, follows=follows, role=links.role)
             )
-        return msgspec.structs.replace(self.transition("record", now), turns=(*earlier, turn), overflow="")
+        return self._after("record", now, turns=(*earlier, turn), overflow="")
 
     def _calls_retried_by(self, turn: ConversationTurn) -> dict[str, tuple[str, ...]]:
         """Calls that a call retries and that no other continues, with their credit links."""
