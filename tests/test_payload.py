@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.bus_cases import Do, Double, Happened
 
-from areal_actors.messages import KINDS
+from areal_actors.messages import KINDS, OpenSession
 from areal_bus.base import Envelope
 from areal_bus.errors import CorruptMessage
 from areal_bus.payload import COMPRESSED, LONG_BYTES, LONG_LIVE_BYTES, pack, read_dictionaries, unpack
@@ -77,6 +77,8 @@ def test_an_event_is_compressed_and_a_short_message_that_is_not_logged_is_not():
         assert len(pack(envelope(b"a" * LONG_LIVE_BYTES), kind)) < 200
     assert len(pack(envelope(b"a" * LONG_BYTES), Do)) < 200, "the server keeps work"
     assert len(pack(envelope(b"a" * LONG_BYTES), Double)) > LONG_BYTES
+    assert len(pack(envelope(b"a" * LONG_BYTES), OpenSession)) < 200, "it has the work of an episode"
+    assert pack(envelope(), OpenSession) == msgspec.msgpack.encode(envelope())
 
 
 def deflated(one: Envelope) -> bytes:

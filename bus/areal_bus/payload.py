@@ -18,14 +18,14 @@ import zstandard
 
 from areal_bus.base import Envelope
 from areal_bus.errors import CorruptMessage
-from areal_bus.message import Event, Message, Work
+from areal_bus.message import Event, Message, Request, Work
 from areal_bus.product import current_product
 
 COMPRESSED: Final = 0xC1
 _MARK: Final = bytes([COMPRESSED])
 _HEAD_BYTES: Final = 2
 LONG_BYTES: Final = 512
-"""Size of an envelope from which work, which the server keeps, is compressed, too."""
+"""Size of an envelope from which work, which the server keeps, is compressed, too, and requests that state it."""
 LONG_LIVE_BYTES: Final = 512 << 10
 """Size from which live messages are compressed: half of what the server takes. To compress a prompt of 500 tokens takes
 30 µs and one of 100,000 takes 2.7 ms, many times as long as to send the bytes that it saves."""
@@ -114,12 +114,18 @@ def _contexts() -> _Contexts:
 def pack(envelope: Envelope, kind: type[Message]) -> bytes:
     """Encode an envelope of a message of this kind."""
     encoded = msgspec.msgpack.encode(envelope)
-    if not issubclass(kind, Event) and len(encoded) < (LONG_BYTES if issubclass(kind, Work) else LONG_LIVE_BYTES):
+    if not issubclass(kind, Event) and len(encoded) < _least_compressed(kind):
         return encoded
     contexts = _contexts()
     compressor = contexts.compressor if len(encoded) < _LONG_EVENT_BYTES else contexts.long_compressor
     compressed = _head() + compressor.compress(encoded)
     return compressed if len(compressed) < len(encoded) else encoded
+
+
+def _least_compressed(kind: type[Message]) -> int:
+    """Returns the size from which messages of this kind that are no events are compressed."""
+    is_rare = issubclass(kind, Work) or (issubclass(kind, Request) and kind.compressed)
+    return LONG_BYTES if is_rare else LONG_LIVE_BYTES
 
 
 def unpack(payload: bytes, *, where: str, sequence: int = 0) -> Envelope:
