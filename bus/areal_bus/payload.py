@@ -38,7 +38,7 @@ _LONGEST_HEADER: Final = 14
 _LEVEL: Final = 5
 """A short event takes 7 µs: at level 3 5 µs for 4 % more bytes, at level 6 twice as long for less than 1 % fewer."""
 _LONG_LEVEL: Final = 1
-"""Of an envelope of `_LONG_EVENT_BYTES` or more: a fifth of the time for 2 % more bytes."""
+"""Level for an envelope of `_LONG_EVENT_BYTES` or more: a fifth of the time for 2 % more bytes."""
 _LONG_EVENT_BYTES: Final = 4096
 
 _DEFLATE: Final = 1
