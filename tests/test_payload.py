@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.bus_cases import Do, Double, Happened
 
-from areal_actors.messages import KINDS
+from areal_actors.messages import KINDS, OpenSession
 from areal_bus.base import Envelope
 from areal_bus.errors import CorruptMessage
 from areal_bus.payload import COMPRESSED, LONG_BYTES, LONG_LIVE_BYTES, pack, read_dictionaries, unpack
@@ -50,6 +50,16 @@ def test_logs_of_released_versions_can_be_read_because_no_dictionary_changes():
     assert {number: sha256(content).hexdigest() for number, content in read_dictionaries().items()} == RELEASED
 
 
+@pytest.mark.parametrize("length", [3000, 3990, 4096, 5000, 200_000])
+def test_events_of_any_length_are_read_back_in_any_thread_and_take_fewer_bytes(length):
+    sent = envelope(b"".join(b"%d " % number for number in range(length))[:length])
+    with ThreadPoolExecutor(4) as threads:
+        payloads = set(threads.map(lambda _: pack(sent, Happened), range(8)))
+        (payload,) = payloads
+        assert all(read == sent for read in threads.map(lambda _: unpack(payload, where="here"), range(8)))
+    assert len(payload) < 0.6 * length
+
+
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
 def test_recorded_events_are_read_back_as_they_were_and_take_half_the_bytes(path):
     whole = packed = 0
@@ -67,6 +77,8 @@ def test_an_event_is_compressed_and_a_short_message_that_is_not_logged_is_not():
         assert len(pack(envelope(b"a" * LONG_LIVE_BYTES), kind)) < 200
     assert len(pack(envelope(b"a" * LONG_BYTES), Do)) < 200, "the server keeps work"
     assert len(pack(envelope(b"a" * LONG_BYTES), Double)) > LONG_BYTES
+    assert len(pack(envelope(b"a" * LONG_BYTES), OpenSession)) < 200, "it has the work of an episode"
+    assert pack(envelope(), OpenSession) == msgspec.msgpack.encode(envelope())
 
 
 def deflated(one: Envelope) -> bytes:

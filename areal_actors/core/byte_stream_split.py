@@ -20,7 +20,7 @@ VALUE_BYTES = 4
 IdStreams = Annotated[int, msgspec.Meta(ge=0, le=VALUE_BYTES)]
 """Number of streams of token ids in a message; 0 for whole columns."""
 LONG_BYTES = 4096
-"""Length from which numpy finds the largest id sooner than Python strips zeros: of 100,000 ids in 10 and 660 µs."""
+"""Length from which numpy finds the largest id sooner than Python compares with zeros."""
 
 
 def streams_needed(*columns: bytes) -> int:
@@ -34,14 +34,15 @@ def streams_needed(*columns: bytes) -> int:
         highest = max(int(np.frombuffer(column, np.uint32).max()) for column in columns if column)
         return 4 if highest >> 24 else 3 if highest >> 16 else 2
     for streams in (4, 3):
-        if any(column[streams - 1 :: VALUE_BYTES].strip(b"\0") for column in columns):
-            return streams
+        for column in columns:
+            if column[streams - 1 :: VALUE_BYTES] != bytes(len(column) // VALUE_BYTES):
+                return streams
     return 2
 
 
 def split_streams(column: bytes, streams: int = VALUE_BYTES) -> bytes:
     """Returns the lowest streams of a column."""
-    return b"".join(column[stream::VALUE_BYTES] for stream in range(streams))
+    return b"".join([column[stream::VALUE_BYTES] for stream in range(streams)])
 
 
 def join_streams(packed: bytes, streams: int = VALUE_BYTES) -> bytes:

@@ -96,6 +96,7 @@ class OpenSession(Request[SessionOpened]):
 
     subject: ClassVar[str] = "session.open"
     reply: ClassVar[type[Reply]] = SessionOpened
+    compressed: ClassVar[bool] = True
     work: RunEpisode
     lease_seconds: float
 

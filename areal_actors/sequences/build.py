@@ -36,7 +36,9 @@ def apply_rewards(
     by_id = dict(rewards)
     if reward is not None and interactions:
         by_id[last_trained(interactions).id] = reward
-    return tuple(msgspec.structs.replace(call, reward=by_id.get(call.id, call.reward)) for call in interactions)
+    return tuple(
+        msgspec.structs.replace(call, reward=by_id[call.id]) if call.id in by_id else call for call in interactions
+    )
 
 
 def last_trained(interactions: Sequence[Interaction]) -> Interaction:

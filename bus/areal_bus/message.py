@@ -73,3 +73,5 @@ class Request(Message, Generic[R]):
     """A request for a reply within a deadline."""
 
     reply: ClassVar[type[Reply]]
+    compressed: ClassVar[bool] = False
+    """True if it is compressed where it is long, as work is: sent once an episode or less."""

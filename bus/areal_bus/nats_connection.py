@@ -13,7 +13,7 @@ import structlog
 from nats import errors as nats_errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
-from nats.nuid import NUID
+from nats.nuid import NUID, PREFIX_LENGTH
 
 from areal_bus.denials import Denials
 from areal_bus.errors import MessageTooLarge, NoReply, ServerUnavailable
@@ -53,7 +53,7 @@ class Connection:
         self._nuid = NUID()
         self._inboxes = Inboxes(self._loop)
         self._inbox = inbox_of(user or "shared")
-        self._connection_id = self._nuid.next().decode()
+        self._connection_id = self._nuid.next()[:PREFIX_LENGTH].decode()  # the rest counts; every reply has it
         self._denials = Denials(user or name)
         self._subscriptions: list[NatsSubscription] = []
         self._request_count = 0
