@@ -43,11 +43,13 @@ class KeptConversations:
         """As folded from the log alone: a snapshot holds it."""
         self._unlogged: dict[str, int] = {}
         """Bytes by session, of events that have not come back from the log."""
+        self._unlogged_size = 0
+        """Their sum: many sessions may end at once."""
         self._limited_at = -1
 
     def size(self) -> int:
         """Returns the bytes of all conversations of the run, those included that are on their way to the log."""
-        return self.logged.size + sum(self._unlogged.values())
+        return self.logged.size + self._unlogged_size
 
     def fold(self, event: ConversationEvent) -> None:
         """Fold an event of the log."""
@@ -55,7 +57,7 @@ class KeptConversations:
         if isinstance(event, ConversationsLimited):
             self.logged = msgspec.structs.replace(logged, limited_at=event.max_mb)
             return
-        self._unlogged.pop(event.session, None)
+        self._unlogged_size -= self._unlogged.pop(event.session, 0)
         self.logged = msgspec.structs.replace(
             logged, conversations=logged.conversations + 1, size=logged.size + event.size
         )
@@ -74,6 +76,7 @@ class KeptConversations:
             return
         kept = self._conversation(session, scored)
         if self.size() + kept.size <= self.settings.max_mb * KIBIBYTE**2:
+            self._unlogged_size += kept.size - self._unlogged.get(session.id, 0)
             self._unlogged[session.id] = kept.size
             yield kept
             return
