@@ -229,16 +229,16 @@ async def test_a_call_in_flight_when_the_agent_returns_is_counted(tmp_path, monk
         "\n        call = asyncio.create_task(self.talk(task, base_url, api_key, 1))\n        await asyncio.sleep(0.5)"
     )
     async with playing(agent_file(tmp_path, then), tmp_path, monkeypatch) as harness:
-        first = harness.manager.calls.long_work.run
+        begin = harness.manager.calls._begin
         calls = []
 
         async def hold(*arguments):
             calls.append(None)
-            if len(calls) > 3:  # two for each call: the request is parsed, then tokenized
+            if len(calls) > 1:
                 await asyncio.sleep(60)
-            return await first(*arguments)
+            return await begin(*arguments)
 
-        monkeypatch.setattr(harness.manager.calls.long_work, "run", hold)
+        monkeypatch.setattr(harness.manager.calls, "_begin", hold)
         end = await end_of(harness)
     assert (len(end.trajectory.interactions), end.trajectory.unanswered_calls) == (1, 1)
     assert [sequence.unanswered_calls for sequence in sequences_of(end.trajectory, 0, 0)] == [1]

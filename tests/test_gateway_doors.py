@@ -45,11 +45,11 @@ class Counting:
 
     def __init__(self, chat):
         self.chat, self.characters = chat, 0
-        self.encode_all, chat.encode_once = chat.encode_once, self.encode
+        self.encode_all, chat._encode = chat._encode, self.encode
 
-    def encode(self, text):
+    def encode(self, text, *, once):
         self.characters += len(text)
-        return self.encode_all(text)
+        return self.encode_all(text, once=once)
 
 
 async def test_a_prompt_of_15_mb_is_refused_before_it_is_tokenised(harness):
@@ -122,15 +122,15 @@ async def test_the_loop_continues_while_a_long_prompt_is_tokenised(harness):
     """The tokenizer is held up in the middle: only a thread of its own lets others go on."""
     chat, loop = harness.manager.calls.served.chat, asyncio.get_running_loop()
     reached, go_on = asyncio.Event(), asyncio.Event()
-    encode = chat.encode_once
+    encode = chat._encode
 
-    def held(text):
+    def held(text, *, once):
         if len(text) > 100_000:
             loop.call_soon_threadsafe(reached.set)
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(60)
-        return encode(text)
+        return encode(text, once=once)
 
-    chat.encode_once = held
+    chat._encode = held
     harness.manager.calls.served.max_model_len = 10 * MEGABYTE
     long = asyncio.create_task(
         post(

@@ -286,6 +286,10 @@ class TapedHarness(SuffixHarness):
         self.tasks[name] = asyncio.create_task(runtime.serve())
         await runtime.ready.wait()
 
+    async def end(self):
+        await super().end()
+        self.tape.close()
+
 
 async def differences(harness, tape):
     """Differences of a replay, but for the address at which the gateway listened."""

@@ -12,7 +12,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from support.conversation_families import MARKS, TOOLS, family
 
@@ -23,6 +22,7 @@ from areal_actors.gateway.completion import callable_tools
 from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import prompt_for
+from areal_actors.gateway.conversations.kept_messages import unpack_json
 from areal_actors.gateway.conversations.session_turns import SessionTurns
 from areal_actors.gateway.conversations.template_window import SENTINEL
 from areal_actors.gateway.conversations.turns import path_to, token_ids_of
@@ -139,7 +139,7 @@ class Talk:
             assert prompt.prefix == prompt.parent
             path = path_to(prompt.prefix, self.turns)
             assert prompt.token_ids == token_ids_of(path) + prompt.suffix_ids
-            effective = [message for one in path for message in (*msgspec.json.decode(one.prompt.messages), one.answer)]
+            effective = [message for one in path for message in (*unpack_json(one.prompt.messages), one.answer)]
             new = messages[len(effective) :]
             whole = self.chat.render([*effective, *new], self.tools)
             if not whole.endswith(suffix) and self.continuations.kept and not effective[-1].get("tool_calls"):
