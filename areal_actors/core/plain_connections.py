@@ -1,6 +1,6 @@
 """Connections whose plain requests (`plain_requests.py`) are answered without aiohttp's request and response objects.
 
-A connection begins with plain requests. The first other one, and all that come after it, are aiohttp's: it alone knows
+A connection begins with plain requests. The first other one, and all that come after it, are aiohttp's: it alone has
 what it has read of them. Requests that arrive during a plain one wait for its end.
 """
 

@@ -104,7 +104,7 @@ class Requester:
                         await self._connection.publish(subject, b"", headers={CANCELLED: inbox.address})
 
     def _may_be_early(self, started: float) -> bool:
-        """True if a responder may exist that has not reconnected yet, or of which this server has not learnt yet."""
+        """True if a responder may exist that has not reconnected yet, or that this server has no news of yet."""
         now = asyncio.get_running_loop().time()
         if now - self._connection.reconnected_at < _RECONNECT_GRACE_SECONDS:
             return True
