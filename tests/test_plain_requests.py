@@ -126,6 +126,25 @@ async def test_a_connection_may_go_on_with_requests_of_another_form(harness):
     await nothing_in_flight(harness)
 
 
+async def test_a_connection_without_requests_is_closed_after_a_while(harness, monkeypatch):
+    monkeypatch.setattr(plain_connections, "IDLE_SECONDS", 0.2)
+    async with line(harness) as (reader, writer), asyncio.timeout(60):
+        writer.write(asked(harness))
+        assert (await answer(reader))[0] == 200
+        assert await reader.read() == b"", "closed by the server"
+
+
+async def test_a_connection_that_is_aiohttp_s_is_not_closed_with_it(harness, monkeypatch):
+    monkeypatch.setattr(plain_connections, "IDLE_SECONDS", 0.2)
+    other = request(harness, "/v1/chat/completions", ASK, "X-A: 1", "X-A: 2")
+    async with line(harness) as (reader, writer), asyncio.timeout(60):
+        writer.write(asked(harness) + other)
+        assert [(await answer(reader))[0] for _ in range(2)] == [200, 200]
+        await asyncio.sleep(0.5)
+        writer.write(other)
+        assert (await answer(reader))[0] == 200
+
+
 async def test_a_streamed_answer_is_chunked_and_its_connection_stays_open(harness):
     async with line(harness) as (reader, writer):
         writer.write(asked(harness, stream=True))

@@ -19,6 +19,8 @@ from areal_actors.core.plain_requests import Incomplete, PlainRequest, head_of_a
 
 HOLD_SECONDS: Final = 0.05
 """Wait for the rest of a plain request, whose head many clients send first; what takes longer is aiohttp's."""
+IDLE_SECONDS: Final = 3600.0
+"""Time between two requests after which a connection is closed, as by aiohttp."""
 MOST_WAITING: Final = 64 << 10
 """Bytes of further requests from which a connection is not read until the present one is answered."""
 logger = structlog.get_logger(__name__)
@@ -116,8 +118,7 @@ class PlainConnection(HttpConnection):
         """Answer the requests that are taken, one after the other."""
         while True:
             if (request := self._request) is None:
-                self._next = asyncio.get_running_loop().create_future()
-                await self._next
+                await self._wait_for_next()
                 continue
             is_whole = False
             try:
@@ -133,6 +134,20 @@ class PlainConnection(HttpConnection):
                 if self._ended is not None and not self._ended.done():
                     self._ended.set_result(None)
                 self._go_on(is_whole=is_whole)
+
+    async def _wait_for_next(self) -> None:
+        """Wait for the next plain request; the connection is closed if none comes for a long time."""
+        loop = asyncio.get_running_loop()
+        self._next = loop.create_future()
+        timer = loop.call_later(IDLE_SECONDS, self._close_idle)
+        try:
+            await self._next
+        finally:
+            timer.cancel()
+
+    def _close_idle(self) -> None:
+        if self.transport is not None and not self._is_handed_over:
+            self.transport.close()
 
     def _go_on(self, *, is_whole: bool) -> None:
         """Take the request that waits, or close a connection that is to end."""
